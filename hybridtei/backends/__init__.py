@@ -1,0 +1,1 @@
+"""One loaded model on one device: a packed batch in, arrays out."""

@@ -1,0 +1,36 @@
+"""What the engine knows of a loaded model: ids in, arrays out. No text, no request, no clock."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hybridtei.batch import PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.outputs import HeadOutputs
+
+
+class Backend(Protocol):
+    """One loaded model on one device.
+
+    `padded`: a batch costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
+    device busy, and more of them only make others wait. `lanes`: how many threads may call `forward` at once to good effect.
+    `forwards` counts passes of the trunk.
+    """
+
+    spec: ModelSpec
+    name: str
+    dtype: str
+    padded: bool
+    busy_tokens: int
+    lanes: int
+    forwards: int
+
+    def forward(self, batch: PackedBatch) -> HeadOutputs:
+        """Trunk once, each wanted head once. Raises BackendError."""
+        ...
+
+    def enter_lane(self) -> None:
+        """Called once by each thread of several that will call `forward`, before it does."""
+        ...
+
+    def close(self) -> None: ...

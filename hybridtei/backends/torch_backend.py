@@ -1,0 +1,112 @@
+"""PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybridtei.batch import Head, PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import BackendError
+from hybridtei.heads.dense import dense
+from hybridtei.heads.multivector import kept_tokens, multivector
+from hybridtei.heads.parameters import dense_layer, lexical_weights, multivector_weights
+from hybridtei.heads.sparse import lexical, lexical_inputs
+from hybridtei.heads.splade import splade
+from hybridtei.outputs import HeadOutputs, SparseVectors
+from hybridtei.ragged import Ragged
+from hybridtei.trunk.layout import PackedLayout
+from hybridtei.trunk.pretrained import load_trunk
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
+BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+class TorchBackend:
+    """See `backends.base.Backend`."""
+
+    name = "torch"
+
+    def __init__(
+        self, spec: ModelSpec, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        self.busy_tokens = BUSY_TOKENS.get(device, 4096)
+        self.lanes = (os.cpu_count() or 1) if device == "cpu" else 1
+        self._counting = threading.Lock()
+        self._device = torch.device(device)
+        number = DTYPES[dtype]
+        self._trunk, self._logits_of = load_trunk(spec, dtype=number, device=self._device, trust_remote_code=trust_remote_code)
+        self.padded = not self._trunk.packed
+        self._dense_layers = [dense_layer(module, self._device) for module in spec.dense_modules]
+        if spec.sparse is not None and not spec.is_splade:
+            self._lexical = lexical_weights(spec.sparse, spec.hidden_size, number, self._device)
+        if spec.multivector is not None:
+            self._projection = multivector_weights(spec.multivector, spec.hidden_size, number, self._device)
+        self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
+
+    def forward(self, batch: PackedBatch) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            with torch.inference_mode():
+                return self._forward(batch)
+        except (RuntimeError, IndexError, MemoryError) as error:
+            raise BackendError(f"the forward pass failed: {error}") from error
+
+    def enter_lane(self) -> None:
+        """On a CPU each lane computes alone in its own thread: a team of threads that must meet after each operation
+        loses most of its speed as soon as one core has anything else to do (measured: a factor of four)."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._trunk
+
+    def _forward(self, batch: PackedBatch) -> HeadOutputs:
+        layout = PackedLayout(batch.cu_seqlens, self._device)
+        hidden = self._trunk(batch, layout)
+        with self._counting:
+            self.forwards += 1
+        return HeadOutputs(
+            dense=self._dense(hidden, layout) if Head.DENSE in batch.heads else None,
+            token_weights=self._token_weights(batch, hidden) if self._wants_lexical(batch) else None,
+            splade=self._splade(hidden, layout) if self.spec.is_splade and Head.SPARSE in batch.heads else None,
+            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
+            tokens=Ragged(_numpy(hidden), batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
+        )
+
+    def _wants_lexical(self, batch: PackedBatch) -> bool:
+        return Head.SPARSE in batch.heads and not self.spec.is_splade
+
+    def _dense(self, hidden: Tensor, layout: PackedLayout) -> NDArray[np.float32]:
+        return _numpy(dense(hidden, layout, self.spec.pooling, self._dense_layers))
+
+    def _token_weights(self, batch: PackedBatch, hidden: Tensor) -> Ragged:
+        assert self.spec.sparse is not None
+        names = self.spec.sparse.inputs
+        embeddings = self._trunk.word_embeddings(batch) if "embedding" in names else None
+        weights = lexical(lexical_inputs(hidden, embeddings, names), self._lexical)
+        return Ragged(_numpy(weights), batch.cu_seqlens)
+
+    def _splade(self, hidden: Tensor, layout: PackedLayout) -> SparseVectors:
+        assert self._logits_of is not None
+        return SparseVectors.from_dense(_numpy(splade(hidden, layout, self._logits_of)))
+
+    def _multivector(self, batch: PackedBatch, hidden: Tensor) -> Ragged:
+        assert self.spec.multivector is not None
+        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
+        rows = multivector(hidden, torch.as_tensor(kept, device=self._device), *self._projection)
+        return Ragged(_numpy(rows), offsets)
+
+
+def _numpy(tensor: Tensor) -> NDArray[np.float32]:
+    return tensor.float().cpu().numpy()

@@ -1,0 +1,106 @@
+"""One tokenised input, and many of them packed into one forward pass.
+
+A packed batch has no padding: sequence i is `input_ids[cu_seqlens[i]:cu_seqlens[i+1]]`. Backends that need a rectangle
+call `pad()`. Position ids begin at the family's offset (RoBERTa's first token has position pad_token_id + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.ragged import Offsets, offsets_of
+
+Ids = NDArray[np.int64]
+
+
+class Head(StrEnum):
+    """What a forward pass can be asked for."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    MULTIVECTOR = "multivector"
+    TOKENS = "tokens"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """One tokenised input, special tokens included."""
+
+    input_ids: Ids
+    token_type_ids: Ids | None = None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads their riders want."""
+
+    input_ids: Ids
+    position_ids: Ids
+    token_type_ids: Ids | None
+    cu_seqlens: Offsets
+    heads: frozenset[Head]
+
+    def __len__(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.cu_seqlens)
+
+    @property
+    def max_seqlen(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How a family numbers its tokens: from `offset` on; a padding id inside a text stays at `padding_id` (RoBERTa)."""
+
+    offset: int = 0
+    padding_id: int | None = None
+
+    def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
+        """Position ids int64[t] for a packed batch."""
+        if self.padding_id is None or not (input_ids == self.padding_id).any():
+            starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+            return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
+        # RoBERTa counts only ids other than padding (transformers: create_position_ids_from_input_ids).
+        real = input_ids != self.padding_id
+        seen = np.concatenate(([0], np.cumsum(real)))
+        before = np.repeat(seen[cu_seqlens[:-1]], np.diff(cu_seqlens))
+        return np.where(real, seen[1:] - before - 1 + self.offset, self.padding_id).astype(np.int64)
+
+
+def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions) -> PackedBatch:
+    """Lay encodings end to end. Every encoding must have at least one token."""
+    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+    return PackedBatch(input_ids, positions.of(input_ids, cu_seqlens), _token_types(encodings), cu_seqlens, heads)
+
+
+def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
+    if all(encoding.token_type_ids is None for encoding in encodings):
+        return None
+    return np.concatenate(
+        [
+            np.zeros(len(encoding), dtype=np.int64) if encoding.token_type_ids is None else encoding.token_type_ids
+            for encoding in encodings
+        ]
+    )
+
+
+def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool_]]:
+    """Flat int64[t] -> (int64[n, max_seqlen] padded on the right with `fill`, mask bool[n, max_seqlen])."""
+    lengths = np.diff(cu_seqlens)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(mask.shape, fill, dtype=np.int64)
+    padded[mask] = flat
+    return padded, mask

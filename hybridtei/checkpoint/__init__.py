@@ -1,0 +1,1 @@
+"""Files in, facts and tensors out."""

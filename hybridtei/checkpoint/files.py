@@ -1,0 +1,100 @@
+"""Where a model's files are: a local folder first, a snapshot of the hub second.
+
+Of a hub repository only what is read later is fetched: never ONNX or TensorFlow twins, and pickled weights only where
+there are no safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, MissingArtifact
+
+CONFIGURATION = ("*.json", "*/config.json", "*.txt", "*.model", "*/*.safetensors", "*/pytorch_model.bin")
+HEADS = ("sparse_linear.*", "colbert_linear.*")
+NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
+
+
+def resolve(
+    model_id: str, *, revision: str | None = None, token: str | None = None, cache: str | None = None, offline: bool = False
+) -> Path:
+    """Folder of a model. Raises MissingArtifact if it is neither a folder nor to be had from the hub."""
+    folder = Path(model_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model_id.startswith("."):
+        raise MissingArtifact(f"{model_id}: no such folder")
+    return _snapshot(model_id, revision, token, cache, offline)
+
+
+def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str | None, offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def fetch(patterns: tuple[str, ...]) -> Path:
+        return Path(
+            snapshot_download(
+                model_id,
+                revision=revision,
+                token=token,
+                cache_dir=cache,
+                local_files_only=offline,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(NEVER),
+            )
+        )
+
+    try:
+        folder = fetch((*CONFIGURATION, *HEADS, "*.safetensors"))
+        if not any(folder.glob("*.safetensors")):
+            folder = fetch((*CONFIGURATION, *HEADS, "pytorch_model*.bin"))
+        return folder
+    except LocalEntryNotFoundError as error:
+        raise MissingArtifact(f"{model_id}: not a local folder, not in the hub cache, and the hub is out of reach") from error
+    except HFValidationError as error:
+        raise MissingArtifact(f"{model_id}: neither a local folder nor a valid hub id") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise MissingArtifact(f"{model_id}: cannot be fetched from the hub: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Parsed content of a JSON file that must exist. Raises MissingArtifact or LoadError, naming the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MissingArtifact(f"{path}: missing") from error
+    except (ValueError, OSError) as error:
+        raise LoadError(f"{path}: not readable as JSON: {error}") from error
+
+
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Like `read_json`, for files that hold one object; {} for an optional file that is not there."""
+    if optional and not path.exists():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise LoadError(f"{path}: holds a JSON {type(value).__name__}, should be an object")
+    return value
+
+
+def require(path: Path) -> Path:
+    """The path, if it is a file with content. Raises MissingArtifact, naming it and what is wrong with it."""
+    if not path.is_file():
+        raise MissingArtifact(f"{path}: missing")
+    with path.open("rb") as file:
+        head = file.read(40)
+    if not head:
+        raise MissingArtifact(f"{path}: empty")
+    if head.startswith(b"version https://git-lfs"):
+        raise MissingArtifact(f"{path}: a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder")
+    return path
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """`folder/relative`, if that does not leave the folder: such names come from a checkpoint's own files."""
+    path = folder / relative
+    if Path(relative).is_absolute() or ".." in Path(relative).parts:
+        raise LoadError(f"{folder}: the module path {relative!r} leads out of the model's folder")
+    return path

@@ -1,0 +1,151 @@
+"""Heads that lie beside a model: BGE-M3's two files, or one file of ours. Found by name, checked by shape.
+
+A head that is half there is an error, never random weights: the reference implementation keeps randomly initialised heads
+when a file is missing, and says so only at log level info.
+
+Our file (`hybridtei_heads.safetensors`, made by `python -m hybridtei.heads.train`) carries its own description as JSON in
+its safetensors metadata, under `hybridtei_heads`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hybridtei.checkpoint.files import require
+from hybridtei.errors import LoadError, WeightMismatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADS_FILE = "hybridtei_heads.safetensors"
+METADATA_KEY = "hybridtei_heads"
+Drop = Literal["first", "specials", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseHead:
+    """`linear`: relu(W h + b), as BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head.
+
+    `inputs` names what x joins: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
+    `idf`: the weights profit from the collection's inverse document frequency on the query's side.
+    """
+
+    kind: Literal["linear", "mlp", "splade"]
+    file: Path | None = None
+    inputs: tuple[str, ...] = ("hidden",)
+    activation: str = "relu"
+    idf: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MultivectorHead:
+    """One vector of width `dim` a token, but not for the dropped ones."""
+
+    file: Path
+    dim: int
+    drop: Drop = "first"
+
+
+def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
+    """The lexical head beside a model, or None. Raises LoadError if its file is there but unfit."""
+    described = _own_file(folder, heads_file)
+    if described is not None:
+        file, settings = described
+        sparse = settings.get("sparse")
+        if sparse is None:
+            return None
+        _fits(file, int(settings.get("hidden_size", hidden_size)), hidden_size)
+        kind: Literal["linear", "mlp"] = "linear" if sparse.get("activation") is None else "mlp"
+        return SparseHead(kind, file, tuple(sparse["inputs"]), str(sparse.get("activation")), bool(sparse.get("idf", True)))
+    linear = _linear_file(folder, "sparse_linear")
+    if linear is None:
+        return None
+    weight = read_linear(linear)["weight"]
+    _shape(linear, weight, (1, hidden_size))
+    return SparseHead("linear", linear)
+
+
+def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:
+    """The multi-vector head beside a model, or None. Raises LoadError if its file is there but unfit."""
+    described = _own_file(folder, heads_file)
+    if described is not None:
+        file, settings = described
+        multivector = settings.get("multivector")
+        if multivector is None:
+            return None
+        _fits(file, int(settings.get("hidden_size", hidden_size)), hidden_size)
+        return MultivectorHead(file, int(multivector["dim"]), multivector.get("drop", "first"))
+    linear = _linear_file(folder, "colbert_linear")
+    if linear is None:
+        return None
+    weight = read_linear(linear)["weight"]
+    _shape(linear, weight, (weight.shape[0], hidden_size))
+    return MultivectorHead(linear, int(weight.shape[0]))
+
+
+def read_linear(file: Path) -> dict[str, Tensor]:
+    """`weight` and `bias` of a one-layer head. Raises LoadError unless the file holds just these two tensors."""
+    tensors = read_tensors(file)
+    if set(tensors) != {"weight", "bias"}:
+        raise LoadError(f"{file}: holds {sorted(tensors)}, should hold ['bias', 'weight']")
+    return tensors
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, or of a pickle that holds nothing but tensors. Raises LoadError."""
+    import torch
+    from safetensors.torch import load_file
+
+    require(file)
+    try:
+        if file.suffix == ".safetensors":
+            return dict(load_file(file))
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # each library raises its own kinds, some of them bare
+        raise LoadError(f"{file}: cannot be read as weights: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise LoadError(f"{file}: should hold a dictionary of tensors")
+    return dict(tensors)
+
+
+def _own_file(folder: Path, heads_file: Path | None) -> tuple[Path, Mapping[str, Any]] | None:
+    file = heads_file or folder / HEADS_FILE
+    if heads_file is None and not file.exists():
+        return None
+    return file, read_description(file)
+
+
+def read_description(file: Path) -> Mapping[str, Any]:
+    """What our head file says of itself. Raises LoadError, naming the file."""
+    from safetensors import safe_open
+
+    require(file)
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            settings = json.loads((opened.metadata() or {})[METADATA_KEY])
+    except KeyError as error:
+        raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
+    except Exception as error:
+        raise LoadError(f"{file}: not a readable head file: {error}") from error
+    if not isinstance(settings, dict) or settings.get("version") != 1:
+        raise LoadError(f"{file}: describes heads of version {settings.get('version')!r}, known is 1")
+    return settings
+
+
+def _linear_file(folder: Path, stem: str) -> Path | None:
+    files = [folder / f"{stem}{suffix}" for suffix in (".safetensors", ".pt")]
+    return next((file for file in files if file.exists()), None)
+
+
+def _fits(file: Path, described: int, hidden_size: int) -> None:
+    if described != hidden_size:
+        raise WeightMismatch(f"{file}: made for a hidden size of {described}, the model has {hidden_size}")
+
+
+def _shape(file: Path, weight: Tensor, wanted: tuple[int, int]) -> None:
+    if tuple(weight.shape) != wanted:
+        raise WeightMismatch(f"{file}: weight of shape {list(weight.shape)}, the model needs {list(wanted)}")

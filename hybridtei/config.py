@@ -1,0 +1,83 @@
+"""Settings, one frozen struct per reader. Flags, environment names, help and bounds are all read off these fields.
+
+Values enter once, in `cli.py`: flag over environment over default. What a checkpoint says about itself is not here but in
+`checkpoint.spec.ModelSpec`: it is read, never configured.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+EMBEDDED_MODEL = "minilm-hybrid"
+
+Dtype = Literal["float16", "float32", "bfloat16"]
+PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+def default_tokenization_workers() -> int:
+    """TEI's rule: one thread less than there are processors, between 1 and 64."""
+    return min(max((os.cpu_count() or 2) - 1, 1), 64)
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """Which model, and how to load it."""
+
+    model_id: Annotated[str, Meta(description="Model to serve: a local folder, a hub id, or the embedded model.")] = (
+        EMBEDDED_MODEL
+    )
+    revision: Annotated[str | None, Meta(description="Branch, tag or commit on the hub.")] = None
+    dtype: Annotated[Dtype | None, Meta(description="Precision of weights and activations [default: float32 on CPU].")] = None
+    pooling: Annotated[PoolingFlag | None, Meta(description="Pooling to use instead of the one the model declares.")] = None
+    dense_path: Annotated[
+        str | None, Meta(description="Folder of the Dense module to use instead of the one in modules.json.")
+    ] = None
+    backend: Annotated[Literal["auto", "torch"], Meta(description="Engine that runs the model.")] = "auto"
+    hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
+    huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
+    hf_hub_offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
+    trust_remote_code: Annotated[
+        bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.")
+    ] = False
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """How requests become batches."""
+
+    max_concurrent_requests: Annotated[
+        Positive, Meta(description="Permits: inputs inside the server at once; more are refused with 429.")
+    ] = 512
+    max_batch_tokens: Annotated[Positive, Meta(description="Most tokens in one forward pass; also caps the input length.")] = (
+        16384
+    )
+    max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.")] = None
+    tokenization_workers: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(description="Tokenizer threads [default: processors minus one]."),
+    ] = None
+    auto_truncate: Annotated[bool, Meta(description="Cut inputs that are too long, unless a request says otherwise.")] = True
+    default_prompt: Annotated[str | None, Meta(description="Text put before every input.")] = None
+    default_prompt_name: Annotated[str | None, Meta(description="Name of the model's prompt put before every input.")] = None
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """The HTTP side."""
+
+    hostname: Annotated[str, Meta(description="IP address to listen on.")] = "0.0.0.0"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
+    served_model_name: Annotated[str | None, Meta(description="Name in answers and /info [default: the model id].")] = None
+    max_client_batch_size: Annotated[Positive, Meta(description="Most inputs in one request.")] = 32
+    payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.")] = 2_000_000
+    api_key: Annotated[str | None, Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.")] = None
+    cors_allow_origin: Annotated[
+        tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].")
+    ] = ()
+    json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.")] = False
+    log_level: Annotated[Literal["debug", "info", "warn", "error"], Meta(description="Least severe log lines to print.")] = (
+        "info"
+    )
+    task: Annotated[str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.")] = None
+    drain_seconds: Annotated[float, Meta(ge=0, description="How long a stopping server waits for open requests.")] = 30.0

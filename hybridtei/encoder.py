@@ -1,0 +1,141 @@
+"""The engine in this process: no server, no event loop, no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Head
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
+from hybridtei.engine.core import EngineCore
+from hybridtei.errors import InvalidInput
+from hybridtei.load import load_model
+from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.ragged import Ragged
+from hybridtei.tasks.embed import Embed, Model
+from hybridtei.text.reader import Input
+from hybridtei.text.tokenizer import Direction
+
+CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
+
+
+class Encoder:
+    """A loaded model. `Encoder.load()` gives the embedded one.
+
+    >>> encoder = Encoder.load()                                                  # doctest: +SKIP
+    >>> encoder.encode(["hybrid search"], outputs=("dense", "sparse")).dense.shape  # doctest: +SKIP
+    (1, 384)
+    """
+
+    def __init__(self, model: Model, backend: Backend, budget_tokens: int, engine: EngineConfig) -> None:
+        self._model = model
+        self._backend = backend
+        self._budget = budget_tokens
+        self._engine = engine
+
+    @classmethod
+    def load(
+        cls, model_id: str = EMBEDDED_MODEL, *, config: ModelConfig | None = None, engine: EngineConfig | None = None
+    ) -> Encoder:
+        """Load a local folder, a hub id, or the embedded model; `config` overrides `model_id`. Raises LoadError."""
+        engine = engine or EngineConfig()
+        loaded = load_model(config or ModelConfig(model_id=model_id), engine)
+        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the checkpoint says about itself."""
+        return self._model.spec
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of the trunk so far."""
+        return self._backend.forwards
+
+    @property
+    def max_input_length(self) -> int:
+        """Longest input, in tokens, special tokens included."""
+        return self._model.reader.max_input_length
+
+    def encode(
+        self,
+        texts: str | Sequence[Input],
+        outputs: Iterable[str] = ("dense",),
+        *,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        truncation_direction: Direction = "right",
+        show_progress: bool = False,
+    ) -> Embeddings:
+        """Embed texts (or id lists): every wanted output from one forward pass a batch, rows in the order of `texts`.
+
+        `outputs`: any of "dense", "sparse", "multivector", "tokens". Raises RequestError or BackendError.
+        """
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        _check_kinds(inputs)
+        task = Embed(inputs, heads_named(outputs), truncate, truncation_direction, prompt_name, normalize, dimensions)
+        task.check(self.spec)
+        return self._run(task, show_progress)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._backend.close()
+
+    def _run(self, task: Embed, show_progress: bool) -> Embeddings:
+        if not task.inputs:
+            return _nothing(task.heads, self.spec)
+        starts = range(0, len(task.inputs), CHUNK)
+        with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
+            parts = [self._run_chunk(replace(task, inputs=task.inputs[i : i + CHUNK]), bar.update) for i in starts]
+        return Embeddings.concat(parts)
+
+    def _run_chunk(self, task: Embed, advance: Callable[[int], object]) -> Embeddings:
+        encodings = task.prepare(self._model)
+        core = EngineCore(
+            max_tokens=self._budget,
+            max_sequences=self._engine.max_batch_requests,
+            positions=self.spec.positions,
+            padded=self._backend.padded,
+        )
+        ticket = core.add(encodings, task.heads)
+        while (batch := core.take()) is not None:
+            core.give(batch, self._backend.forward(batch.packed))
+            advance(len(batch.packed))
+        return task.finish(self._model, encodings, ticket.outputs())
+
+
+def heads_named(names: Iterable[str]) -> frozenset[Head]:
+    """Names -> heads. Raises InvalidInput on an unknown name, or on none."""
+    names = [names] if isinstance(names, str) else list(names)
+    known = {head.value for head in Head}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = f"names {unknown[0]!r}" if unknown else "names nothing"
+        raise InvalidInput(f"`outputs` {what}; known: {', '.join(sorted(known))}")
+    return frozenset(Head(name) for name in names)
+
+
+def _check_kinds(inputs: Sequence[object]) -> None:
+    for place, item in enumerate(inputs):
+        if not isinstance(item, str | list):
+            kind = type(item).__name__
+            raise InvalidInput(f"`texts[{place}]` is of type {kind}; each should be a text or a list of ids")
+
+
+def _nothing(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
+    none = np.zeros(1, dtype=np.int64)
+    empty = np.zeros(0, dtype=np.float32)
+    dim = 0 if spec.multivector is None else spec.multivector.dim
+    return Embeddings(
+        dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
+        sparse=SparseVectors(none[:0], empty, none, spec.vocab_size) if Head.SPARSE in heads else None,
+        multivector=Ragged(empty.reshape(0, dim), none) if Head.MULTIVECTOR in heads else None,
+        tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
+    )

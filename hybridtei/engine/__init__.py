@@ -1,0 +1,1 @@
+"""Requests become batches, and batches answers."""

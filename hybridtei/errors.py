@@ -1,0 +1,77 @@
+"""Every error this package raises on purpose, as one tree.
+
+HybridTeiError
+├─ RequestError              the caller can fix it
+│   ├─ EmptyInput            an input of no characters or no ids
+│   ├─ InvalidInput          a value outside its limits
+│   ├─ TokenizerError        the tokenizer refused the text
+│   └─ UnsupportedHead       the loaded model has no such output
+├─ Overloaded                no permit left: try again later
+├─ BackendError              the forward pass failed
+├─ Unhealthy                 the engine has stopped, or its last pass failed
+└─ LoadError                 at start only
+    ├─ MissingArtifact       a file the checkpoint must have is not there
+    ├─ UnsupportedArchitecture
+    └─ WeightMismatch        weights and configuration disagree
+
+The classes know no HTTP: statuses and wire names live in `server/errors.py`, in one table that a test walks.
+A message says what was given, what is allowed, and which field.
+"""
+
+
+class HybridTeiError(Exception):
+    """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose."""
+
+
+class RequestError(HybridTeiError):
+    """The request is at fault; sending it again unchanged fails again."""
+
+
+class EmptyInput(RequestError):
+    """An input holds no characters or no ids."""
+
+
+class InvalidInput(RequestError):
+    """A value is outside its limits."""
+
+
+class TokenizerError(RequestError):
+    """The tokenizer could not process the text."""
+
+
+class UnsupportedHead(RequestError):
+    """The loaded model does not produce the wanted output."""
+
+
+class Overloaded(HybridTeiError):
+    """All permits are taken; nothing was done."""
+
+    def __init__(self) -> None:
+        super().__init__("Model is overloaded")
+
+
+class BackendError(HybridTeiError):
+    """The forward pass that carried this request failed."""
+
+
+class Unhealthy(HybridTeiError):
+    """The engine cannot serve."""
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")
+
+
+class LoadError(HybridTeiError):
+    """A model could not be loaded."""
+
+
+class MissingArtifact(LoadError):
+    """A file that the checkpoint must have is not there."""
+
+
+class UnsupportedArchitecture(LoadError):
+    """The checkpoint is of a kind this package does not serve."""
+
+
+class WeightMismatch(LoadError):
+    """Weights and configuration disagree."""

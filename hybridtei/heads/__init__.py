@@ -1,0 +1,1 @@
+"""Output heads as pure functions: (rows, layout) -> tensor."""

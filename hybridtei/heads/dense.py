@@ -1,0 +1,55 @@
+"""Dense vectors: collapse each sequence to one row, then the checkpoint's Dense layers. Raw: not cut, not normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from hybridtei.trunk.layout import PackedLayout
+
+Pool = Callable[[Tensor, PackedLayout], Tensor]
+
+
+def mean_sqrt_len(hidden: Tensor, layout: PackedLayout) -> Tensor:
+    """Sum over the square root of the length: float[t, h] -> float32[n, h]."""
+    return layout.sum(hidden) / layout.counts.sqrt()
+
+
+def weighted_mean(hidden: Tensor, layout: PackedLayout) -> Tensor:
+    """Mean with weights 1, 2, 3 … from the first token on: float[t, h] -> float32[n, h]. Source: SGPT, 2022."""
+    weights = (layout.places() + 1).to(torch.float32).unsqueeze(1)
+    return layout.sum(hidden.float() * weights) / layout.sum(weights)
+
+
+POOLINGS: Mapping[str, Pool] = {
+    "cls": lambda hidden, layout: layout.first(hidden).float(),
+    "max": lambda hidden, layout: layout.max(hidden).float(),
+    "mean": lambda hidden, layout: layout.mean(hidden),
+    "mean_sqrt_len_tokens": mean_sqrt_len,
+    "weightedmean": weighted_mean,
+    "lasttoken": lambda hidden, layout: layout.last(hidden).float(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """`activation(weight x + bias)`; weight float[out, in]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+
+
+def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: Sequence[DenseLayer] = ()) -> Tensor:
+    """Pooled vectors, several poolings side by side, through the Dense layers: float[t, h] -> float32[n, d].
+
+    Pooling sums and layers run in float32 whatever the trunk's dtype. Source: sentence-transformers Pooling and Dense.
+    """
+    pooled = torch.cat([POOLINGS[mode](hidden, layout) for mode in pooling], dim=1)
+    for layer in layers:
+        pooled = layer.activation(linear(pooled, layer.weight, layer.bias))
+    return pooled

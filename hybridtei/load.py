@@ -1,0 +1,107 @@
+"""Composition root: configuration + checkpoint -> a model ready to run. Alone names concrete backends, and late."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Encoding, pack
+from hybridtei.checkpoint.embedded import embedded_model
+from hybridtei.checkpoint.files import resolve
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
+from hybridtei.errors import LoadError
+from hybridtei.tasks.embed import Model
+from hybridtei.text.prompts import Prompts
+from hybridtei.text.reader import TextReader
+from hybridtei.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, the engine that runs it, and the token budget of one pass on this hardware."""
+
+    model: Model
+    backend: Backend
+    budget_tokens: int
+
+    def summary(self) -> list[str]:
+        """What was chosen, for people."""
+        spec, backend, reader = self.model.spec, self.backend, self.model.reader
+        form = "padded" if backend.padded else "packed, without padding"
+        pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
+        return [
+            f"model    {spec.model_type}, {pooling} pooling, dense width {spec.dense_width}",
+            f"outputs  {', '.join(sorted(spec.heads))}",
+            f"backend  {backend.name}, {backend.dtype}, {form}, {backend.lanes} lane(s)",
+            f"limits   {reader.max_input_length} tokens an input, {self.budget_tokens} a pass",
+        ]
+
+
+def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
+    """Find, read, check and warm up a model. Raises LoadError."""
+    spec = find_model(config)
+    model = Model(spec, _reader(spec, engine))
+    backend = _backend(config, spec)
+    budget = min(engine.max_batch_tokens, max(backend.busy_tokens, model.reader.max_input_length))
+    _warm_up(backend, min(model.reader.max_input_length, budget))
+    return LoadedModel(model, backend, budget)
+
+
+def find_model(config: ModelConfig) -> ModelSpec:
+    """What the configured model says of itself. Raises LoadError."""
+    if config.model_id == EMBEDDED_MODEL:
+        folder, heads_file = embedded_model()
+        return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file)
+    folder = resolve(
+        config.model_id,
+        revision=config.revision,
+        token=config.hf_token,
+        cache=config.huggingface_hub_cache,
+        offline=config.hf_hub_offline,
+    )
+    return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path)
+
+
+def _reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
+    prompts = Prompts.configure(
+        spec.prompts, default_prompt=engine.default_prompt, default_prompt_name=engine.default_prompt_name
+    )
+    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
+    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size)
+
+
+def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
+    if spec.max_input_length <= engine.max_batch_tokens:
+        return spec.max_input_length
+    if not engine.auto_truncate:
+        raise LoadError(
+            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` ({engine.max_batch_tokens}): "
+            "raise that, or allow `auto-truncate`"
+        )
+    log.warning("inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens)
+    return engine.max_batch_tokens
+
+
+def _backend(config: ModelConfig, spec: ModelSpec) -> Backend:
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise LoadError("this model needs PyTorch and transformers: pip install 'hybridtei[torch]'")
+    import torch
+
+    from hybridtei.backends.torch_backend import TorchBackend
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = config.dtype or ("float32" if device == "cpu" else "float16")
+    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+
+
+def _warm_up(backend: Backend, tokens: int) -> None:
+    spec = backend.spec
+    longest = Encoding(np.full(tokens, min(spec.vocab_size - 1, spec.positions.offset), dtype=np.int64))
+    backend.forward(pack([longest], spec.heads, spec.positions))

@@ -1,0 +1,145 @@
+"""Counters, gauges and histograms, and their Prometheus text.
+
+Not `prometheus_client`, because dashboards made for TEI expect its exposition to the letter: no `_total`, no `# HELP`,
+bucket bounds in plain decimals, counters first. A series without labels is shown after its first use; `# TYPE` lines of
+declared metrics are always there.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+
+def format_number(value: float) -> str:
+    """Shortest decimal without exponent; whole numbers without a point."""
+    return str(int(value)) if value == int(value) else np.format_float_positional(value, trim="-")
+
+
+def duration_buckets() -> tuple[float, ...]:
+    """TEI's bounds in seconds: 1e-5 times 1.5, 35 times over, by repeated float64 multiplication."""
+    bounds, bound = [], 0.00001
+    for _ in range(35):
+        bound *= 1.5
+        bounds.append(bound)
+    return tuple(bounds)
+
+
+def powers_of_two(limit: int) -> tuple[float, ...]:
+    """1, 2, 4 … not above `limit`."""
+    return tuple(float(2**k) for k in range(limit.bit_length()))
+
+
+class _Metric:
+    kind = ""
+
+    def __init__(self, name: str, lock: threading.Lock) -> None:
+        self.name = name
+        self._lock = lock
+
+    def samples(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
+class Counter(_Metric):
+    """A sum that only grows, per set of labels."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, lock: threading.Lock) -> None:
+        super().__init__(name, lock)
+        self._values: dict[str, float] = {}
+
+    def add(self, amount: float = 1, **labels: str) -> None:
+        key = _labels(labels)
+        with self._lock:
+            self._values[key] = self._values.get(key, 0) + amount
+
+    def value(self, **labels: str) -> float:
+        return self._values.get(_labels(labels), 0)
+
+    def samples(self) -> Iterator[str]:
+        return (f"{self.name}{labels} {format_number(value)}" for labels, value in self._values.items())
+
+
+class Gauge(Counter):
+    """A level that rises and falls."""
+
+    kind = "gauge"
+
+    def set(self, value: float) -> None:
+        with self._lock:
+            self._values[""] = value
+
+
+class Histogram(_Metric):
+    """Counts of observations not above each bound."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, lock: threading.Lock, bounds: Iterable[float]) -> None:
+        super().__init__(name, lock)
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        slot = bisect_left(self._bounds, value)
+        with self._lock:
+            self._counts[slot] += 1
+            self._sum += value
+
+    def samples(self) -> Iterator[str]:
+        running = 0
+        if not any(self._counts):
+            return
+        for bound, count in zip(self._bounds, self._counts, strict=False):
+            running += count
+            yield f'{self.name}_bucket{{le="{format_number(bound)}"}} {running}'
+        running += self._counts[-1]
+        yield f'{self.name}_bucket{{le="+Inf"}} {running}'
+        yield f"{self.name}_sum {format_number(self._sum)}"
+        yield f"{self.name}_count {running}"
+
+
+M = TypeVar("M", bound=_Metric)
+
+
+class Registry:
+    """The metrics of one process, in order of declaration within their kind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._metrics: list[_Metric] = []
+
+    def counter(self, name: str) -> Counter:
+        return self._add(Counter(name, self._lock))
+
+    def gauge(self, name: str) -> Gauge:
+        return self._add(Gauge(name, self._lock))
+
+    def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:
+        return self._add(Histogram(name, self._lock, bounds))
+
+    def text(self) -> str:
+        """The exposition: counters, gauges, histograms."""
+        with self._lock:
+            blocks = [
+                "\n".join([f"# TYPE {metric.name} {metric.kind}", *metric.samples(), ""])
+                for kind in ("counter", "gauge", "histogram")
+                for metric in self._metrics
+                if metric.kind == kind
+            ]
+        return "\n".join(blocks) + "\n"
+
+    def _add(self, metric: M) -> M:
+        self._metrics.append(metric)
+        return metric
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""

@@ -1,0 +1,148 @@
+"""What comes out, for `n` sequences, as arrays: of a forward pass (raw), and for a caller (cut, normalised, merged).
+
+Riders of one pass may ask for different cuts, so a pass leaves rows as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.ragged import Indices, Offsets, Ragged, gather_index, offsets_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVectors:
+    """`n` sparse vectors in CSR form; each row's indices ascend and are unique, and no value is 0."""
+
+    indices: NDArray[np.int64]
+    values: Floats
+    indptr: Offsets
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def row(self, i: int) -> tuple[NDArray[np.int64], Floats]:
+        """(indices, values) of row i, as views."""
+        cut = slice(self.indptr[i], self.indptr[i + 1])
+        return self.indices[cut], self.values[cut]
+
+    def take(self, rows: Indices) -> SparseVectors:
+        """The given rows, in the given order, as a copy."""
+        at = gather_index(self.indptr, rows)
+        lengths = np.diff(self.indptr)[np.asarray(rows, dtype=np.intp)]
+        return SparseVectors(self.indices[at], self.values[at], offsets_of(lengths), self.width)
+
+    @staticmethod
+    def concat(parts: Sequence[SparseVectors]) -> SparseVectors:
+        """All rows of all parts, in order."""
+        lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+        indices = np.concatenate([part.indices for part in parts])
+        values = np.concatenate([part.values for part in parts])
+        return SparseVectors(indices, values, offsets_of(lengths), parts[0].width)
+
+    @staticmethod
+    def from_dense(rows: Floats) -> SparseVectors:
+        """float32[n, v] -> its non-zero entries."""
+        row, column = np.nonzero(rows)
+        lengths = np.bincount(row, minlength=len(rows))
+        return SparseVectors(column.astype(np.int64), rows[row, column], offsets_of(lengths), rows.shape[1])
+
+    def to_dense(self) -> Floats:
+        """float32[n, width]."""
+        dense = np.zeros((len(self), self.width), dtype=np.float32)
+        dense[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.values
+        return dense
+
+    def to_scipy(self) -> csr_array:
+        """As `scipy.sparse.csr_array` of shape [n, width], sharing memory."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.values, self.indices, self.indptr), shape=(len(self), self.width))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Base of records that hold one entry a sequence in each of their columns; an absent column is None."""
+
+    def take(self, rows: Indices) -> Self:
+        """The given sequences, in the given order."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return type(self)(**{name: None if column is None else _take(column, rows) for name, column in columns.items()})
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All sequences of all parts, in order. A column is kept only if every part has it."""
+        if len(parts) == 1:
+            return parts[0]
+        columns: dict[str, Any] = {}
+        for field in fields(cls):
+            pieces = [getattr(part, field.name) for part in parts]
+            if all(piece is not None for piece in pieces):
+                columns[field.name] = _concat(pieces)
+        return cls(**columns)
+
+
+def _take(column: Any, rows: Indices) -> Any:
+    return column[np.asarray(rows, dtype=np.intp)] if isinstance(column, np.ndarray) else column.take(rows)
+
+
+def _concat(pieces: Sequence[Any]) -> Any:
+    return np.concatenate(pieces) if isinstance(pieces[0], np.ndarray) else pieces[0].concat(pieces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadOutputs(Columns):
+    """What one pass computed, raw; a head that nobody wanted is None. All floats are float32.
+
+    dense         [n, d]     pooled, projected
+    token_weights n × [t_i]  lexical weight of each token, >= 0 (BGE-M3's sparse head)
+    splade        n rows     weights over the vocabulary (MLM head)
+    multivector   n × [t_i', d']  one vector a kept token
+    tokens        n × [t_i, h]    last hidden states
+    """
+
+    dense: Floats | None = None
+    token_weights: Ragged | None = None
+    splade: SparseVectors | None = None
+    multivector: Ragged | None = None
+    tokens: Ragged | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings(Columns):
+    """What a caller gets: one entry an input in every column that was asked for. All floats are float32.
+
+    dense        [n, d]
+    sparse       n rows of (indices, values); `sparse.to_scipy()` gives a csr_array
+    multivector  n × [t_i, d'], unit rows
+    tokens       n × [t_i, h], last hidden states
+    """
+
+    dense: Floats | None = None
+    sparse: SparseVectors | None = None
+    multivector: Ragged | None = None
+    tokens: Ragged | None = None
+
+    def __len__(self) -> int:
+        columns = (self.dense, self.sparse, self.multivector, self.tokens)
+        return next(len(column) for column in columns if column is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in nanoseconds; queue and inference are means over its sequences."""
+
+    tokenization_ns: int = 0
+    queue_ns: int = 0
+    inference_ns: int = 0

@@ -1,0 +1,1 @@
+"""Arrays after the shared pass: cutting, normalising, merging; numpy only."""

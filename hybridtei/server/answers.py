@@ -1,0 +1,229 @@
+"""Wire to task to wire: what each inference route computes, free of HTTP, so that `/vertex` and `/` can ask for it too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import orjson
+
+from hybridtei.batch import Head
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.postprocess.vectors import cosine, cut
+from hybridtei.server import encoding
+from hybridtei.server.body import SchemaError
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.errors import NoInputs, RequestRefused
+from hybridtei.server.observe import Usage
+from hybridtei.server.wire.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
+from hybridtei.server.wire.openai import OpenAICompatRequest
+from hybridtei.server.wire.tei import (
+    DecodeRequest,
+    EmbedAllRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    Inputs,
+    PredictRequest,
+    RerankRequest,
+    SimilarityParameters,
+    SimilarityRequest,
+    TokenizeRequest,
+    direction,
+    parse_inputs,
+)
+from hybridtei.tasks.embed import Embed
+
+SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
+
+
+async def embed(context: Context, request: EmbedRequest) -> Reply:
+    """`/embed`: a list of vectors; of a SPLADE model, dense over the vocabulary."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
+    if context.service.model.spec.is_splade:
+        return await _embed_splade(context, task, inputs)
+    return await context.embed(task, inputs, lambda answer, _: encoding.array(_dense(answer)))
+
+
+async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
+    if task.normalize:
+        context.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
+        error = UnsupportedHead(SPLADE_NORMALIZE)
+        context.metrics.failed(error)
+        raise error
+    task = Embed(task.inputs, frozenset({Head.SPARSE}), task.truncate, task.direction, task.prompt_name, False, task.dimensions)
+    return await context.embed(task, inputs, lambda answer, _: encoding.array(cut(_splade(answer), task.dimensions)))
+
+
+async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
+    """`/embed_all`: a vector a token, raw."""
+    inputs = parse_inputs(request.inputs)
+    if context.service.model.spec.is_splade:
+        raise UnsupportedHead("`embed_all` is not available for SPLADE models")
+    task = _task(context, request, inputs, Head.TOKENS)
+    return await context.embed(task, inputs, lambda answer, _: encoding.ragged(answer.tokens))  # type: ignore[arg-type]
+
+
+async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
+    """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
+    inputs = parse_inputs(request.inputs)
+    if Head.SPARSE not in context.heads:
+        raise UnsupportedHead("Model is not an embedding model with SPLADE pooling")
+    task = _task(context, request, inputs, Head.SPARSE)
+    return await context.embed(task, inputs, _write_sparse)
+
+
+async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
+    """`/embed_multivector`: a list of lists of unit vectors."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions)
+    return await context.embed(task, inputs, lambda answer, _: encoding.ragged(answer.multivector))  # type: ignore[arg-type]
+
+
+async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
+    """`/embed_hybrid`: every wanted output of one pass."""
+    inputs = parse_inputs(request.inputs)
+    heads = _wanted(context, request.outputs)
+    task = _task(context, request, inputs, *heads, normalize=request.normalize, dimensions=request.dimensions)
+    pieces = context.service.model.reader.tokenizer.pieces
+    return await context.embed(task, inputs, lambda answer, _: encoding.hybrid(answer, request.sparse_format, pieces))
+
+
+async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
+    """`/v1/embeddings`: always normalised."""
+    inputs = parse_inputs(request.input, "input")
+    if context.service.model.spec.is_splade and request.outputs is None:
+        raise UnsupportedHead(SPLADE_NORMALIZE)
+    heads = frozenset({Head.DENSE}) if request.outputs is None else _wanted(context, request.outputs)
+    task = Embed(inputs.items, heads, context.truncate(None), dimensions=request.dimensions)
+    pieces = context.service.model.reader.tokenizer.pieces
+
+    def write(answer: Embeddings, usage: Usage) -> bytes:
+        return encoding.openai(
+            answer,
+            encoding_format=request.encoding_format,
+            form=request.sparse_format,
+            pieces=pieces,
+            model=context.served_name,
+            tokens=usage.tokens,
+        )
+
+    return await context.embed(task, inputs, write)
+
+
+async def similarity(context: Context, request: SimilarityRequest) -> Reply:
+    """`/similarity`: cosine of the first sentence to each other, from raw pooled vectors."""
+    sentences = request.inputs.sentences
+    if not sentences:
+        raise NoInputs("`inputs.sentences` cannot be empty")
+    inputs = Inputs([request.inputs.source_sentence, *sentences], is_batch=True)
+    parameters = request.parameters or SimilarityParameters()
+    splade = context.service.model.spec.is_splade
+    task = Embed(
+        inputs.items,
+        frozenset({Head.SPARSE if splade else Head.DENSE}),
+        context.truncate(parameters.truncate),
+        direction(parameters.truncation_direction),
+        parameters.prompt_name,
+        normalize=False,
+    )
+
+    def write(answer: Embeddings, _: Usage) -> bytes:
+        vectors = _splade(answer) if splade else _dense(answer)
+        return encoding.array(cosine(vectors[0], vectors[1:]))
+
+    return await context.embed(task, inputs, write)
+
+
+async def predict(context: Context, request: PredictRequest) -> Reply:
+    """`/predict`: for classifiers, which this version does not load."""
+    raise UnsupportedHead("Model is not a classifier model")
+
+
+async def rerank(context: Context, request: RerankRequest) -> Reply:
+    """`/rerank`: for rerankers, which this version does not load."""
+    if not request.texts:
+        raise NoInputs("`texts` cannot be empty")
+    raise UnsupportedHead("model is not a re-ranker model")
+
+
+async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
+    """`/tokenize`: every token with its place in the text; takes no permit."""
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    if not texts:
+        raise NoInputs("`inputs` cannot be empty")
+    context.check_batch(len(texts))
+    work = partial(
+        context.service.model.reader.tokens,
+        texts,
+        add_special_tokens=request.add_special_tokens,
+        prompt_name=request.prompt_name,
+    )
+    return Reply(orjson.dumps(await context.service.in_pool(work)))
+
+
+async def decode(context: Context, request: DecodeRequest) -> Reply:
+    """`/decode`: ids back to text; takes no permit."""
+    sequences = _sequences(request.ids)
+    context.check_batch(len(sequences))
+    if not all(sequences):
+        raise EmptyInput("`input_ids` cannot be empty")
+    limit = context.service.model.reader.max_input_length * 250
+    longest = max(map(len, sequences))
+    if longest > limit:
+        raise InvalidInput(f"`input_ids` must have less than {limit} ids. Given: {longest}")
+    text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
+    return Reply(orjson.dumps(await context.service.in_pool(lambda: [text_of(ids) for ids in sequences])))
+
+
+def _sequences(raw: list[int | list[int]]) -> list[list[int]]:
+    """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
+    single = [item for item in raw if isinstance(item, int)]
+    many = [item for item in raw if isinstance(item, list)]
+    if single and many:
+        raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
+    return many or [single]
+
+
+def _task(
+    context: Context,
+    request: EmbedAllRequest,
+    inputs: Inputs,
+    *heads: Head,
+    normalize: bool = True,
+    dimensions: int | None = None,
+) -> Embed:
+    return Embed(
+        inputs.items,
+        frozenset(heads),
+        context.truncate(request.truncate),
+        request.direction,
+        request.prompt_name,
+        normalize,
+        dimensions,
+    )
+
+
+def _wanted(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
+    if outputs is None:
+        return context.heads - {Head.TOKENS}
+    if not outputs:
+        raise RequestRefused("`outputs` cannot be empty; leave it out for all that the model has")
+    return frozenset(Head(output) for output in outputs)
+
+
+def _write_sparse(answer: Embeddings, _: Usage) -> bytes:
+    assert answer.sparse is not None
+    vectors = answer.sparse
+    return encoding.joined(encoding.sparse_tei(vectors, i) for i in range(len(vectors)))
+
+
+def _dense(answer: Embeddings) -> Floats:
+    assert answer.dense is not None
+    return answer.dense
+
+
+def _splade(answer: Embeddings) -> Floats:
+    assert answer.sparse is not None
+    return answer.sparse.to_dense()

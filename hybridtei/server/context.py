@@ -1,0 +1,83 @@
+"""What handlers share: the engine, the settings, the counters; and the one way a request goes through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from hybridtei.batch import Head
+from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.errors import HybridTeiError
+from hybridtei.metrics import Registry
+from hybridtei.outputs import Embeddings
+from hybridtei.server.errors import RequestRefused
+from hybridtei.server.observe import RequestMetrics, Usage, usage_of
+from hybridtei.server.wire.tei import Inputs
+from hybridtei.tasks.embed import Embed
+
+OFFLOAD_FLOATS = 200_000  # an answer of more numbers is written outside the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A body of JSON, and what it cost where that is told."""
+
+    body: bytes
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One served model behind one HTTP server."""
+
+    service: EngineService
+    server: ServerConfig
+    model: ModelConfig
+    registry: Registry
+    metrics: RequestMetrics
+
+    @property
+    def served_name(self) -> str:
+        return self.server.served_model_name or self.model.model_id
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return self.service.model.spec.heads
+
+    def truncate(self, wanted: bool | None) -> bool:
+        """The request's wish, or the server's default."""
+        return self.service.config.auto_truncate if wanted is None else wanted
+
+    def check_batch(self, inputs: int) -> None:
+        """Raises RequestRefused if a request holds too many inputs."""
+        limit = self.server.max_client_batch_size
+        if inputs > limit:
+            raise RequestRefused(f"batch size {inputs} > maximum allowed batch size {limit}")
+
+    async def embed(self, task: Embed, inputs: Inputs, write: Callable[[Embeddings, Usage], bytes]) -> Reply:
+        """Run a task and write its answer. Raises HybridTeiError; counts and times whatever happens."""
+        began_ns = perf_counter_ns()
+        self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
+        try:
+            if inputs.is_batch:
+                self.check_batch(len(inputs.items))
+            answered = await self.service.run(task, inputs=len(inputs.items))
+        except HybridTeiError as error:
+            self.metrics.failed(error)
+            raise
+        usage = usage_of(answered, inputs.characters, began_ns)
+        self.metrics.succeeded(usage, is_batch=inputs.is_batch)
+        return Reply(await _written(answered.answer, usage, write), usage)
+
+
+async def _written(answer: Embeddings, usage: Usage, write: Callable[[Embeddings, Usage], bytes]) -> bytes:
+    return await asyncio.to_thread(write, answer, usage) if _floats(answer) > OFFLOAD_FLOATS else write(answer, usage)
+
+
+def _floats(answer: Embeddings) -> int:
+    columns: list[Any] = [answer.dense, answer.sparse, answer.multivector, answer.tokens]
+    return sum(getattr(column, "values", column).size for column in columns if column is not None)

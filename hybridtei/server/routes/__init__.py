@@ -1,0 +1,1 @@
+"""Routes: wire to task to wire."""

@@ -1,0 +1,42 @@
+"""Our own requests: several outputs of one forward pass in one answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from hybridtei.server.wire.tei import EmbedAllRequest, Size, SparseValue
+
+Output = Literal["dense", "sparse", "multivector"]
+SparseFormat = Literal["tei", "qdrant", "tokens"]
+
+
+class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
+    """`/embed_hybrid`."""
+
+    outputs: Annotated[list[Output] | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
+    normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
+    dimensions: Annotated[
+        Size | None, Meta(description="Keep the first so many dimensions of dense vectors, and of wider multi-vectors.")
+    ] = None
+    sparse_format: Annotated[
+        SparseFormat,
+        Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
+    ] = "tei"
+
+
+class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True):
+    """`/embed_multivector`."""
+
+    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
+
+
+class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
+    """All wanted vectors of one input."""
+
+    dense: list[float] | None = None
+    sparse: Annotated[
+        list[SparseValue] | dict[str, Any] | None, Meta(description="As `sparse_format` says: list, or object.")
+    ] = None
+    multivector: list[list[float]] | None = None

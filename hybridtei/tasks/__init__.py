@@ -1,0 +1,1 @@
+"""What a caller can ask for, without I/O."""

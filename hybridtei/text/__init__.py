@@ -1,0 +1,1 @@
+"""Strings in, token ids out."""
