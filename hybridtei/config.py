@@ -38,7 +38,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     backend: Annotated[Literal["auto", "torch"], Meta(description="Engine that runs the model.")] = "auto"
     hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
     huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
-    hf_hub_offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
+    offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
     trust_remote_code: Annotated[
         bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.")
     ] = False

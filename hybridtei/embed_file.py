@@ -1,18 +1,23 @@
 """A file of texts -> a file of vectors: txt or jsonl in; jsonl, npz or parquet out.
 
-jsonl      one object a text, written as the work goes on
-npz        `dense` [n, d]; `sparse_indices`, `sparse_values`, `sparse_indptr` (CSR); `multivector` [t, d], `multivector_offsets`
+jsonl      one object a text
+npz        `texts`; `dense` [n, d]; `sparse_indices`, `sparse_values`, `sparse_indptr` (CSR); `multivector` [t, d] and
+           `multivector_offsets`; all of it in memory until the end
 parquet    a row a text; needs pyarrow
+
+Written beside the target and moved there at the end, so what stands under its name is whole.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import orjson
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Head
@@ -20,37 +25,56 @@ from hybridtei.encoder import CHUNK, Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError
 from hybridtei.outputs import Embeddings
 
-Write = Callable[[Sequence[str], Embeddings], None]
+
+class Writer(Protocol):
+    """Takes chunks in order; nothing is complete before `close`."""
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
     """Embed every text of `source` into `target`; how many there were. Raises InvalidInput, naming file and line."""
+    kind = WRITERS.get(Path(target).suffix)
+    if kind is None:
+        raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
     texts = list(read_texts(Path(source), field))
-    heads = list(outputs) if outputs else sorted(encoder.spec.heads - {Head.TOKENS})
-    write = _writer(Path(target))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
-    parts = []
-    with tqdm(total=len(texts), unit="text") as bar:
-        for start in range(0, len(texts), CHUNK):
-            parts.append(encoder.encode(texts[start : start + CHUNK], outputs=heads))
-            bar.update(len(parts[-1]))
-    write(texts, Embeddings.concat(parts))
+    heads = list(outputs) if outputs else sorted(encoder.spec.heads - {Head.TOKENS})
+    part = Path(f"{target}.part")
+    writer = kind(part)
+    try:
+        with tqdm(total=len(texts), unit="text") as bar:
+            for start in range(0, len(texts), CHUNK):
+                chunk = texts[start : start + CHUNK]
+                writer.write(chunk, encoder.encode(chunk, outputs=heads))
+                bar.update(len(chunk))
+        writer.close()
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
     return len(texts)
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """Texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`). Raises InvalidInput."""
+    """Texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`), empty ones left out.
+
+    Raises InvalidInput, naming the line.
+    """
     if path.suffix not in (".txt", ".jsonl"):
         raise InvalidInput(f"{path}: should end in .txt or .jsonl")
-    with path.open(encoding="utf-8") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                text = line.rstrip("\r\n") if path.suffix == ".txt" else _json_text(line, field, f"{path}:{number}")
-                if text:
-                    yield text
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{path}: not UTF-8: {error}") from error
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            where = f"{path}:{number}"
+            try:
+                line = raw.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise InvalidInput(f"{where}: not UTF-8: {error}") from error
+            text = line if path.suffix == ".txt" else _json_text(line, field, where)
+            if text:
+                yield text
 
 
 def _json_text(line: str, field: str, where: str) -> str:
@@ -66,19 +90,6 @@ def _json_text(line: str, field: str, where: str) -> str:
     return text
 
 
-def _writer(target: Path) -> Write:
-    writers: dict[str, Callable[[Path, Sequence[str], Embeddings], None]] = {
-        ".jsonl": _jsonl,
-        ".npz": _npz,
-        ".parquet": _parquet,
-    }
-    if target.suffix not in writers:
-        raise InvalidInput(f"{target}: should end in {', '.join(writers)}")
-    if target.suffix == ".parquet":
-        _pyarrow()
-    return lambda texts, embeddings: writers[target.suffix](target, texts, embeddings)
-
-
 def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, Any]]:
     for i, text in enumerate(texts):
         row: dict[str, Any] = {"text": text}
@@ -92,41 +103,72 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
         yield row
 
 
-def _jsonl(target: Path, texts: Sequence[str], embeddings: Embeddings) -> None:
-    import orjson
+class JsonLines:
+    """One object a line."""
 
-    with target.open("wb") as file:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
         for row in _rows(texts, embeddings):
-            file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        self._file.close()
 
 
-def _npz(target: Path, texts: Sequence[str], embeddings: Embeddings) -> None:
-    arrays: dict[str, Any] = {"texts": np.array(texts)}
-    if embeddings.dense is not None:
-        arrays["dense"] = embeddings.dense
-    if embeddings.sparse is not None:
-        sparse = embeddings.sparse
-        arrays |= {"sparse_indices": sparse.indices, "sparse_values": sparse.values, "sparse_indptr": sparse.indptr}
-    if embeddings.multivector is not None:
-        arrays |= {"multivector": embeddings.multivector.values, "multivector_offsets": embeddings.multivector.offsets}
-    np.savez(target, **arrays)
+class Npz:
+    """Arrays; collected, since their sizes must be known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._texts: list[str] = []
+        self._parts: list[Embeddings] = []
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+        self._texts += texts
+        self._parts.append(embeddings)
+
+    def close(self) -> None:
+        whole = Embeddings.concat(self._parts)
+        arrays: dict[str, Any] = {"texts": np.array(self._texts)}
+        if whole.dense is not None:
+            arrays["dense"] = whole.dense
+        if whole.sparse is not None:
+            names = {"sparse_indices": "indices", "sparse_values": "values", "sparse_indptr": "indptr"}
+            arrays |= {name: getattr(whole.sparse, column) for name, column in names.items()}
+        if whole.multivector is not None:
+            arrays |= {"multivector": whole.multivector.values, "multivector_offsets": whole.multivector.offsets}
+        with self._path.open("wb") as file:
+            np.savez(file, **arrays)
 
 
-def _parquet(target: Path, texts: Sequence[str], embeddings: Embeddings) -> None:
-    pyarrow, parquet = _pyarrow()
-    table = pyarrow.Table.from_pylist(
-        [
+class Parquet:
+    """A row group a chunk."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise LoadError("parquet needs pyarrow: pip install 'hybridtei[parquet]'") from error
+        self._pyarrow = pyarrow
+        self._path = path
+        self._file: Any = None
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+        rows = [
             {name: list(value) if name == "multivector" else value for name, value in row.items()}
             for row in _rows(texts, embeddings)
         ]
-    )
-    parquet.write_table(table, target)
+        table = self._pyarrow.Table.from_pylist(rows)
+        if self._file is None:
+            self._file = self._pyarrow.parquet.ParquetWriter(self._path, table.schema)
+        self._file.write_table(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise LoadError("parquet needs pyarrow: pip install 'hybridtei[parquet]'") from error
-    return pyarrow, parquet
+WRITERS: Mapping[str, Callable[[Path], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import orjson
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+# TEI's filters may name parts of its own code after a comma; the first word counts here.
+LEVELS = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
 class TextFormatter(logging.Formatter):
@@ -38,12 +39,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(*, json_output: bool, level: str) -> None:
-    """Send everything to standard output from now on."""
+    """Send everything to standard output from now on. An unknown level means info, as with TEI."""
+    threshold = LEVELS.get(level.split(",")[0].strip().lower(), logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
-    logging.basicConfig(handlers=[handler], level=LEVELS[level], force=True)
+    logging.basicConfig(handlers=[handler], level=threshold, force=True)
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(max(LEVELS[level], logging.WARNING))
+        logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
 
 
 def _stamp(record: logging.LogRecord) -> str:

@@ -80,6 +80,29 @@ class Batch:
     riders: Sequence[tuple[Ticket, int]]
     taken_ns: int
 
+    def split(self, outputs: HeadOutputs) -> list[Part]:
+        """Each request's share of the outputs. Copies, so do it where nobody waits for a lock."""
+        rows_of: dict[Ticket, list[int]] = {}
+        for row, (ticket, _) in enumerate(self.riders):
+            rows_of.setdefault(ticket, []).append(row)
+        return [
+            Part(
+                ticket,
+                [self.riders[row][1] for row in rows],
+                outputs if len(rows) == len(self.riders) else outputs.take(rows),
+            )
+            for ticket, rows in rows_of.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one batch brought for one request: outputs of its sequences at `places`."""
+
+    ticket: Ticket
+    places: list[int]
+    outputs: HeadOutputs
+
 
 class EngineCore:
     """Not thread-safe: whoever shares one holds a lock around it."""
@@ -124,15 +147,14 @@ class EngineCore:
 
     def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[Ticket]:
         """Hand a batch's outputs back; the requests that are complete now."""
-        took = now_ns - batch.taken_ns
-        rows_of: dict[Ticket, list[int]] = {}
-        for row, (ticket, _) in enumerate(batch.riders):
-            rows_of.setdefault(ticket, []).append(row)
-        for ticket, rows in rows_of.items():
-            part = outputs if len(rows) == len(batch.riders) else outputs.take(rows)
-            ticket.keep([batch.riders[row][1] for row in rows], part)
-            ticket.inference_ns += took * len(rows)
-        return [ticket for ticket in rows_of if ticket.done]
+        return self.settle(batch.split(outputs), now_ns - batch.taken_ns)
+
+    def settle(self, parts: Sequence[Part], took_ns: int = 0) -> list[Ticket]:
+        """`give` in two steps: what `Batch.split` made goes to its requests; those that are complete now."""
+        for part in parts:
+            part.ticket.keep(part.places, part.outputs)
+            part.ticket.inference_ns += took_ns * len(part.places)
+        return [part.ticket for part in parts if part.ticket.done]
 
     def fail(self, batch: Batch, error: BaseException) -> list[Ticket]:
         """Mark the requests that rode in a batch as failed; others are untouched."""

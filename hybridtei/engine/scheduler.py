@@ -26,6 +26,8 @@ def choose(waiting: Sequence[int], *, max_tokens: int, max_sequences: int | None
             continue
         if max_sequences is not None and len(riders) >= max_sequences:
             break
+        if not padded and useful >= max_tokens:
+            break
         tall = max(longest, waiting[i])
         cost = tall * (len(riders) + 1) if padded else useful + waiting[i]
         if cost > max_tokens or (padded and cost > PADDING_ALLOWED * (useful + waiting[i])):

@@ -201,7 +201,7 @@ class EngineService:
         self.metrics.tokens.observe(len(batch.packed.input_ids))
         self.metrics.forwards.add()
         try:
-            outputs = self.backend.forward(batch.packed)
+            parts = batch.split(self.backend.forward(batch.packed))
         except Exception as error:  # whatever a backend raises is this batch's misfortune only
             log.error("a batch of %d failed: %s", len(batch.packed), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
@@ -210,7 +210,7 @@ class EngineService:
                 return self._core.fail(batch, failure)
         with self._changed:
             self._healthy = True
-            return self._core.give(batch, outputs, perf_counter_ns())
+            return self._core.settle(parts, perf_counter_ns() - batch.taken_ns)
 
     def _finished(self, tickets: list[Ticket]) -> None:
         if tickets and self._loop is not None and not self._loop.is_closed():

@@ -51,6 +51,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
         server_header=False,
         date_header=True,
         backlog=2048,
+        timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
         timeout_graceful_shutdown=int(config.drain_seconds) or None,
     )
     server = DrainingServer(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -13,7 +13,7 @@ from hybridtei.server.body import ClientDisconnected, read_json
 from hybridtei.server.context import Context, Reply
 
 T = TypeVar("T")
-Answer = Callable[[Context, T], Awaitable[Reply]]
+Answer = Callable[[Context, T], Coroutine[Any, Any, Reply]]
 AnyRequest = Request[Any, Any, Any]
 
 
@@ -21,7 +21,7 @@ async def serve(request: AnyRequest, kind: type[T], answer: Answer[T], *, type_r
     """Answer a POST with JSON. Errors are raised, and written by the handlers of `server.errors`."""
     context = context_of(request)
     wire = await read_json(request, kind, limit=context.server.payload_limit, type_required=type_required)
-    reply = await while_connected(request, _run(answer(context, wire)))
+    reply = await while_connected(request, answer(context, wire))
     return json_response(reply)
 
 
@@ -62,7 +62,3 @@ async def while_connected(request: AnyRequest, work: Coroutine[Any, Any, T]) -> 
         raise ClientDisconnected from None
     finally:
         watcher.cancel()
-
-
-async def _run(answer: Awaitable[T]) -> T:
-    return await answer
