@@ -76,8 +76,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].")
     ] = ()
     json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.")] = False
-    log_level: Annotated[Literal["debug", "info", "warn", "error"], Meta(description="Least severe log lines to print.")] = (
-        "info"
-    )
+    log_level: Annotated[
+        str, Meta(description="Least severe log lines to print: error, warn, info or debug; anything else means info.")
+    ] = "info"
     task: Annotated[str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.")] = None
     drain_seconds: Annotated[float, Meta(ge=0, description="How long a stopping server waits for open requests.")] = 30.0

@@ -40,7 +40,7 @@ class JsonFormatter(logging.Formatter):
 
 def configure(*, json_output: bool, level: str) -> None:
     """Send everything to standard output from now on. An unknown level means info, as with TEI."""
-    threshold = LEVELS.get(level.split(",")[0].strip().lower(), logging.INFO)
+    threshold = LEVELS.get(level.partition(",")[0].strip().lower(), logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
     logging.basicConfig(handlers=[handler], level=threshold, force=True)
