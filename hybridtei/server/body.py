@@ -140,8 +140,8 @@ def _refusal(message: str) -> BodyError:
 
 
 def _refuse_duplicates(body: bytes, kind: type) -> None:
-    names = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else ()
-    if all(body.count(b'"' + field.encode_name.encode() + b'"') < 2 for field in names):
+    names = _field_names(kind)
+    if all(body.count(name) < 2 for name in names.values()):
         return
     seen: list[list[str]] = []
     try:
@@ -151,6 +151,13 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
     except RecursionError:
         raise SyntaxRefused("recursion limit exceeded") from None
     top = seen[-1] if seen else []  # the outermost object closes last
-    for field in names:
-        if top.count(field.encode_name) > 1:
-            raise SchemaError(f"duplicate field `{field.encode_name}`")
+    for name in names:
+        if top.count(name) > 1:
+            raise SchemaError(f"duplicate field `{name}`")
+
+
+@cache
+def _field_names(kind: Any) -> dict[str, bytes]:
+    """Each field's name -> the same as it stands in JSON."""
+    fields = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else ()
+    return {field.encode_name: f'"{field.encode_name}"'.encode() for field in fields}

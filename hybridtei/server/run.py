@@ -49,6 +49,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         date_header=True,
         backlog=2048,
         timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests

@@ -83,6 +83,8 @@ def _attend(
         if rest.get(name) is not None:
             raise UnsupportedArchitecture(f"{type(module).__name__}: attention with `{name}` is not served packed")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sliding_window is not None and module.is_causal and getattr(module.config, "is_causal", None) is False:
+        sliding_window += 1  # transformers counts a window inclusively once a decoder looks both ways
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return layout.attend(q, k, v, scale=scale, window=sliding_window, causal=is_causal(module))[None], None
 
