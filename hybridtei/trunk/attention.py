@@ -1,22 +1,10 @@
-"""The kernels behind `Layout.attend`, and their registration with transformers.
-
-transformers' modules call the function registered under our name with `[1, heads, t, head_dim]` tensors and with every
-keyword argument the model was called with, our `layout` among them. No mask is ever built: the layout says who sees whom.
-"""
+"""The kernels behind `Layout.attend`. Today one: SDPA, sequence by sequence, which honours windows and causality anywhere."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-
-from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.trunk.layout import Layout
-
-NAME = "hybridtei"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def sdpa_per_sequence(
@@ -56,43 +44,3 @@ def _mask(length: int, window: int | None, causal: bool, device: torch.device) -
     if causal:
         seen &= distance >= 0
     return seen
-
-
-def is_causal(module: Any) -> bool:
-    """Whether an attention module looks back only; embedders derived from decoders say no in their configuration."""
-    config = getattr(module, "config", None)
-    if getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None):
-        return False
-    return bool(getattr(module, "is_causal", False))
-
-
-def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Layout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """What transformers calls: [1, heads, t, head_dim] -> [1, t, heads, head_dim]."""
-    for name in UNSUPPORTED:
-        if rest.get(name) is not None:
-            raise UnsupportedArchitecture(f"{type(module).__name__}: attention with `{name}` is not served packed")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sliding_window is not None and module.is_causal and getattr(module.config, "is_causal", None) is False:
-        sliding_window += 1  # transformers counts a window inclusively once a decoder looks both ways
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return layout.attend(q, k, v, scale=scale, window=sliding_window, causal=is_causal(module))[None], None
-
-
-def register() -> str:
-    """Make our attention known to transformers; the name to load models with."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
-    return NAME

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hybridtei.ragged import Offsets
+from hybridtei.trunk.attention import sdpa_per_sequence
 
 
 class Layout(Protocol):
@@ -42,8 +43,6 @@ class PackedLayout:
         self._counts = (self._ends - self._starts).unsqueeze(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
-        from hybridtei.trunk.attention import sdpa_per_sequence
-
         return sdpa_per_sequence(q, k, v, self.lengths, scale=scale, window=window, causal=causal)
 
     def first(self, x: Tensor) -> Tensor:

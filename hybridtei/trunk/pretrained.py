@@ -19,8 +19,8 @@ from hybridtei.batch import PackedBatch, pad
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.trunk.attention import register
 from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
+from hybridtei.trunk.interface import register
 from hybridtei.trunk.layout import PackedLayout
 
 
