@@ -10,7 +10,6 @@ Written beside the target and moved there at the end, so what stands under its n
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,7 +80,7 @@ def _json_text(line: str, field: str, where: str) -> str:
     if not line.strip():
         return ""
     try:
-        value = json.loads(line)
+        value = orjson.loads(line)  # refuses lone surrogates, which no tokenizer takes
     except ValueError as error:
         raise InvalidInput(f"{where}: not JSON: {error}") from error
     text = value.get(field) if isinstance(value, dict) else value

@@ -14,7 +14,7 @@ from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import resolve
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
-from hybridtei.errors import LoadError
+from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.embed import Model
 from hybridtei.text.prompts import Prompts
@@ -53,8 +53,11 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     model = Model(spec, _reader(spec, engine))
     backend = _backend(config, spec)
     budget = min(engine.max_batch_tokens, max(backend.busy_tokens, model.reader.max_input_length))
-    _self_test(backend)
-    _warm_up(backend, min(model.reader.max_input_length, budget))
+    try:
+        _self_test(backend)
+        _warm_up(backend, min(model.reader.max_input_length, budget))
+    except BackendError as error:
+        raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
     return LoadedModel(model, backend, budget)
 
 
@@ -78,7 +81,7 @@ def _reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         spec.prompts, default_prompt=engine.default_prompt, default_prompt_name=engine.default_prompt_name
     )
     tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
-    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size)
+    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase)
 
 
 def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:

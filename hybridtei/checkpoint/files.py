@@ -21,6 +21,8 @@ def resolve(
     model_id: str, *, revision: str | None = None, token: str | None = None, cache: str | None = None, offline: bool = False
 ) -> Path:
     """Folder of a model. Raises MissingArtifact if it is neither a folder nor to be had from the hub."""
+    if not model_id:
+        raise MissingArtifact("the model id is empty: give a folder or a hub id")
     folder = Path(model_id).expanduser()
     if folder.is_dir():
         return folder
@@ -48,7 +50,7 @@ def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str
 
     try:
         folder = fetch((*CONFIGURATION, *HEADS, "*.safetensors"))
-        if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("model*.safetensors")):
             folder = fetch((*CONFIGURATION, *HEADS, "pytorch_model*.bin"))
         return folder
     except LocalEntryNotFoundError as error:

@@ -9,11 +9,12 @@ its safetensors metadata, under `hybridtei_heads`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from hybridtei.checkpoint.files import require
 from hybridtei.errors import LoadError, WeightMismatch
@@ -54,13 +55,14 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
     """The lexical head beside a model, or None. Raises LoadError if its file is there but unfit."""
     described = _own_file(folder, heads_file)
     if described is not None:
-        file, settings = described
-        sparse = settings.get("sparse")
+        file, description = described
+        _fits(file, description.hidden_size, hidden_size)
+        sparse = description.sparse
         if sparse is None:
             return None
-        _fits(file, int(settings.get("hidden_size", hidden_size)), hidden_size)
-        kind: Literal["linear", "mlp"] = "linear" if sparse.get("activation") is None else "mlp"
-        return SparseHead(kind, file, tuple(sparse["inputs"]), str(sparse.get("activation")), bool(sparse.get("idf", True)))
+        if sparse.activation is None:
+            return SparseHead("linear", file, sparse.inputs, idf=sparse.idf)
+        return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf)
     linear = _linear_file(folder, "sparse_linear")
     if linear is None:
         return None
@@ -73,12 +75,10 @@ def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | Non
     """The multi-vector head beside a model, or None. Raises LoadError if its file is there but unfit."""
     described = _own_file(folder, heads_file)
     if described is not None:
-        file, settings = described
-        multivector = settings.get("multivector")
-        if multivector is None:
-            return None
-        _fits(file, int(settings.get("hidden_size", hidden_size)), hidden_size)
-        return MultivectorHead(file, int(multivector["dim"]), multivector.get("drop", "first"))
+        file, description = described
+        _fits(file, description.hidden_size, hidden_size)
+        multivector = description.multivector
+        return None if multivector is None else MultivectorHead(file, multivector.dim, multivector.drop)
     linear = _linear_file(folder, "colbert_linear")
     if linear is None:
         return None
@@ -112,28 +112,49 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def _own_file(folder: Path, heads_file: Path | None) -> tuple[Path, Mapping[str, Any]] | None:
+def _own_file(folder: Path, heads_file: Path | None) -> tuple[Path, Description] | None:
     file = heads_file or folder / HEADS_FILE
     if heads_file is None and not file.exists():
         return None
     return file, read_description(file)
 
 
-def read_description(file: Path) -> Mapping[str, Any]:
+class SparseDescription(Struct, frozen=True):
+    """Of a sparse head; without an activation it is the linear one."""
+
+    inputs: Annotated[tuple[Literal["hidden", "embedding"], ...], Meta(min_length=1)]
+    activation: str | None = None
+    idf: bool = True
+
+
+class MultivectorDescription(Struct, frozen=True):
+    """Of a multi-vector head."""
+
+    dim: Annotated[int, Meta(ge=1)]
+    drop: Drop = "first"
+
+
+class Description(Struct, frozen=True):
+    """What our head file says of itself; what it says of its making is not read."""
+
+    version: Literal[1]
+    hidden_size: int
+    sparse: SparseDescription | None = None
+    multivector: MultivectorDescription | None = None
+
+
+def read_description(file: Path) -> Description:
     """What our head file says of itself. Raises LoadError, naming the file."""
     from safetensors import safe_open
 
     require(file)
     try:
         with safe_open(file, framework="numpy") as opened:
-            settings = json.loads((opened.metadata() or {})[METADATA_KEY])
+            return msgspec.json.decode((opened.metadata() or {})[METADATA_KEY], type=Description)
     except KeyError as error:
         raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
-    except Exception as error:
-        raise LoadError(f"{file}: not a readable head file: {error}") from error
-    if not isinstance(settings, dict) or settings.get("version") != 1:
-        raise LoadError(f"{file}: describes heads of version {settings.get('version')!r}, known is 1")
-    return settings
+    except Exception as error:  # safetensors raises kinds of its own
+        raise LoadError(f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}") from error
 
 
 def _linear_file(folder: Path, stem: str) -> Path | None:

@@ -7,7 +7,7 @@ BGE-M3's sparse and multi-vector heads; they exist if their files do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ LENGTH_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
+ORDER = ("MLMTransformer", "Transformer", "Pooling", "SpladePooling", "Normalize")  # Dense: anywhere after the first
 UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 
 
@@ -68,9 +69,9 @@ class ModelSpec:
     sparse: SparseHead | None = None
     multivector: MultivectorHead | None = None
     prompts: Mapping[str, str] | None = None
-    default_prompt_name: str | None = None
     removed_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
+    lowercase: bool = False
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -125,9 +126,9 @@ def read_spec(
         sparse=SparseHead("splade") if splade else find_sparse_head(folder, hidden_size, heads_file),
         multivector=None if splade else find_multivector_head(folder, hidden_size, heads_file),
         prompts=_prompts(sentence, folder),
-        default_prompt_name=sentence.get("default_prompt_name"),
         removed_ids=_removed_ids(folder, tokenizer_config),
         has_token_types=model_type in TOKEN_TYPE_FAMILIES and int(config.get("type_vocab_size") or 0) > 1,
+        lowercase=bool(_sentence_config(folder).get("do_lower_case")),
         config=config,
     )
 
@@ -154,11 +155,18 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         modules = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in listed]
     except (TypeError, KeyError) as error:
         raise LoadError(f"{folder / 'modules.json'}: should list objects with `type` and `path`") from error
-    known = {"Transformer", "Pooling", "Dense", "Normalize", "MLMTransformer", "SpladePooling"}
-    unknown = [name for name, _ in modules if name not in known]
+    unknown = [name for name, _ in modules if name not in (*ORDER, "Dense")]
     if unknown:
         raise UnsupportedArchitecture(f"{folder / 'modules.json'}: modules of type {unknown} are not served")
+    _check_order(folder, [name for name, _ in modules])
     return modules
+
+
+def _check_order(folder: Path, names: Sequence[str]) -> None:
+    """A Normalize anywhere but at the end would change what comes after it; whether the end is normalised is asked for."""
+    middle = [name for name in names if name != "Dense"]
+    if "Normalize" in names[:-1] or names[:1] == ["Dense"] or middle != [name for name in ORDER if name in middle]:
+        raise UnsupportedArchitecture(f"{folder / 'modules.json'}: the order {list(names)} is not served")
 
 
 def _is_splade(folder: Path, pooling: str | None, modules: list[tuple[str, str]], architectures: tuple[str, ...]) -> bool:
@@ -193,6 +201,8 @@ def _pooling(folder: Path, override: str | None, modules: list[tuple[str, str]],
 
 
 def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
+    if settings.get("include_prompt") is False:
+        raise UnsupportedArchitecture(f"{file}: pooling without the prompt's tokens (`include_prompt`: false) is not served")
     declared = settings.get("pooling_mode")
     if declared is not None:  # the words of sentence-transformers 6
         return tuple(_pooling_name(name, file) for name in ([declared] if isinstance(declared, str) else declared))
@@ -255,11 +265,13 @@ def _max_input_length(
 
 
 def _declared_length(folder: Path) -> int | None:
-    for name in LENGTH_FILES:
-        if (folder / name).exists():
-            length = read_object(folder / name).get("max_seq_length")
-            return None if length is None else int(length)
-    return None
+    length = _sentence_config(folder).get("max_seq_length")
+    return None if length is None else int(length)
+
+
+def _sentence_config(folder: Path) -> dict[str, Any]:
+    """The first of sentence-transformers' settings files that is there."""
+    return next((read_object(folder / name) for name in LENGTH_FILES if (folder / name).exists()), {})
 
 
 def _prompts(sentence: Mapping[str, Any], folder: Path) -> Mapping[str, str] | None:

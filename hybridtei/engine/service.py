@@ -114,7 +114,7 @@ class EngineService:
         for lane in self._lanes:
             if lane.is_alive():
                 await asyncio.to_thread(lane.join)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
         self.backend.close()
 
     async def run(self, task: Task[T], *, inputs: int) -> Answered[T]:
@@ -134,7 +134,9 @@ class EngineService:
         return Answered(answer, [len(encoding) for encoding in encodings], timings)
 
     async def in_pool(self, work: Callable[[], T]) -> T:
-        """Run tokenizer work in the pool; if the caller goes before it began, it never runs."""
+        """Run tokenizer work in the pool; if the caller goes before it began, it never runs. Raises Unhealthy."""
+        if self._closing:
+            raise Unhealthy
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def check_health(self) -> None:
@@ -189,8 +191,8 @@ class EngineService:
         with self._changed:
             while True:
                 batch = self._core.take(perf_counter_ns())
+                self.metrics.queued.set(len(self._core))
                 if batch is not None:
-                    self.metrics.queued.set(len(self._core))
                     return batch
                 if self._closing:
                     return None

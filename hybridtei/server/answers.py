@@ -95,7 +95,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     inputs = parse_inputs(request.input, "input")
     if context.service.model.spec.is_splade and request.outputs is None:
         raise UnsupportedHead(SPLADE_NORMALIZE)
-    heads = frozenset({Head.DENSE}) if request.outputs is None else _wanted(context, request.outputs)
+    heads = _wanted(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
     task = Embed(inputs.items, heads, context.truncate(None), dimensions=request.dimensions)
     pieces = context.service.model.reader.tokenizer.pieces
 

@@ -145,8 +145,9 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
         return
     seen: list[list[str]] = []
     try:
-        json.JSONDecoder(object_pairs_hook=lambda pairs: seen.append([key for key, _ in pairs])).raw_decode(
-            body.decode().lstrip()
+        # As lenient as msgspec with what it skips: invalid UTF-8 and numbers of any length.
+        json.JSONDecoder(object_pairs_hook=lambda pairs: seen.append([key for key, _ in pairs]), parse_int=len).raw_decode(
+            body.decode(errors="replace").lstrip()
         )
     except RecursionError:
         raise SyntaxRefused("recursion limit exceeded") from None

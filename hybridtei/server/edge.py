@@ -40,6 +40,8 @@ class Edge:
         if scope["path"].endswith("/") and scope["path"] not in ENDING_IN_SLASH:
             await self._not_found(headers, send)  # the framework would strip the slash, TEI does not
             return
+        if scope["path"] == "/docs/":  # without its slash it would be the redirect to it
+            scope = {**scope, "path": "/docs/index.html", "raw_path": b"/docs/index.html"}
         if is_head:  # answered wherever GET is
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send_with_cors)

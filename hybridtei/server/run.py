@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import ceil
 from typing import Any
 
 import uvicorn
@@ -53,9 +54,10 @@ def run_server(app: Any, config: ServerConfig) -> None:
         date_header=True,
         backlog=2048,
         timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
-        timeout_graceful_shutdown=int(config.drain_seconds) or None,
+        timeout_graceful_shutdown=ceil(config.drain_seconds),
     )
     server = DrainingServer(settings)
-    server.run()
+    with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
+        server.run()
     if not server.started:
         raise OSError(f"cannot listen on {config.hostname}:{config.port}")

@@ -59,12 +59,12 @@ class Embed:
         return encodings
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """Cut, normalise and merge what the pass computed."""
+        """Cut, normalise and merge what the pass computed for this task; it may hold more, for others who rode with it."""
         return Embeddings(
-            dense=self._dense(outputs.dense),
-            sparse=_sparse(model.spec, encodings, outputs),
-            multivector=self._multivector(outputs.multivector),
-            tokens=outputs.tokens,
+            dense=self._dense(outputs.dense) if Head.DENSE in self.heads else None,
+            sparse=_sparse(model.spec, encodings, outputs) if Head.SPARSE in self.heads else None,
+            multivector=self._multivector(outputs.multivector) if Head.MULTIVECTOR in self.heads else None,
+            tokens=outputs.tokens if Head.TOKENS in self.heads else None,
         )
 
     def _width(self, spec: ModelSpec) -> int:

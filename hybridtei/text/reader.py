@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tokenizers import Encoding as RawEncoding
+
 from hybridtei.batch import Encoding
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.text.prompts import Prompts
@@ -34,6 +36,7 @@ class TextReader:
     prompts: Prompts
     max_input_length: int
     vocab_size: int
+    lowercase: bool = False
 
     def read(
         self, inputs: Sequence[Input], *, truncate: bool, direction: Direction = "right", prompt_name: str | None = None
@@ -62,21 +65,24 @@ class TextReader:
         if len(item) > limit:
             item = item[-limit:] if direction == "left" else item[:limit]
         if isinstance(item, str):
-            return _Ready((prompt or "") + item)
+            text = (prompt or "") + item
+            return _Ready(text.lower() if self.lowercase else text)
         text = self.tokenizer.text_of(item)
         return _Ready(text, special_tokens=False) if prompt is None else _Ready(prompt + text)
 
     def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
-        encodings: list[Encoding | None] = [None] * len(ready)
+        raws: dict[int, RawEncoding] = {}
         for special_tokens in (True, False):
             places = [i for i, item in enumerate(ready) if item.special_tokens is special_tokens]
-            raws = self.tokenizer.encode([ready[i].text for i in places], add_special_tokens=special_tokens) if places else ()
-            for i, raw in zip(places, raws, strict=True):
-                if len(raw) > self.max_input_length and not truncate:
-                    limit = self.max_input_length
-                    raise InvalidInput(f"`inputs` must have less than {limit} tokens. Given: {len(raw)}")
-                encodings[i] = self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
-        return [encoding for encoding in encodings if encoding is not None]
+            if places:
+                texts = [ready[i].text for i in places]
+                raws.update(zip(places, self.tokenizer.encode(texts, add_special_tokens=special_tokens), strict=True))
+        return [self._fitted(raws[i], truncate, direction) for i in range(len(ready))]
+
+    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction) -> Encoding:
+        if len(raw) > self.max_input_length and not truncate:
+            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
+        return self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
 
     def _checked(self, encoding: Encoding) -> Encoding:
         if not len(encoding):

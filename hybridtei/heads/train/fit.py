@@ -35,9 +35,7 @@ class Recipe:
 class Students(nn.Module):
     """The heads in training, with one free temperature for each way in which they score."""
 
-    def __init__(
-        self, sparse: SparseHead, multivector: MultiVectorHead, special_ids: Sequence[int], recipe: Recipe
-    ) -> None:
+    def __init__(self, sparse: SparseHead, multivector: MultiVectorHead, special_ids: Sequence[int], recipe: Recipe) -> None:
         super().__init__()
         self.sparse, self.multivector = sparse, multivector
         self.special_ids, self.recipe = torch.tensor(list(special_ids)), recipe

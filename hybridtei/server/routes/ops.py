@@ -58,9 +58,9 @@ async def docs() -> Redirect:
 
 
 @get("/docs/{name:path}", media_type=MediaType.HTML)
-async def docs_file(name: str) -> Response[bytes]:
+async def docs_file(request: AnyRequest) -> Response[bytes]:
     """Swagger UI, from the package that carries it: it works without a network."""
-    name = name.strip("/")
+    name = str(request.path_params["name"]).strip("/")
     if name in ("", "index.html"):
         return Response(DOCS_PAGE.encode(), media_type=MediaType.HTML)
     if name not in DOCS_FILES:

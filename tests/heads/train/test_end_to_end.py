@@ -118,9 +118,7 @@ def test_padding_does_not_change_token_states(model: Path) -> None:
     assert trunk.special_ids == (0, 1, 2, 3)
 
 
-def test_errors_are_said_in_one_line(
-    model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_said_in_one_line(model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(options(model, pairs, tmp_path, "--min-words", "1000")) == 1
     assert "no training pairs" in capsys.readouterr().err
     assert main(options(model, pairs, tmp_path, "--prefixes", "17")) == 1

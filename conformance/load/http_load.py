@@ -1,0 +1,230 @@
+"""Named traffic against embedding servers over HTTP: useful tokens/s, requests/s, latencies, CPU time, memory.
+
+    python conformance/load/http_load.py \\
+        --server 'ours=hybridtei serve --hostname 127.0.0.1 --port {port}' \\
+        --server 'peer=python peer.py {port}' [--traffic mixed,queries] [--rounds 3] [--seconds 8]
+
+Servers are started one after the other, alternating over the rounds, so that a noisy machine is noisy to all; the first one
+named is what the others are divided by. `--url NAME=http://…` measures a server that runs already, without CPU and memory.
+Useful tokens are counted with the embedded model's tokenizer, special tokens included, no padding. Prints medians over the
+rounds, and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import orjson
+import psutil
+from tokenizers import Tokenizer
+
+from hybridtei.checkpoint.embedded import embedded_model
+
+QUERY, PASSAGE = (5, 30), (100, 250)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """`number` connections, each sending `texts` texts a request, of lengths drawn from `mix` (share, (low, high))."""
+
+    number: int
+    texts: int
+    mix: tuple[tuple[float, tuple[int, int]], ...]
+
+
+MIXED = ((0.7, QUERY), (0.3, PASSAGE))
+TRAFFIC: dict[str, tuple[Clients, ...]] = {
+    "mixed": (Clients(32, 1, MIXED),),
+    "queries": (Clients(32, 1, ((1.0, QUERY),)),),
+    "passages": (Clients(16, 1, ((1.0, PASSAGE),)),),
+    "bulk": (Clients(2, 32, MIXED),),
+    "one client": (Clients(1, 1, ((1.0, QUERY),)),),
+    # Latencies are those of the first group.
+    "query under bulk": (Clients(1, 1, ((1.0, QUERY),)), Clients(4, 32, MIXED)),
+}
+
+
+@dataclass
+class Tally:
+    """What one group of clients saw."""
+
+    tokens: int = 0
+    requests: int = 0
+    failures: int = 0
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+class Texts:
+    """Texts of a wanted number of tokens, made of words that are one token each."""
+
+    def __init__(self, seed: int = 0) -> None:
+        tokenizer = Tokenizer.from_file(str(embedded_model()[0] / "tokenizer.json"))
+        self._words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+        self._random = random.Random(seed)
+
+    def draw(self, mix: Sequence[tuple[float, tuple[int, int]]]) -> tuple[str, int]:
+        """(text, its tokens with the two special ones)."""
+        (low, high) = self._random.choices([bounds for _, bounds in mix], [share for share, _ in mix])[0]
+        tokens = self._random.randint(low, high)
+        return " ".join(self._random.choices(self._words, k=tokens - 2)), tokens
+
+    def request(self, clients: Clients, host: str) -> tuple[bytes, int]:
+        """(bytes of a whole HTTP request, useful tokens in it)."""
+        drawn = [self.draw(clients.mix) for _ in range(clients.texts)]
+        texts = [text for text, _ in drawn]
+        body = orjson.dumps({"inputs": texts if clients.texts > 1 else texts[0]})
+        head = f"POST /embed HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        return head.encode() + body, sum(tokens for _, tokens in drawn)
+
+
+async def client(host: str, port: int, requests: list[tuple[bytes, int]], until: float, tally: Tally) -> None:
+    """One keep-alive connection, one request at a time. Only what ends in time counts."""
+    reader, writer = await asyncio.open_connection(host, port)
+    turn = random.Random(id(writer)).randrange(len(requests))
+    while (began := time.perf_counter()) < until:
+        request, tokens = requests[turn % len(requests)]
+        turn += 1
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+        ended = time.perf_counter()
+        if ended > until:
+            break
+        if b" 200 " not in head[:15]:
+            tally.failures += 1
+            continue
+        tally.requests += 1
+        tally.tokens += tokens
+        tally.latencies_ms.append((ended - began) * 1000)
+    writer.close()
+
+
+async def load(url: str, groups: Sequence[Clients], seconds: float, texts: Texts) -> list[Tally]:
+    """All groups at once; a tally for each."""
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+    prepared = [[texts.request(group, host) for _ in range(256 if group.texts == 1 else 24)] for group in groups]
+    tallies = [Tally() for _ in groups]
+    until = time.perf_counter() + seconds
+    await asyncio.gather(
+        *(
+            client(host, port, requests, until, tally)
+            for group, requests, tally in zip(groups, prepared, tallies, strict=True)
+            for _ in range(group.number)
+        )
+    )
+    return tallies
+
+
+@contextmanager
+def started(command: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A server on a free port, ready to answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(shlex.split(command.format(port=port)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"does not start: {command}")
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def used(process: psutil.Process) -> tuple[float, float]:
+    """(CPU seconds, resident MB) of a server and its children."""
+    everyone = [process, *process.children(recursive=True)]
+    cpu = sum(sum(one.cpu_times()[:2]) for one in everyone)
+    return cpu, sum(one.memory_info().rss for one in everyone) / 1e6
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else float("nan")
+
+
+def measure(url: str, name: str, seconds: float, process: psutil.Process | None) -> dict[str, float]:
+    """One traffic against one server."""
+    groups = TRAFFIC[name]
+    texts = Texts()
+    asyncio.run(load(url, groups, min(1.5, seconds), texts))
+    before = used(process)[0] if process else 0.0
+    own = time.process_time()
+    tallies = asyncio.run(load(url, groups, seconds, texts))
+    generator = time.process_time() - own
+    cpu, memory = used(process) if process else (0.0, 0.0)
+    first = tallies[0]
+    return {
+        "tokens_per_s": sum(tally.tokens for tally in tallies) / seconds,
+        "requests_per_s": sum(tally.requests for tally in tallies) / seconds,
+        "p50_ms": percentile(first.latencies_ms, 0.5),
+        "p95_ms": percentile(first.latencies_ms, 0.95),
+        "p99_ms": percentile(first.latencies_ms, 0.99),
+        "failures": float(sum(tally.failures for tally in tallies)),
+        "cpu_s": cpu - before,
+        "generator_cpu_s": generator,
+        "rss_mb": memory,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="with {port} in it; repeatable")
+    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="repeatable")
+    parser.add_argument("--traffic", default=",".join(TRAFFIC))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    options = parser.parse_args()
+    servers = dict(entry.split("=", 1) for entry in options.server)
+    urls = dict(entry.split("=", 1) for entry in options.url)
+    traffic = options.traffic.split(",")
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(options.rounds):
+        for name, command in servers.items():
+            with started(command) as (url, process):
+                for kind in traffic:
+                    runs.setdefault((kind, name), []).append(measure(url, kind, options.seconds, process))
+        for name, url in urls.items():
+            for kind in traffic:
+                runs.setdefault((kind, name), []).append(measure(url, kind, options.seconds, None))
+    report(runs, [*servers, *urls], traffic)
+
+
+def report(runs: dict[tuple[str, str], list[dict[str, float]]], names: Sequence[str], traffic: Sequence[str]) -> None:
+    medians = {key: {what: statistics.median(run[what] for run in found) for what in found[0]} for key, found in runs.items()}
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"{'traffic':18}{'server':14}{'tokens/s':>10}{'requests/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'RSS MB':>8}{'ratio':>8}")
+    for kind in traffic:
+        base = medians[kind, names[0]]["tokens_per_s"]
+        for name in names:
+            row = medians[kind, name]
+            ratio = base / row["tokens_per_s"] if row["tokens_per_s"] else float("nan")
+            print(
+                f"{kind:18}{name:14}{row['tokens_per_s']:10.0f}{row['requests_per_s']:12.1f}"
+                f"{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}{row['rss_mb']:8.0f}{ratio:8.2f}"
+            )
+    print(json.dumps({f"{kind}/{name}": {k: round(v, 2) for k, v in row.items()} for (kind, name), row in medians.items()}))
+
+
+if __name__ == "__main__":
+    main()

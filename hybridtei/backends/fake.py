@@ -1,0 +1,101 @@
+"""A backend without a model: its vectors are arithmetic on token ids and positions. For tests, and demos without weights.
+
+Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit whoever rides along.
+`fail_on` makes a batch that holds this token id fail; `gate` is called with each batch before it is computed, and may wait
+(to hold a pass), sleep (to be slow), note what it sees, or raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import Head, PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import BackendError
+from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
+from hybridtei.ragged import Ragged, offsets_of
+
+Gate = Callable[[PackedBatch], object]
+STEPS = 2**24
+
+
+class FakeBackend:
+    """See `backends.base.Backend`; gives whatever outputs `spec` has."""
+
+    name = "fake"
+    dtype = "float32"
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        lanes: int = 1,
+        padded: bool = False,
+        busy_tokens: int = 256,
+        fail_on: int | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.spec = spec
+        self.lanes = lanes
+        self.padded = padded
+        self.busy_tokens = busy_tokens
+        self.fail_on = fail_on
+        self.gate = gate
+        self.forwards = 0
+        self._counting = threading.Lock()
+
+    def forward(self, batch: PackedBatch) -> HeadOutputs:
+        """See `Backend.forward`. Counts a pass that fails, too."""
+        with self._counting:
+            self.forwards += 1
+        if self.gate is not None:
+            self.gate(batch)
+        if self.fail_on is not None and (batch.input_ids == self.fail_on).any():
+            raise BackendError(f"the batch holds the id {self.fail_on}")
+        wanted, spec = batch.heads, self.spec
+        lexical = Head.SPARSE in wanted and not spec.is_splade
+        return HeadOutputs(
+            dense=_mean(_states(batch, spec.dense_width), batch) if Head.DENSE in wanted else None,
+            token_weights=Ragged(_states(batch, 1)[:, 0].clip(0), batch.cu_seqlens) if lexical else None,
+            splade=_splade(batch, spec.vocab_size) if Head.SPARSE in wanted and spec.is_splade else None,
+            multivector=self._multivector(batch) if Head.MULTIVECTOR in wanted else None,
+            tokens=Ragged(_states(batch, spec.hidden_size), batch.cu_seqlens) if Head.TOKENS in wanted else None,
+        )
+
+    def enter_lane(self) -> None:
+        """See `Backend.enter_lane`."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _multivector(self, batch: PackedBatch) -> Ragged:
+        assert self.spec.multivector is not None
+        rows = np.delete(_states(batch, self.spec.multivector.dim), batch.cu_seqlens[:-1], axis=0)
+        return Ragged(rows, offsets_of(batch.lengths - 1))
+
+
+def _states(batch: PackedBatch, width: int) -> Floats:
+    """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position and column."""
+    of_token = (batch.input_ids + 1).astype(np.uint64) * np.uint64(2654435761) + batch.position_ids.astype(np.uint64)
+    of_column = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed: NDArray[np.uint64] = (of_token[:, None] + np.uint64(1)) * (of_column[None, :] | np.uint64(1))
+    return ((mixed >> np.uint64(40)) / STEPS - 0.5).astype(np.float32)
+
+
+def _mean(states: Floats, batch: PackedBatch) -> Floats:
+    sums = np.add.reduceat(states, batch.cu_seqlens[:-1], axis=0, dtype=np.float64)
+    return (sums / batch.lengths[:, None]).astype(np.float32)
+
+
+def _splade(batch: PackedBatch, vocab_size: int) -> SparseVectors:
+    """Each id of a text, weighted; and its successor in the vocabulary, which stands for expansion."""
+    rows = np.zeros((len(batch), vocab_size), dtype=np.float32)
+    row = np.repeat(np.arange(len(batch)), batch.lengths)
+    weights = _states(batch, 2) + np.float32(0.5)
+    for column, ids in enumerate((batch.input_ids, (batch.input_ids + 1) % vocab_size)):
+        np.maximum.at(rows, (row, ids), weights[:, column])
+    return SparseVectors.from_dense(rows)

@@ -1,0 +1,442 @@
+"""The engine under asyncio, with the fake backend as seam: whom a failure hits, what a cancelled caller costs, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.batch import Encoding, Head, PackedBatch
+from hybridtei.engine.service import EngineService
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
+from hybridtei.metrics import Registry
+from hybridtei.outputs import Embeddings
+from hybridtei.tasks.embed import Embed, Model
+from tests.engine import small
+
+HANG = 30  # seconds after which a test that should end at once has hung
+ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+POISON = small.IDS["poison"]
+
+
+class Gate:
+    """Holds every pass until opened, and notes what comes by."""
+
+    def __init__(self) -> None:
+        self.seen: list[PackedBatch] = []
+        self.entered = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def __call__(self, batch: PackedBatch) -> None:
+        self.seen.append(batch)
+        self.entered.release()
+        assert self._open.wait(HANG)
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def someone_waits(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, timeout=HANG)
+
+
+class Switch:
+    """Raises what it is told to, or nothing."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def __call__(self, _: PackedBatch) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@asynccontextmanager
+async def running(service: EngineService) -> AsyncIterator[EngineService]:
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def embed(*texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings) -> Embed:
+    return Embed(list(texts), heads, **settings)
+
+
+async def answer(service: EngineService, task: Embed) -> Embeddings:
+    return (await service.run(task, inputs=len(task.inputs))).answer
+
+
+def queued(service: EngineService) -> float:
+    return service.metrics.queued.value()
+
+
+def test_an_answer_with_lengths_and_times():
+    async def scenario() -> None:
+        async with running(small.service()) as service:
+            answered = await service.run(embed("a hybrid search", "one", heads=ALL), inputs=2)
+            assert answered.lengths == [5, 3]
+            assert answered.answer.dense.shape == (2, small.HIDDEN)
+            assert answered.answer.multivector.lengths.tolist() == [4, 2]
+            assert min(answered.timings.tokenization_ns, answered.timings.queue_ns, answered.timings.inference_ns) > 0
+            assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+def test_requests_that_wait_together_cost_one_pass_with_the_union_of_their_heads():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(gate=gate)) as service:
+            first = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            others = [asyncio.create_task(answer(service, embed("two", heads=frozenset({head})))) for head in sorted(ALL)]
+            while queued(service) < len(others):
+                await asyncio.sleep(0.001)
+            gate.open()
+            await asyncio.gather(first, *others)
+            assert service.backend.forwards == 2
+            assert gate.seen[0].heads == {Head.DENSE}
+            assert gate.seen[1].heads == ALL
+            for head, other in zip(sorted(ALL), others, strict=True):
+                columns = {column for column in ALL if getattr(other.result(), column) is not None}
+                assert columns == {head}  # and none of what others asked for
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padded):
+    async def scenario() -> None:
+        seen: list[PackedBatch] = []
+        registry = Registry()
+        async with running(small.service(lanes=lanes, padded=padded, gate=seen.append, registry=registry)) as service:
+            texts = [" ".join(small.WORDS[: 1 + i % 15]) for i in range(100)]
+            answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
+            assert service.backend.forwards == len(seen) == service.metrics.forwards.value()
+            assert sum(len(batch) for batch in seen) == 100
+            assert f"te_batch_next_size_count {len(seen)}" in registry.text().splitlines()
+            assert len(seen) < 100
+            for text, one in zip(texts, answers, strict=True):
+                alone = await answer(service, embed(text, heads=ALL))
+                np.testing.assert_allclose(one.dense, alone.dense, atol=1e-6)
+                np.testing.assert_array_equal(one.sparse.to_dense(), alone.sparse.to_dense())
+                np.testing.assert_allclose(one.multivector.values, alone.multivector.values, atol=1e-6)
+
+    run(scenario)
+
+
+def test_no_batch_exceeds_its_budget_or_count():
+    async def scenario() -> None:
+        seen: list[PackedBatch] = []
+        service = small.service(budget_tokens=40, config={"max_batch_requests": 4}, gate=seen.append)
+        async with running(service):
+            await asyncio.gather(*(answer(service, embed(*["a b c d e"] * 3, "one")) for _ in range(20)))
+        assert max(len(batch.input_ids) for batch in seen) <= 40
+        assert max(len(batch) for batch in seen) == 4
+
+    run(scenario)
+
+
+def test_a_failed_batch_fails_its_own_riders_only():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(fail_on=POISON, gate=gate, budget_tokens=6)) as service:
+            held = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            tasks = [
+                asyncio.create_task(answer(service, embed(text)))
+                for text in ("two", "poison", "three", "poison", "four", "five")
+            ]
+            while queued(service) < len(tasks):
+                await asyncio.sleep(0.001)
+            gate.open()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert len((await held).dense) == 1
+            riders = [ids for batch in gate.seen for ids in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]
+            assert len(riders) == 7
+            for text, result in zip(("two", "poison", "three", "poison", "four", "five"), results, strict=True):
+                batch = next(b for b in gate.seen if (b.input_ids == small.IDS[text]).any())
+                if (batch.input_ids == POISON).any():
+                    assert isinstance(result, BackendError)
+                else:
+                    assert isinstance(result, Embeddings)
+            assert any(isinstance(result, Embeddings) for result in results)
+            assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("out of memory"), MemoryError(), BackendError("plain")])
+def test_whatever_a_backend_raises_is_a_backend_error_and_the_next_request_works(error):
+    async def scenario() -> None:
+        switch = Switch(error)
+        async with running(small.service(gate=switch)) as service:
+            with pytest.raises(BackendError, match=str(error) or type(error).__name__):
+                await answer(service, embed("one"))
+            switch.error = None
+            assert len((await answer(service, embed("one"))).dense) == 1
+
+    run(scenario)
+
+
+def test_health_flips_and_comes_back_by_a_one_token_probe():
+    async def scenario() -> None:
+        switch = Switch()
+        async with running(small.service(gate=switch)) as service:
+            await service.check_health()
+            assert service.backend.forwards == 0  # healthy until shown otherwise: no probe
+            switch.error = RuntimeError("gone")
+            with pytest.raises(BackendError):
+                await answer(service, embed("one"))
+            for _ in range(2):
+                with pytest.raises(Unhealthy, match=r"^unhealthy$"):
+                    await service.check_health()
+            assert service.backend.forwards == 3
+            switch.error = None
+            await service.check_health()
+            assert service.backend.forwards == 4
+            await service.check_health()
+            assert service.backend.forwards == 4
+
+    run(scenario)
+
+
+def test_health_comes_back_with_the_next_good_pass():
+    async def scenario() -> None:
+        switch = Switch(RuntimeError("once"))
+        async with running(small.service(gate=switch)) as service:
+            with pytest.raises(BackendError):
+                await answer(service, embed("one"))
+            switch.error = None
+            await answer(service, embed("one"))
+            await service.check_health()
+            assert service.backend.forwards == 2
+
+    run(scenario)
+
+
+def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
+    async def scenario() -> None:
+        gate = Gate()
+        registry = Registry()
+        async with running(small.service(gate=gate, config={"max_concurrent_requests": 50}, registry=registry)) as service:
+            held = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            gone = [asyncio.create_task(answer(service, embed("two", "three"))) for _ in range(20)]
+            while queued(service) < 40:
+                await asyncio.sleep(0.001)
+            assert service.admission.free == 9
+            for task in gone:
+                task.cancel()
+            await asyncio.gather(*gone, return_exceptions=True)
+            assert service.admission.free == 49
+            gate.open()
+            await held
+            while queued(service):
+                await asyncio.sleep(0.001)
+            assert service.backend.forwards == 1
+            assert service.metrics.dropped.value() == 20
+            assert len((await answer(service, embed("four"))).dense) == 1
+            assert "te_queue_size 0" in registry.text().splitlines()
+
+    run(scenario)
+
+
+def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(gate=gate)) as service:
+            going = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            staying = asyncio.create_task(answer(service, embed("two")))
+            going.cancel()
+            await asyncio.gather(going, return_exceptions=True)
+            gate.open()
+            assert len((await staying).dense) == 1
+            assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+def test_a_full_house_says_so_at_once_and_runs_nothing():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(gate=gate, config={"max_concurrent_requests": 3})) as service:
+            held = asyncio.create_task(answer(service, embed("one", "two")))
+            await gate.someone_waits()
+            with pytest.raises(Overloaded):
+                await answer(service, embed("three", "four"))
+            with pytest.raises(Overloaded):
+                await answer(service, embed(*["x"] * 4))
+            assert queued(service) == 0
+            gate.open()
+            await held
+            assert len((await answer(service, embed(*["x"] * 3))).dense) == 3
+            with pytest.raises(Overloaded):  # more than there are permits at all
+                await answer(service, embed(*["x"] * 4))
+            assert service.backend.forwards == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        (embed(""), EmptyInput),
+        (embed([]), EmptyInput),
+        (embed("one", dimensions=0), InvalidInput),
+        (embed("one", dimensions=small.HIDDEN + 1), InvalidInput),
+        (embed("a " * 100, truncate=False), InvalidInput),
+        (embed("one", prompt_name="nobody"), InvalidInput),
+        (embed([len(small.PIECES)]), InvalidInput),
+    ],
+)
+def test_what_is_refused_gives_its_permits_back(task, error):
+    async def scenario() -> None:
+        async with running(small.service()) as service:
+            with pytest.raises(error):
+                await answer(service, task)
+            assert service.admission.free == service.config.max_concurrent_requests
+            assert service.backend.forwards == 0
+
+    run(scenario)
+
+
+def test_an_output_the_model_lacks_names_what_it_has():
+    async def scenario() -> None:
+        async with running(small.service(small.dense_only())) as service:
+            with pytest.raises(UnsupportedHead, match=r"`multivector`, `sparse`.*It has: dense, tokens"):
+                await answer(service, embed("one", heads=ALL))
+
+    run(scenario)
+
+
+def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
+    async def scenario() -> None:
+        before = set(threading.enumerate())
+        gate = Gate()
+        service = small.service(gate=gate)
+        await service.start()
+        riding = asyncio.create_task(answer(service, embed("one")))
+        await gate.someone_waits()
+        waiting = [asyncio.create_task(answer(service, embed("two"))) for _ in range(5)]
+        while queued(service) < 5:
+            await asyncio.sleep(0.001)
+        stopping = asyncio.create_task(service.stop())
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, Unhealthy) for result in results)
+        gate.open()
+        await stopping
+        assert len((await riding).dense) == 1
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("lane-")]
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+        with pytest.raises(Unhealthy):
+            await answer(service, embed("late"))
+        assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+class Slow(Embed):
+    """Tokenises only when told to."""
+
+    __slots__ = ("go",)
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        assert self.go.wait(HANG)
+        return super().prepare(model)
+
+
+def test_stop_refuses_what_is_still_being_tokenised():
+    async def scenario() -> None:
+        service = small.service(config={"tokenization_workers": 1})
+        await service.start()
+        go, tasks = threading.Event(), []
+        for _ in range(3):  # one holds the only worker, two wait for it
+            task = Slow(["one"], frozenset({Head.DENSE}))
+            object.__setattr__(task, "go", go)
+            tasks.append(asyncio.create_task(answer(service, task)))
+        await asyncio.sleep(0)
+        await service.stop()
+        go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, Unhealthy) for result in results)
+        assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+class LaneDeath(BaseException):
+    """What no pass should ever raise."""
+
+
+def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
+    async def scenario() -> None:
+        gate = Gate()
+
+        def die(batch: PackedBatch) -> None:
+            gate(batch)
+            raise LaneDeath("boom")
+
+        async with running(small.service(gate=die)) as service:
+            riding = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            waiting = [asyncio.create_task(answer(service, embed("two"))) for _ in range(5)]
+            while queued(service) < 5:
+                await asyncio.sleep(0.001)
+            gate.open()
+            results = await asyncio.gather(riding, *waiting, return_exceptions=True)
+            assert all(isinstance(result, BackendError) and "boom" in str(result) for result in results)
+            with pytest.raises(Unhealthy):
+                await service.check_health()
+            with pytest.raises(Unhealthy):
+                await answer(service, embed("late"))
+            assert service.admission.free == service.config.max_concurrent_requests
+
+    run(scenario)
+
+
+class Homeless(FakeBackend):
+    """Its lanes cannot even begin."""
+
+    def enter_lane(self) -> None:
+        raise OSError("no device")
+
+
+def test_a_lane_that_cannot_begin_is_unhealthy():
+    async def scenario() -> None:
+        service = small.service()
+        service = EngineService(service.model, Homeless(service.model.spec, lanes=2), service.config, budget_tokens=64)
+        async with running(service):
+            with pytest.raises((BackendError, Unhealthy)):
+                await answer(service, embed("one"))
+            with pytest.raises(Unhealthy):
+                await service.check_health()
+
+    run(scenario)
+
+
+def test_before_start_and_after_stop_health_is_bad():
+    async def scenario() -> None:
+        service = small.service()
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+        await service.start()
+        await service.check_health()
+        await service.stop()
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+
+    run(scenario)

@@ -1,0 +1,21 @@
+"""A server process over the fake backend whose passes take a while: `python -m tests.server.fake_server SECONDS [DRAIN]`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hybridtei import logs
+from hybridtei.config import ServerConfig
+from hybridtei.metrics import Registry
+from hybridtei.server.app import create_app
+from hybridtei.server.run import run_server
+from tests.engine import small
+
+if __name__ == "__main__":
+    seconds, drain = float(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    config = ServerConfig(hostname="127.0.0.1", port=0, drain_seconds=drain)
+    logs.configure(json_output=False, level="info")
+    registry = Registry()
+    service = small.service(registry=registry, budget_tokens=32, gate=lambda _: time.sleep(seconds))
+    run_server(create_app(service, config, registry=registry), config)

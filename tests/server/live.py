@@ -1,0 +1,165 @@
+"""Real servers on free ports: uvicorn in a thread over the fake backend, and processes of the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.metrics import Registry
+from hybridtei.server.app import create_app
+from tests.engine import small
+
+ROOT = Path(__file__).parents[2]
+HANG = 60  # seconds after which something that should end at once has hung
+JSON = {"content-type": "application/json"}
+POSTS = [
+    *("/embed", "/embed_all", "/embed_sparse", "/embed_hybrid", "/embed_multivector", "/v1/embeddings", "/embeddings"),
+    *("/similarity", "/tokenize", "/decode", "/predict", "/rerank", "/invocations", "/vertex"),
+]
+VALID = {"inputs": ["a hybrid search", "one two"], "outputs": ["dense", "sparse", "multivector"]}
+
+
+@dataclass
+class Running:
+    """A server, and what is behind it."""
+
+    url: str
+    port: int
+    service: EngineService
+    registry: Registry
+    client: httpx.Client
+
+    @property
+    def backend(self) -> FakeBackend:
+        assert isinstance(self.service.backend, FakeBackend)
+        return self.service.backend
+
+    def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
+        """`body`: bytes as they are, anything else as JSON."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(path, content=content, **{"headers": JSON, **settings})
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return self.client.get(path, **settings)
+
+    def is_well(self) -> None:
+        """A fixed valid request is answered as ever, and every permit is there."""
+        assert self.post("/embed_hybrid", VALID).json() == valid_answer()
+        assert self.service.admission.free == self.service.config.max_concurrent_requests
+
+
+@contextmanager
+def serving(
+    spec: ModelSpec | None = None,
+    *,
+    server: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    model_id: str = "small",
+    **backend: Any,
+) -> Iterator[Running]:
+    """uvicorn in a thread, settings as `run_server` has them; `backend`: see `small.service`."""
+    registry = Registry()
+    service = small.service(spec, engine, registry=registry, **backend)
+    app = create_app(service, ServerConfig(**(server or {})), ModelConfig(model_id=model_id), registry=registry)
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, backlog=2048
+    )
+    uvicorn_server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=HANG, transport=httpx.HTTPTransport(retries=20), trust_env=False) as client:
+            assert client.get("/metrics").status_code == 200  # it waits in the backlog until the server accepts
+            yield Running(url, port, service, registry, client)
+        uvicorn_server.should_exit = True
+        thread.join(HANG)
+        assert not thread.is_alive()
+
+
+@cache
+def valid_answer() -> Any:
+    """What a fresh server answers."""
+    with serving() as server:
+        return server.post("/embed_hybrid", VALID).json()
+
+
+class Process:
+    """A server process: its address, once it says Ready, and what it wrote."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        settings = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1", **known, **(environment or {})}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._ready = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True),
+            threading.Thread(target=self._read, args=(self.process.stderr, self.errors), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any, into: list[str]) -> None:
+        for line in stream:
+            into.append(line)
+            if "Ready" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> str:
+        """Its URL."""
+        assert self._ready.wait(HANG), "not ready"
+        found = re.search(r"Starting HTTP server: [\d.]+:(\d+)", "".join(self.lines))
+        assert found is not None, "".join(self.errors)
+        return f"http://127.0.0.1:{found[1]}"
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its status."""
+        status = self.process.wait(HANG)
+        for reader in self._readers:
+            reader.join(HANG)
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@contextmanager
+def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    running = Process(command, environment)
+    try:
+        yield running
+    finally:
+        running.close()

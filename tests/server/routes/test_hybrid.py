@@ -1,0 +1,99 @@
+"""Our routes: several outputs of one pass, equal to what each route of its own gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine import small
+
+TEXTS = ["a hybrid search", "one two one two three"]
+TOLERANCE = 1e-6
+
+
+def test_by_default_all_that_the_model_has(server, dense_server, splade_server):
+    for running, outputs in (
+        (server, ["dense", "sparse", "multivector"]),
+        (dense_server, ["dense"]),
+        (splade_server, ["sparse"]),
+    ):
+        for body in ({"inputs": TEXTS}, {"inputs": TEXTS, "outputs": None}):
+            response = running.post("/embed_hybrid", body)
+            assert [list(item) for item in response.json()] == [outputs] * 2
+            assert response.headers["x-compute-tokens"] == "12"
+
+
+@pytest.mark.parametrize("outputs", [["dense"], ["sparse"], ["multivector"], ["multivector", "dense"], ["sparse", "sparse"]])
+def test_only_what_was_asked_for(server, outputs):
+    for item in server.post("/embed_hybrid", {"inputs": TEXTS, "outputs": outputs}).json():
+        assert set(item) == set(outputs)
+
+
+def test_each_output_is_what_its_own_route_gives(server):
+    hybrid = server.post("/embed_hybrid", {"inputs": TEXTS}).json()
+    assert [item["dense"] for item in hybrid] == server.post("/embed", {"inputs": TEXTS}).json()
+    assert [item["sparse"] for item in hybrid] == server.post("/embed_sparse", {"inputs": TEXTS}).json()
+    assert [item["multivector"] for item in hybrid] == server.post("/embed_multivector", {"inputs": TEXTS}).json()
+
+
+def test_the_three_sparse_formats_say_the_same(server):
+    tei, qdrant, tokens = (
+        [item["sparse"] for item in server.post("/embed_hybrid", {"inputs": TEXTS, "sparse_format": form}).json()]
+        for form in ("tei", "qdrant", "tokens")
+    )
+    for entries, columns, named in zip(tei, qdrant, tokens, strict=True):
+        weights = {entry["index"]: entry["value"] for entry in entries}
+        assert weights
+        assert dict(zip(columns["indices"], columns["values"], strict=True)) == weights
+        assert {small.IDS[piece]: value for piece, value in named.items()} == weights
+        assert list(named.values()) == sorted(named.values(), reverse=True)
+
+
+@pytest.mark.parametrize(("form", "empty"), [("tei", []), ("qdrant", {"indices": [], "values": []}), ("tokens", {})])
+def test_a_text_without_lexical_weight(server, form, empty):
+    (item,) = server.post("/embed_hybrid", {"inputs": " ", "outputs": ["sparse"], "sparse_format": form}).json()
+    assert item == {"sparse": empty}
+
+
+def test_one_request_is_one_pass(server):
+    before = server.backend.forwards
+    server.post("/embed_hybrid", {"inputs": TEXTS})
+    assert server.backend.forwards == before + 1
+
+
+def test_normalize_and_dimensions(server):
+    body = {"inputs": TEXTS, "outputs": ["dense", "multivector"]}
+    raw = server.post("/embed_hybrid", {**body, "normalize": False, "dimensions": 4}).json()
+    whole = server.post("/embed_hybrid", {**body, "normalize": False}).json()
+    for short, long in zip(raw, whole, strict=True):
+        assert short["dense"] == long["dense"][:4]
+        assert np.shape(short["multivector"]) == (len(long["multivector"]), 4)
+        np.testing.assert_allclose(np.linalg.norm(short["multivector"], axis=1), 1, atol=TOLERANCE)
+    between = server.post("/embed_hybrid", {**body, "dimensions": small.DIM + 2}).json()
+    assert np.shape(between[0]["dense"]) == (small.DIM + 2,)
+    assert np.shape(between[0]["multivector"])[1] == small.DIM
+
+
+def test_multivectors_are_unit_rows_and_drop_the_first_token(server):
+    response = server.post("/embed_multivector", {"inputs": TEXTS})
+    assert [np.shape(rows) for rows in response.json()] == [(4, small.DIM), (6, small.DIM)]
+    for rows in response.json():
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=TOLERANCE)
+    assert response.headers["x-compute-type"] == "gpu+optimized"
+    short = server.post("/embed_multivector", {"inputs": "one", "dimensions": 3}).json()
+    assert np.shape(short) == (1, 2, 3)
+    wide = server.post("/embed_multivector", {"inputs": "one", "dimensions": small.DIM + 1})
+    assert (wide.status_code, wide.json()["error_type"]) == (422, "Validation")
+
+
+def test_prompt_and_truncation_as_everywhere(server):
+    prompted = server.post("/embed_hybrid", {"inputs": "one", "prompt_name": "query"}).json()
+    assert prompted == server.post("/embed_hybrid", {"inputs": "query: one"}).json()
+    assert server.post("/embed_hybrid", {"inputs": "one " * 100, "truncate": False}).status_code == 422
+    left = server.post("/embed_hybrid", {"inputs": "two " * 9 + "one " * 62, "truncation_direction": "left"}).json()
+    assert left == server.post("/embed_hybrid", {"inputs": "one " * 62}).json()
+
+
+def test_no_outputs_at_all(server):
+    response = server.post("/embed_hybrid", {"inputs": "one", "outputs": []})
+    assert (response.status_code, response.json()["error_type"]) == (422, "Validation")

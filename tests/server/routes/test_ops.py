@@ -1,0 +1,121 @@
+"""Health, facts, metrics, documentation."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridtei import __version__
+from hybridtei.batch import PackedBatch
+from tests.engine import small
+from tests.server.live import serving
+
+TEI_KEYS = [
+    "model_id",
+    "model_sha",
+    "model_dtype",
+    "served_model_name",
+    "model_type",
+    "max_concurrent_requests",
+    "max_input_length",
+    "max_batch_tokens",
+    "max_batch_requests",
+    "max_client_batch_size",
+    "auto_truncate",
+    "tokenization_workers",
+    "version",
+    "sha",
+    "docker_label",
+]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+def test_health_is_200_without_a_body(server, path):
+    response = server.get(path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert "content-type" not in response.headers
+
+
+def test_health_says_so_and_recovers():
+    broken = [True]
+
+    def gate(_: PackedBatch) -> None:
+        if broken:
+            raise RuntimeError("no device")
+
+    with serving(gate=gate) as running:
+        assert running.get("/health").status_code == 200
+        failed = running.post("/embed", {"inputs": "one"})
+        assert failed.status_code == 424
+        assert failed.json() == {"error": "Backend error: RuntimeError: no device", "error_type": "Backend"}
+        for path in ("/", "/health", "/ping"):
+            sick = running.get(path)
+            assert sick.status_code == 503
+            assert sick.json() == {"error": "unhealthy", "error_type": "Unhealthy"}
+        broken.clear()
+        assert running.get("/health").status_code == 200
+        running.is_well()
+
+
+def test_info_has_teis_keys_in_teis_order(server):
+    response = server.get("/info", params={"ignored": "query"})
+    facts = response.json()
+    assert list(facts)[: len(TEI_KEYS)] == TEI_KEYS
+    assert facts["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (facts["max_input_length"], facts["max_client_batch_size"]) == (small.LONGEST, 32)
+    assert (facts["version"], facts["model_id"], facts["model_sha"]) == (__version__, "small", None)
+    assert facts["hybridtei"]["outputs"] == ["dense", "multivector", "sparse", "tokens"]
+    assert facts["hybridtei"]["dimensions"] == {"dense": small.HIDDEN, "multivector": small.DIM}
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_info_of_a_splade_model(splade_server):
+    assert splade_server.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
+
+
+def test_docs_work_without_a_network(server):
+    redirect = server.get("/docs", follow_redirects=False)
+    assert (redirect.status_code, redirect.headers["location"]) == (303, "/docs/")
+    page = server.get("/docs", follow_redirects=True)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert server.get("/docs/index.html").text == page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    for name in ("swagger-ui.css", "swagger-ui-bundle.js"):
+        assert name in page.text
+        assert len(server.get(f"/docs/{name}").content) > 10_000
+
+
+@pytest.mark.parametrize("name", ["nope", "../info", "%2e%2e/pyproject.toml", "swagger-ui.css/x", "%00"])
+def test_docs_serve_nothing_else(server, name):
+    response = server.client.send(server.client.build_request("GET", f"/docs/{name}"))
+    assert response.status_code == 404 or response.url.path == "/info"
+
+
+def test_openapi_names_the_routes(server):
+    document = server.get("/api-doc/openapi.json").json()
+    assert document["info"]["title"] == "Text Embeddings Inference"
+    assert document["info"]["version"] == __version__
+    wanted = (
+        "/decode /embed /embed_all /embed_sparse /embed_hybrid /embed_multivector /health /info /metrics /similarity /tokenize"
+    )
+    assert {*wanted.split(), "/v1/embeddings"} <= set(document["paths"])
+    schemas = set(document["components"]["schemas"])
+    assert {"EmbedRequest", "EmbedHybridRequest", "OpenAICompatRequest", "ErrorResponse", "SimpleToken"} <= schemas
+    references = _references(document)
+    assert references
+    assert {reference.rpartition("/")[2] for reference in references} <= schemas
+
+
+def _references(node: object) -> set[str]:
+    if isinstance(node, dict):
+        found = {value for key, value in node.items() if key == "$ref"}
+        return found.union(*map(_references, node.values()))
+    return set().union(*map(_references, node)) if isinstance(node, list) else set()
+
+
+def test_every_documented_route_is_there(server):
+    for path, operations in server.get("/api-doc/openapi.json").json()["paths"].items():
+        for method in operations:
+            response = server.client.request(method.upper(), path)
+            assert response.status_code not in (404, 405), path

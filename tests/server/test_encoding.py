@@ -1,0 +1,67 @@
+"""Arrays as JSON: numbers in their shortest form as TEI prints them, the same bits after a round trip."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.outputs import SparseVectors
+from hybridtei.ragged import Ragged
+from hybridtei.server import encoding
+
+floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=8)
+
+
+@given(floats)
+def test_float32_survives_the_round_trip(values):
+    row = np.array(values, dtype=np.float32)
+    text = encoding.array(row)
+    assert b" " not in text
+    np.testing.assert_array_equal(np.array(json.loads(text), dtype=np.float32), row)
+    unpacked = np.frombuffer(base64.b64decode(json.loads(encoding.dense_or_base64(row, "base64"))), dtype="<f4")
+    np.testing.assert_array_equal(unpacked, row)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.020964134, b"0.020964134"),
+        (1.0, b"1.0"),
+        (-0.0, b"-0.0"),
+        (0.1, b"0.1"),
+        (float("nan"), b"null"),
+        (float("inf"), b"null"),
+        (1e-6, b"1e-6"),
+    ],
+)
+def test_numbers_as_tei_prints_them(value, text):
+    (printed,) = (encoding.array(np.array([value], dtype=np.float32))[1:-1],)
+    assert printed == text or float(printed) == float(text)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 50), st.floats(2**-10, 10, width=32), max_size=6), min_size=1, max_size=4))
+def test_sparse_formats_agree(rows):
+    dense = np.zeros((len(rows), 51), dtype=np.float32)
+    for i, row in enumerate(rows):
+        for index, value in row.items():
+            dense[i, index] = value
+    vectors = SparseVectors.from_dense(dense)
+    for i, row in enumerate(rows):
+        tei = json.loads(encoding.sparse(vectors, i, "tei", str))
+        qdrant = json.loads(encoding.sparse(vectors, i, "qdrant", str))
+        tokens = json.loads(encoding.sparse(vectors, i, "tokens", lambda ids: [f"piece {k}" for k in ids]))
+        wanted = sorted((index, np.float32(value)) for index, value in row.items())
+        assert [(entry["index"], np.float32(entry["value"])) for entry in tei] == wanted
+        assert list(zip(qdrant["indices"], map(np.float32, qdrant["values"]), strict=True)) == wanted
+        assert {int(name.split()[1]): np.float32(value) for name, value in tokens.items()} == dict(wanted)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+def test_ragged_is_a_list_of_lists_of_vectors(lengths):
+    rows = [np.full((length, 2), i, dtype=np.float32) for i, length in enumerate(lengths)]
+    assert json.loads(encoding.ragged(Ragged.from_rows(rows))) == [row.tolist() for row in rows]

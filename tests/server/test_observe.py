@@ -1,0 +1,118 @@
+"""Metrics under TEI's names, as the server shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine import small
+from tests.server.live import Running, serving
+
+SERIES = {
+    "te_request_count": "counter",
+    "te_request_success": "counter",
+    "te_request_failure": "counter",
+    "te_embed_count": "counter",
+    "te_embed_success": "counter",
+    "te_queue_size": "gauge",
+    **{
+        f"te_{scope}_{stage}duration": "histogram"
+        for scope in ("request", "embed")
+        for stage in ("", "tokenization_", "queue_", "inference_")
+    },
+    "te_request_input_length": "histogram",
+    "te_batch_next_size": "histogram",
+    "te_batch_next_tokens": "histogram",
+}
+FIRST = ["0.000015000000000000002", "0.000022500000000000005", "0.00003375000000000001", "0.00005062500000000001"]
+LAST = ["9.707397373664762", "14.561096060497142"]
+
+
+@pytest.fixture
+def fresh() -> Iterator[Running]:
+    with serving(small.dense_only()) as running:
+        yield running
+
+
+def samples(running: Running) -> dict[str, float]:
+    response = running.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    lines = [line.rpartition(" ") for line in response.text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def failures(running: Running) -> dict[str, float]:
+    pattern = re.compile(r'te_request_failure\{err="(\w+)"\}')
+    return {found[1]: value for name, value in samples(running).items() if (found := pattern.fullmatch(name))}
+
+
+def test_series_kinds_order_and_bucket_text(server):
+    server.post("/embed", {"inputs": ["one", "two"]})
+    text = server.get("/metrics").text
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
+    assert {name: kinds.get(name) for name in SERIES} == SERIES
+    order = list(kinds.values())
+    assert order == sorted(order)  # counter, gauge, histogram
+    assert "# HELP" not in text
+    assert "_total" not in text
+    bounds = re.findall(r'^te_request_duration_bucket\{le="([^"]+)"\}', text, re.M)
+    assert len(bounds) == 36
+    assert (bounds[:4], bounds[-3:]) == (FIRST, [*LAST, "+Inf"])
+    assert "e-" not in "".join(bounds)
+    for name, limit in (
+        ("te_request_input_length", small.LONGEST),
+        ("te_batch_next_size", 4096),
+        ("te_batch_next_tokens", 2**20),
+    ):
+        powers = [str(2**k) for k in range(limit.bit_length())]
+        assert re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}}', text, re.M) == [*powers, "+Inf"]
+    for name in (name for name, kind in SERIES.items() if kind == "histogram"):
+        counts = [int(count) for count in re.findall(rf"^{name}_bucket\S+ (\d+)$", text, re.M)]
+        assert counts == sorted(counts)
+        assert counts[-1] == int(re.search(rf"^{name}_count (\d+)$", text, re.M)[1]) > 0
+
+
+def test_what_is_counted(fresh):
+    fresh.post("/embed", {"inputs": "one"})
+    fresh.post("/embed", {"inputs": ["one", "two three"]})
+    fresh.post("/v1/embeddings", {"input": ["one"]})
+    fresh.post("/similarity", {"inputs": {"source_sentence": "one", "sentences": ["two"]}})
+    fresh.post("/tokenize", {"inputs": "one"})
+    fresh.post("/decode", {"ids": [5]})
+    fresh.get("/info")
+    seen = samples(fresh)
+    assert seen['te_request_count{method="single"}'] == seen['te_request_success{method="single"}'] == 1
+    assert seen['te_request_count{method="batch"}'] == seen['te_request_success{method="batch"}'] == 3
+    assert seen["te_embed_count"] == seen["te_embed_success"] == seen["te_embed_duration_count"] == 6
+    assert seen["te_request_duration_count"] == 4
+    assert seen["te_request_input_length_sum"] == 3 * 5 + 4
+    assert seen["te_batch_next_size_sum"] == 6
+    assert seen["hybridtei_forward_passes"] == seen["te_batch_next_size_count"] == fresh.backend.forwards
+    assert seen["te_queue_size"] == 0
+    assert failures(fresh) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/embed", {"inputs": ["x"] * 33}, "batch_size"),
+        ("/embed", {"inputs": ""}, "tokenization"),
+        ("/embed", {"inputs": "x", "prompt_name": "x"}, "tokenization"),
+        ("/embed", {"inputs": "x " * 99, "truncate": False}, "tokenization"),
+        ("/embed_multivector", {"inputs": "x"}, "model_type"),
+        ("/embed_hybrid", {"inputs": "x", "outputs": ["sparse"]}, "model_type"),
+    ],
+)
+def test_what_a_failure_is_called(fresh, path, body, kind):
+    assert fresh.post(path, body).is_client_error
+    assert failures(fresh) == {kind: 1}
+    assert samples(fresh)["te_queue_size"] == 0
+
+
+def test_failed_passes_and_overload():
+    with serving(engine={"max_concurrent_requests": 1}, fail_on=small.IDS["poison"]) as running:
+        assert running.post("/embed", {"inputs": "poison"}).status_code == 424
+        assert running.post("/embed", {"inputs": ["one", "two"]}).status_code == 429
+        assert failures(running) == {"inference": 1, "overloaded": 1}

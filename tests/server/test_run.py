@@ -1,0 +1,55 @@
+"""The server as a process: signals, draining, a port that is taken."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.live import HANG, process
+
+FAKE = ["-m", "tests.server.fake_server"]
+BODY = {"inputs": ["one two three"] * 4}
+
+
+def metric(url: str, name: str) -> float:
+    text = httpx.get(f"{url}/metrics").text
+    return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_open_requests_finish_and_the_status_is_0(number):
+    with process([*FAKE, "0.2"]) as running, ThreadPoolExecutor(8) as pool:
+        url = running.wait_ready()
+        assert httpx.get(f"{url}/health").status_code == 200
+        waiting = [pool.submit(httpx.post, f"{url}/embed", json=BODY, timeout=HANG) for _ in range(8)]
+        while metric(url, "te_embed_count") < 8 * 4:
+            pass
+        running.process.send_signal(number)
+        assert [future.result().status_code for future in waiting] == [200] * 8
+        assert running.wait() == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        assert running.errors == []
+
+
+@pytest.mark.parametrize("drain", ["0", "0.5"])
+def test_a_stalled_client_does_not_keep_it_alive(drain):
+    with process([*FAKE, "0", drain]) as running:
+        url = running.wait_ready()
+        with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG) as stalled:
+            stalled.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{")
+            while metric(url, "te_queue_size"):
+                pass
+            running.terminate()
+            assert running.wait() == 0
+
+
+def test_an_idle_server_ends_at_once_though_connections_are_open():
+    with process([*FAKE, "0"]) as running, httpx.Client(base_url=running.wait_ready()) as client:
+        assert client.get("/health").status_code == 200
+        running.terminate()
+        assert running.wait() == 0

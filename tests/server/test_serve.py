@@ -1,0 +1,161 @@
+"""Many clients at once: none lost, none wrong; overload told at once; whoever leaves costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from typing import Any
+
+import httpx
+
+from hybridtei.batch import PackedBatch
+from tests.engine import small
+from tests.server.live import HANG, JSON, Running, serving
+
+Request = tuple[str, dict[str, Any]]
+CONCURRENT = 512
+
+
+def mixed(count: int) -> list[Request]:
+    """Requests of every route, lengths from 1 to 90 words, some of them bad."""
+    requests: list[Request] = []
+    for i in range(count):
+        text = " ".join(small.WORDS[(i + j) % len(small.WORDS)] for j in range(1 + i * i % 90))
+        forms = (
+            ("/embed", {"inputs": text}),
+            ("/embed_hybrid", {"inputs": [text, "one"], "outputs": ["sparse", "dense"], "normalize": i % 3 == 0}),
+            ("/embed_sparse", {"inputs": text}),
+            ("/embed_multivector", {"inputs": text, "dimensions": 1 + i % small.DIM}),
+            ("/v1/embeddings", {"input": [text, [2, 5, 3]], "dimensions": 1 + i % small.HIDDEN}),
+            ("/embed_all", {"inputs": text, "truncation_direction": "left"}),
+            ("/similarity", {"inputs": {"source_sentence": text, "sentences": ["one", "two"]}}),
+            ("/tokenize", {"inputs": text}),
+            ("/embed", {"inputs": text, "prompt_name": "nobody"} if i % 2 else {"inputs": ["", text]}),
+        )
+        requests.append(forms[i % len(forms)])
+    return requests
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, but for the last bits of numbers."""
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return math.isclose(one, other, abs_tol=1e-6) if isinstance(one, float) and isinstance(other, float) else one == other
+
+
+async def all_at_once(running: Running, requests: list[Request]) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=running.url, timeout=HANG, limits=limits, trust_env=False) as client:
+        return await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
+
+
+def test_512_mixed_requests_at_once_are_answered_as_each_alone():
+    requests = mixed(CONCURRENT)
+    with serving(engine={"max_concurrent_requests": 4 * CONCURRENT}, lanes=2) as running:
+        alone = [running.post(path, body) for path, body in requests]
+        passes_alone = running.backend.forwards
+        together = asyncio.run(all_at_once(running, requests))
+        for (path, _), one, other in zip(requests, alone, together, strict=True):
+            assert one.status_code == other.status_code, path
+            assert same(one.json(), other.json()), path
+            assert one.headers.get("x-compute-tokens") == other.headers.get("x-compute-tokens")
+        assert {response.status_code for response in together} == {200, 400, 422}
+        assert running.backend.forwards - passes_alone < passes_alone
+        running.is_well()
+
+
+class Hold:
+    """A gate that holds passes while told to."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._go = threading.Event()
+
+    def __call__(self, _: PackedBatch) -> None:
+        self.entered.set()
+        assert self._go.wait(HANG)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_overload_is_told_at_once_and_permits_come_back():
+    hold = Hold()
+    with serving(engine={"max_concurrent_requests": 8}, gate=hold) as running:
+        holders = [threading.Thread(target=running.post, args=("/embed", {"inputs": ["one"] * 4})) for _ in range(2)]
+        for holder in holders:
+            holder.start()
+        until(lambda: running.service.admission.free == 0)
+        refused = asyncio.run(all_at_once(running, [("/embed_hybrid", {"inputs": "one"})] * 100))
+        for response in refused:  # while the engine stands still: nobody waited
+            assert response.status_code == 429
+            assert response.json() == {"error": "Model is overloaded", "error_type": "Overloaded"}
+            assert "retry-after" not in response.headers
+        openai = running.post("/v1/embeddings", {"input": "one"})
+        assert (openai.status_code, openai.json()) == (
+            429,
+            {"message": "Model is overloaded", "code": 429, "type": "Overloaded"},
+        )
+        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200  # takes no permit
+        assert running.get("/health").status_code == 200
+        hold.let_go()
+        for holder in holders:
+            holder.join(HANG)
+        running.is_well()
+        assert running.post("/embed", {"inputs": ["one"] * 8}).status_code == 200
+        assert running.post("/embed", {"inputs": ["one"] * 9}).status_code == 429
+
+
+async def leave_after_sending(running: Running, clients: int) -> None:
+    """So many clients send a request; they all go away once everything they asked for waits inside."""
+    body = json.dumps({"inputs": ["two", "three"]}).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connections = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", running.port) for _ in range(clients)))
+    for _, writer in connections:
+        writer.write(head.encode() + body)
+    await asyncio.to_thread(until, lambda: running.service.metrics.queued.value() >= 2 * clients)
+    for _, writer in connections:
+        writer.close()
+    await asyncio.gather(*(writer.wait_closed() for _, writer in connections), return_exceptions=True)
+
+
+def test_200_clients_that_leave_cost_no_pass_and_no_permit():
+    hold = Hold()
+    with serving(gate=hold) as running:
+        permits = running.service.config.max_concurrent_requests
+        first = threading.Thread(target=running.post, args=("/embed", {"inputs": "one"}))
+        first.start()
+        assert hold.entered.wait(HANG)
+        asyncio.run(leave_after_sending(running, 200))
+        until(lambda: running.service.admission.free == permits - 1)
+        assert running.service.metrics.dropped.value() == 200
+        assert running.get("/health").status_code == 200
+        hold.let_go()
+        first.join(HANG)
+        until(lambda: running.service.metrics.queued.value() == 0)
+        assert running.backend.forwards == 1
+        running.is_well()
+
+
+def test_a_failing_text_harms_only_those_who_rode_with_it():
+    with serving(fail_on=small.IDS["poison"], budget_tokens=8, engine={"max_concurrent_requests": CONCURRENT}) as running:
+        requests: list[Request] = [("/embed", {"inputs": "poison" if i % 8 == 0 else "one"}) for i in range(80)]
+        responses = asyncio.run(all_at_once(running, requests))
+        good = running.post("/embed", {"inputs": "one"}).json()
+        for (_, body), response in zip(requests, responses, strict=True):
+            assert response.status_code in ((424,) if body["inputs"] == "poison" else (200, 424))
+            assert response.status_code == 424 or response.json() == good
+        assert sum(response.status_code == 200 for response in responses) >= 80 - 2 * 10
+        running.is_well()

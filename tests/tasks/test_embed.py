@@ -1,0 +1,96 @@
+"""What one request asks of a pass that others share, and what it gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.batch import Head, pack
+from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings, HeadOutputs
+from hybridtei.tasks.embed import Embed
+from tests.engine import small
+
+MODEL = small.model()
+EVERY = frozenset(Head)
+COLUMNS = ("dense", "sparse", "multivector", "tokens")
+texts = st.lists(st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=9).map(" ".join), min_size=1, max_size=4)
+heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
+
+
+def answer(task: Embed, *, computed: frozenset[Head] | None = None) -> Embeddings:
+    encodings = task.prepare(MODEL)
+    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(pack(encodings, computed or task.heads, MODEL.spec.positions))
+    return task.finish(MODEL, encodings, outputs)
+
+
+@given(texts, heads)
+def test_it_gets_what_it_asked_for_whatever_else_was_computed(inputs, wanted):
+    task = Embed(inputs, wanted)
+    alone, shared = answer(task), answer(task, computed=EVERY)
+    for column in COLUMNS:
+        assert (getattr(shared, column) is not None) == (Head(column) in wanted) == (getattr(alone, column) is not None)
+    assert len(shared) == len(inputs)
+    if Head.DENSE in wanted:
+        np.testing.assert_array_equal(alone.dense, shared.dense)
+
+
+@given(texts, st.integers(1, small.HIDDEN))
+def test_cut_before_normalised(inputs, dimensions):
+    raw = answer(Embed(inputs, frozenset({Head.DENSE}), normalize=False)).dense
+    short = answer(Embed(inputs, frozenset({Head.DENSE}), dimensions=dimensions)).dense
+    assert short.shape == (len(inputs), dimensions)
+    np.testing.assert_allclose(
+        short, raw[:, :dimensions] / np.linalg.norm(raw[:, :dimensions], axis=1, keepdims=True), atol=1e-6
+    )
+
+
+@given(texts)
+def test_asking_twice_gives_the_same(inputs):
+    task = Embed(inputs, EVERY)
+    one, two = answer(task), answer(task)
+    np.testing.assert_array_equal(one.dense, two.dense)
+    np.testing.assert_array_equal(one.sparse.to_dense(), two.sparse.to_dense())
+    np.testing.assert_array_equal(one.multivector.values, two.multivector.values)
+
+
+def test_sparse_keeps_the_strongest_occurrence_and_no_specials():
+    task = Embed(["one two one [SEP] one"], frozenset({Head.SPARSE}))
+    encodings = task.prepare(MODEL)
+    weights = FakeBackend(MODEL.spec).forward(pack(encodings, task.heads, MODEL.spec.positions)).token_weights.row(0)
+    strongest: dict[int, float] = {}
+    for token, weight in zip(encodings[0].input_ids.tolist(), weights.tolist(), strict=True):
+        if weight > 0 and token not in MODEL.spec.removed_ids:
+            strongest[token] = max(strongest.get(token, 0), weight)
+    indices, values = answer(task).sparse.row(0)
+    assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == strongest
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        (Embed(["x"], frozenset({Head.DENSE}), dimensions=0), InvalidInput, "should be positive"),
+        (Embed(["x"], frozenset({Head.DENSE}), dimensions=-1), InvalidInput, "should be positive"),
+        (
+            Embed(["x"], frozenset({Head.MULTIVECTOR, Head.DENSE})),
+            UnsupportedHead,
+            r"no `multivector` output\. It has: dense, tokens",
+        ),
+    ],
+)
+def test_what_is_refused_unread(task, error, message):
+    with pytest.raises(error, match=message):
+        task.check(small.dense_only())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "width"),
+    [({Head.DENSE}, small.HIDDEN), ({Head.MULTIVECTOR}, small.DIM), ({Head.DENSE, Head.MULTIVECTOR}, small.HIDDEN)],
+)
+def test_dimensions_end_at_the_widest_vector(wanted, width):
+    assert len(Embed(["x"], frozenset(wanted), dimensions=width).prepare(MODEL)) == 1
+    with pytest.raises(InvalidInput, match="smaller than the maximum embedding dimension"):
+        Embed(["x"], frozenset(wanted), dimensions=width + 1).prepare(MODEL)

@@ -1,0 +1,75 @@
+"""Packing, padding and position ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+
+from hybridtei.batch import Encoding, Head, Positions, pack, pad
+from hybridtei.ragged import Ragged, offsets_of
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12), min_size=1, max_size=10)
+HEADS = frozenset({Head.DENSE})
+PADDING = 1
+
+
+def encodings(sequences: list[list[int]]) -> list[Encoding]:
+    return [Encoding(np.array(sequence)) for sequence in sequences]
+
+
+@given(SEQUENCES)
+def test_pack_then_split_is_identity(sequences: list[list[int]]) -> None:
+    batch = pack(encodings(sequences), HEADS, Positions())
+    assert [row.tolist() for row in Ragged(batch.input_ids, batch.cu_seqlens)] == sequences
+    assert len(batch) == len(sequences)
+    assert batch.lengths.tolist() == [len(sequence) for sequence in sequences]
+    assert batch.max_seqlen == max(map(len, sequences))
+    assert batch.heads == HEADS
+    assert batch.token_type_ids is None
+
+
+@given(SEQUENCES, st.integers(0, 3))
+def test_positions_count_from_the_offset_in_each_sequence(sequences: list[list[int]], offset: int) -> None:
+    batch = pack(encodings(sequences), HEADS, Positions(offset))
+    assert batch.position_ids.tolist() == [offset + place for sequence in sequences for place in range(len(sequence))]
+
+
+@given(SEQUENCES)
+def test_positions_of_the_roberta_line_equal_transformers(sequences: list[list[int]]) -> None:
+    batch = pack(encodings(sequences), HEADS, Positions(PADDING + 1, PADDING))
+    count = RobertaEmbeddings.create_position_ids_from_input_ids
+    expected = [place for sequence in sequences for place in count(torch.tensor([sequence]), PADDING)[0].tolist()]
+    assert batch.position_ids.tolist() == expected
+
+
+@given(SEQUENCES)
+def test_positions_do_not_depend_on_neighbours(sequences: list[list[int]]) -> None:
+    positions = Positions(PADDING + 1, PADDING)
+    together = pack(encodings(sequences), HEADS, positions)
+    alone = [pack(encodings([sequence]), HEADS, positions).position_ids for sequence in sequences]
+    assert together.position_ids.tolist() == np.concatenate(alone).tolist()
+
+
+@given(SEQUENCES, st.integers(-1, 5))
+def test_pad_then_mask_is_identity(sequences: list[list[int]], fill: int) -> None:
+    batch = pack(encodings(sequences), HEADS, Positions())
+    padded, mask = pad(batch.input_ids, batch.cu_seqlens, fill)
+    assert padded.shape == mask.shape == (len(sequences), batch.max_seqlen)
+    assert padded[mask].tolist() == batch.input_ids.tolist()
+    assert (padded[~mask] == fill).all()
+    assert [row[: len(sequence)].all() for row, sequence in zip(mask, sequences, strict=True)] == [True] * len(sequences)
+
+
+def test_token_types_are_zero_for_those_without_where_one_has_them() -> None:
+    batch = pack([Encoding(np.array([1, 2])), Encoding(np.array([3, 4]), np.array([0, 1]))], HEADS, Positions())
+    assert batch.token_type_ids is not None
+    assert batch.token_type_ids.tolist() == [0, 0, 0, 1]
+
+
+def test_the_longest_of_nothing_is_zero() -> None:
+    batch = pack(encodings([[1]]), HEADS, Positions())
+    assert batch.max_seqlen == 1
+    assert type(batch)(batch.input_ids[:0], batch.position_ids[:0], None, offsets_of([]), HEADS).max_seqlen == 0

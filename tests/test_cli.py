@@ -1,0 +1,197 @@
+"""The command, as a user runs it: statuses, messages, and one real server from flag to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from hybridtei import __version__
+from hybridtei.cli import main
+from tests.server.live import HANG, ROOT, process
+
+KEY = "s3cret-key"
+BAD = "one\n2026-01-01T00:00:00.000000Z ERROR forged: line"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch) -> None:
+    """No variable of the machine decides here."""
+    for name in ("HOSTNAME", "PORT", "API_KEY", "MODEL_ID", "AUTO_TRUNCATE", "TASK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_version(capsys):
+    for flag in ("--version", "-V"):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"hybridtei {__version__}\n"
+
+
+def test_python_m_works_without_torch_in_the_way():
+    code = "import sys, runpy; sys.argv = ['hybridtei', '--version']\ntry: runpy.run_module('hybridtei', run_name='__main__')\n"
+    code += "except SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
+    assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        ([], {}, "COMMAND"),
+        (["nonsense"], {}, "nonsense"),
+        (["serve", "--nonsense"], {}, "--nonsense"),
+        (["serve", "--port", "70000"], {}, "--port: invalid value '70000'"),
+        (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),  # no abbreviations
+        (["serve"], {"PORT": ""}, "PORT: invalid value ''"),
+        (["serve"], {"MAX_CLIENT_BATCH_SIZE": "0"}, "MAX_CLIENT_BATCH_SIZE: "),
+        (["serve"], {"AUTO_TRUNCATE": "no"}, "AUTO_TRUNCATE: "),
+        (["embed", "in.txt"], {}, "--output"),
+        (["embed", "in.txt", "-o", "x.npz", "--dtype", "int4"], {}, "--dtype: "),
+    ],
+)
+def test_usage_errors_end_with_2_and_name_the_flag(arguments, environment, named, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hybridtei", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+def test_what_fails_at_start_ends_with_1_and_one_line(bert, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    cases = [
+        (
+            ["--default-prompt", "a", "--default-prompt-name", "b"],
+            "`default-prompt` and `default-prompt-name` exclude each other",
+        ),
+        (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
+        (["--max-batch-tokens", "5", "--auto-truncate=false"], "`max-batch-tokens` (5)"),
+    ]
+    for arguments, message in cases:
+        done = failing("serve", "--model-id", str(bert), *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "model.safetensors", "1_Pooling/config.json"])
+def test_a_model_folder_with_a_missing_file(bert, copied, missing, capsys, tmp_path):
+    folder = copied(bert)
+    (folder / missing).unlink()
+    (tmp_path / "in.txt").write_text("one\n")
+    assert main(["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--model-id", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert Path(missing).name in error
+    assert error.count("\n") == 1
+
+
+def test_no_such_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "in.txt").write_text("one\n")
+    arguments = ["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--offline=true"]
+    assert main([*arguments, "--model-id", "nobody/no-such-model"]) == 1
+    assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])
+def test_embed_a_file(hybrid, tmp_path, suffix, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / f"out.{suffix}"
+    source.write_text('{"body":"bake balo"}\n{"body":"bomo"}\n')
+    arguments = [
+        "embed",
+        str(source),
+        "-o",
+        str(target),
+        "--field",
+        "body",
+        "--outputs",
+        "dense,sparse",
+        "--model-id",
+        str(hybrid),
+    ]
+    assert main(arguments) == 0
+    assert f"2 texts -> {target}" in capsys.readouterr().err
+    if suffix == "npz":
+        with np.load(target) as arrays:
+            assert arrays["dense"].shape == (2, 32)
+            assert "multivector" not in arrays
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "error"),
+    [
+        ("in.jsonl", '"one"\nnonsense\n', [], "in.jsonl:2: not JSON"),
+        ("in.txt", "one\n", ["--outputs", "dense,vectors"], "`outputs` names 'vectors'"),
+        ("in.txt", "", [], "holds no text"),
+    ],
+)
+def test_embed_says_what_is_wrong(bert, tmp_path, capsys, name, content, flags, error):
+    (tmp_path / name).write_text(content)
+    target = tmp_path / "out.npz"
+    assert main(["embed", str(tmp_path / name), "-o", str(target), "--model-id", str(bert), *flags]) == 1
+    assert error in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_serve_from_flag_to_answer_and_back(hybrid):
+    """A real model in a real process: JSON logs that parse and cannot be forged, the key in none of them, an orderly end."""
+    command = [
+        "-m",
+        "hybridtei",
+        "serve",
+        "--model-id",
+        str(hybrid),
+        "--json-output",
+        "--api-key",
+        KEY,
+        "--hostname",
+        "not-an-ip",
+    ]
+    environment = {"PORT": "0", "MAX_CLIENT_BATCH_SIZE": "3", "SERVED_MODEL_NAME": "tiny", "LOG_LEVEL": "debug"}
+    with process(command, environment) as running:
+        url = running.wait_ready().replace("0.0.0.0", "127.0.0.1")
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=HANG, trust_env=False) as client:
+            (item,) = client.post("/embed_hybrid", json={"inputs": "bake balo"}).json()
+            assert set(item) == {"dense", "sparse", "multivector"}
+            assert client.post("/embed", json={"inputs": "bake balo"}).json() == [item["dense"]]
+            facts = client.get("/info").json()
+            assert (facts["model_id"], facts["served_model_name"]) == (str(hybrid), "tiny")
+            assert facts["max_client_batch_size"] == 3
+            assert client.post("/embed", json={"inputs": ["x"] * 4}).status_code == 422
+            assert client.post("/embed", json={"inputs": "x", "prompt_name": BAD}).status_code == 422
+            assert httpx.post(f"{url}/embed", json={"inputs": "x"}).status_code == 401
+        running.terminate()
+        assert running.wait() == 0
+    entries = [json.loads(line) for line in running.lines]
+    assert all({"timestamp", "level", "message", "target"} <= set(entry) for entry in entries)
+    messages = [entry["message"] for entry in entries]
+    assert any(BAD in message for message in messages)
+    assert any("not-an-ip" in message for message in messages)
+    assert any(message.startswith("outputs  dense, multivector, sparse") for message in messages)
+    assert KEY not in "".join(running.lines + running.errors)
+
+
+def test_a_taken_port_is_an_error(bert):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = failing("serve", "--model-id", str(bert), "--hostname", "127.0.0.1", "--port", str(port))
+    assert done.returncode == 1
+    assert f"Error: cannot listen on 127.0.0.1:{port}" in done.stderr

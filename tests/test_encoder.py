@@ -1,0 +1,392 @@
+"""Whole checkpoints against sentence-transformers, and what a caller of Encoder can rely on."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
+
+from hybridtei.checkpoint.embedded import HEADS, PACKAGE
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder, heads_named
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead
+from hybridtei.outputs import Embeddings
+from tests import tiny, tolerances, vocabulary
+
+TEXTS = vocabulary.texts(24)
+EVERYTHING = ("dense", "sparse", "multivector", "tokens")
+PROMPTS = {"query": "baka bake ", "document": ""}
+TANH = "torch.nn.modules.activation.Tanh"
+IDENTITY = "torch.nn.modules.linear.Identity"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "mean": {"pooling": "mean"},
+    "cls, normalised": {"pooling": "cls", "normalize": True},
+    "mean and max": {"pooling": ["max", "mean"]},
+    "dense": {"pooling": "mean", "dense": [(tiny.HIDDEN, 20, TANH)]},
+    "two dense, normalised": {
+        "pooling": "mean",
+        "dense": [(tiny.HIDDEN, 64, IDENTITY), (64, tiny.HIDDEN, IDENTITY)],
+        "normalize": True,
+    },
+    "short": {"pooling": "lasttoken", "max_seq_length": 20},
+}
+CRANFIELD = Path(__file__).parents[2] / "shared" / "data" / "cranfield" / "corpus.jsonl"
+
+
+def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> np.ndarray:
+    dense = encoder.encode(texts, **options).dense
+    assert dense is not None
+    return dense
+
+
+def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
+    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def encoder(hybrid: Path) -> Encoder:
+    return Encoder.load(str(hybrid))
+
+
+# --- whole checkpoints -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["old", "new"])
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
+def test_a_checkpoint_equals_sentence_transformers(tmp_path: Path, model_type: str, layout: str, name: str) -> None:
+    folder = tiny.write_family(tmp_path, model_type)
+    tiny.write_modules(folder, layout=layout, **LAYOUTS[name])  # type: ignore[arg-type]
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    close(dense_of(ours), theirs.encode(TEXTS, normalize_embeddings=True), tolerances.UNIT["float32"] * 3)
+    if not LAYOUTS[name].get("normalize"):
+        close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
+    assert ours.max_input_length == (20 if name == "short" and layout == "old" else vocabulary.LONGEST)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "modernbert", "distilbert", "mpnet", "gemma3_text"])
+def test_other_families_equal_sentence_transformers_too(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, model_type), pooling="mean")
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    close(dense_of(Encoder.load(str(folder)), normalize=False), theirs.encode(TEXTS, batch_size=1))
+
+
+def test_a_checkpoint_that_sentence_transformers_saved_loads_the_same(tmp_path: Path, bert: Path) -> None:
+    theirs = SentenceTransformer(str(bert), device="cpu", prompts=PROMPTS)
+    theirs.save_pretrained(str(tmp_path))
+    ours = Encoder.load(str(tmp_path))
+    close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
+    close(dense_of(ours, normalize=False, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
+
+
+@pytest.mark.parametrize("layout", ["old", "new"])
+def test_prompts_equal_sentence_transformers(tmp_path: Path, layout: str) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_modules(folder, layout=layout, prompts=PROMPTS)  # type: ignore[arg-type]
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    plain = dense_of(ours, normalize=False)
+    for name in (None, "query", "document"):
+        close(dense_of(ours, normalize=False, prompt_name=name), theirs.encode(TEXTS, prompt_name=name))
+    assert np.abs(dense_of(ours, normalize=False, prompt_name="query") - plain).max() > 0.01
+    with pytest.raises(InvalidInput, match="Available prompts"):
+        ours.encode(TEXTS, prompt_name="none")
+
+
+@pytest.mark.parametrize("settings", [{"default_prompt_name": "query"}, {"default_prompt": PROMPTS["query"]}])
+def test_a_default_prompt_is_put_before_every_text(tmp_path: Path, settings: dict[str, str]) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS)
+    ours = Encoder.load(str(folder), engine=EngineConfig(**settings))
+    close(dense_of(ours), dense_of(ours, [PROMPTS["query"] + text for text in TEXTS], prompt_name="document"))
+
+
+@pytest.mark.parametrize("dimensions", [1, 7, tiny.HIDDEN])
+def test_cut_vectors_are_cut_first_and_normalised_then(bert: Path, dimensions: int) -> None:
+    theirs = SentenceTransformer(str(bert), device="cpu", truncate_dim=dimensions).encode(TEXTS, normalize_embeddings=True)
+    close(dense_of(Encoder.load(str(bert)), dimensions=dimensions), theirs, tolerances.UNIT["float32"] * 3)
+
+
+def test_a_pooling_without_the_prompt_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS)
+    tiny.edit_json(folder / "1_Pooling" / "config.json", include_prompt=False)
+    with pytest.raises(UnsupportedArchitecture, match=r"1_Pooling.*include_prompt"):
+        Encoder.load(str(folder))
+
+
+def test_a_checkpoint_may_ask_for_lower_case(tmp_path: Path) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
+    tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    texts = [text.upper() for text in TEXTS]
+    close(
+        dense_of(Encoder.load(str(folder)), texts, normalize=False),
+        SentenceTransformer(str(folder), device="cpu").encode(texts),
+    )
+
+
+def test_modules_in_an_order_that_is_not_run_are_refused(tmp_path: Path) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, TANH)], normalize=True)
+    modules = json.loads((folder / "modules.json").read_text())
+    tiny.write_json(folder / "modules.json", [*modules[:2], modules[3], modules[2]])
+    with pytest.raises(UnsupportedArchitecture, match=r"modules\.json.*order"):
+        Encoder.load(str(folder))
+
+
+# --- sparse and multi-vectors ------------------------------------------------------------------------------------------
+
+
+def test_m3_outputs_equal_the_definition(m3: Path) -> None:
+    encoder = Encoder.load(str(m3))
+    raw = encoder.encode(TEXTS, outputs=("tokens", "sparse", "multivector", "dense"))
+    assert raw.tokens is not None
+    assert raw.sparse is not None
+    assert raw.multivector is not None
+    from hybridtei.checkpoint.heads import read_linear
+
+    sparse, colbert = (read_linear(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
+    ids = AutoTokenizer.from_pretrained(m3)(TEXTS)["input_ids"]
+    assert raw.sparse.width == encoder.spec.vocab_size
+    for i, (row, hidden) in enumerate(zip(ids, raw.tokens, strict=True)):
+        weights = np.maximum(hidden @ sparse["weight"].float().numpy()[0] + sparse["bias"].float().numpy(), 0)
+        lexical: dict[int, float] = {}
+        for token, weight in zip(row, weights.tolist(), strict=True):
+            if token not in (0, 1, 2, 3) and weight > 0:
+                lexical[token] = max(lexical.get(token, 0.0), weight)
+        indices, values = raw.sparse.row(i)
+        assert indices.tolist() == sorted(lexical)
+        close(values, np.array([lexical[token] for token in sorted(lexical)], dtype=np.float32))
+        vectors = hidden[1:] @ colbert["weight"].float().numpy().T + colbert["bias"].float().numpy()
+        close(raw.multivector.row(i), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+        assert len(raw.multivector.row(i)) == len(row) - 1
+        close(raw.dense[i] if raw.dense is not None else np.empty(0), hidden[0] / np.linalg.norm(hidden[0]))
+
+
+@pytest.mark.parametrize("name", ["m3", "hybrid"])
+def test_a_text_of_unknown_tokens_has_an_empty_sparse_vector(request: pytest.FixtureRequest, name: str) -> None:
+    encoder = Encoder.load(str(request.getfixturevalue(name)))
+    found = encoder.encode(["漢字", "baka bulo"], outputs=EVERYTHING)
+    assert found.sparse is not None
+    assert len(found.sparse.row(0)[0]) == 0
+    assert len(found.sparse) == 2
+
+
+def test_one_token_has_no_vector_in_m3_and_is_fine_between_others(m3: Path) -> None:
+    found = Encoder.load(str(m3)).encode([[5], "baka", [6]], outputs=EVERYTHING)
+    assert found.multivector is not None
+    assert found.multivector.lengths.tolist() == [0, 2, 0]
+    assert Encoder.load(str(m3)).encode([[5]], outputs=["multivector"]).multivector.lengths.tolist() == [0]  # type: ignore[union-attr]
+
+
+def test_multivectors_are_unit_and_cut_with_the_dense_vector(m3: Path) -> None:
+    found = Encoder.load(str(m3)).encode(TEXTS, outputs=("dense", "multivector"), dimensions=8)
+    assert found.multivector is not None
+    assert found.dense is not None
+    assert found.multivector.values.shape[1] == found.dense.shape[1] == 8
+    close(np.linalg.norm(found.multivector.values, axis=1), np.ones(len(found.multivector.values)))
+    close(np.linalg.norm(found.dense, axis=1), np.ones(len(TEXTS)))
+
+
+# --- laws --------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(found: Embeddings, i: int) -> list[np.ndarray]:
+    assert found.dense is not None
+    assert found.sparse is not None
+    assert found.multivector is not None
+    assert found.tokens is not None
+    return [found.dense[i], found.sparse.take([i]).to_dense()[0], found.multivector.row(i), found.tokens.row(i)]
+
+
+@pytest.mark.parametrize("name", ["m3", "hybrid"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_text_keeps_its_vectors_in_any_company_and_order(request: pytest.FixtureRequest, name: str, seed: int) -> None:
+    texts = vocabulary.texts(64, seed=seed)
+    folder = str(request.getfixturevalue(name))
+    encoder, hasty = Encoder.load(folder), Encoder.load(folder, engine=EngineConfig(max_batch_tokens=vocabulary.LONGEST))
+    order = np.random.default_rng(seed).permutation(len(texts))
+    together, shuffled = encoder.encode(texts, EVERYTHING), hasty.encode([texts[i] for i in order], EVERYTHING)
+    for place, i in enumerate(order):
+        alone = rows_of(encoder.encode(texts[i], EVERYTHING), 0)
+        for found in (rows_of(together, int(i)), rows_of(shuffled, place)):
+            for one, other in zip(alone, found, strict=True):
+                close(one, other)
+
+
+def test_asking_for_more_changes_nothing(encoder: Encoder) -> None:
+    everything = encoder.encode(TEXTS, EVERYTHING)
+    for head in EVERYTHING:
+        alone = getattr(encoder.encode(TEXTS, [head]), head)
+        together = getattr(everything, head)
+        if head == "sparse":
+            alone, together = alone.to_dense(), together.to_dense()
+        elif head != "dense":
+            alone, together = alone.values, together.values
+        assert np.array_equal(alone, together)
+
+
+def test_many_inputs_cost_as_many_passes_as_batches(hybrid: Path) -> None:
+    encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_requests=5))
+    for count, batches in ((1, 1), (5, 1), (6, 2), (23, 5)):
+        before = encoder.forwards
+        encoder.encode(["baka"] * count, EVERYTHING)
+        assert encoder.forwards - before == batches
+
+
+def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path) -> None:
+    encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_tokens=vocabulary.LONGEST))
+    before = encoder.forwards
+    encoder.encode(["baka " * 62] * 6)  # 64 tokens each, two a pass
+    assert encoder.forwards - before == 3
+
+
+def test_more_inputs_than_one_chunk_come_back_in_order(encoder: Encoder) -> None:
+    texts = [vocabulary.WORDS[i % 7] for i in range(1100)]
+    dense = dense_of(encoder, texts)
+    seven = dense_of(encoder, vocabulary.WORDS[:7])
+    close(dense, seven[np.arange(1100) % 7])
+
+
+# --- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_text_is_a_list_of_one(encoder: Encoder) -> None:
+    assert np.array_equal(dense_of(encoder, "baka bulo"), dense_of(encoder, ["baka bulo"]))  # type: ignore[arg-type]
+
+
+def test_no_texts_are_no_rows_of_the_right_width(encoder: Encoder) -> None:
+    before = encoder.forwards
+    nothing, something = encoder.encode([], EVERYTHING), encoder.encode(["baka"], EVERYTHING)
+    assert encoder.forwards == before + 1
+    assert len(nothing) == 0
+    for column in EVERYTHING:
+        none, some = getattr(nothing, column), getattr(something, column)
+        assert len(none) == 0
+        if column == "dense":
+            assert none.shape[1] == some.shape[1]
+        elif column == "sparse":
+            assert none.width == some.width
+            assert none.to_scipy().shape == (0, some.width)
+        else:
+            assert none.values.shape[1] == some.values.shape[1]
+
+
+def test_ids_are_the_tokens_themselves(encoder: Encoder, hybrid: Path) -> None:
+    ids = AutoTokenizer.from_pretrained(hybrid)(TEXTS)["input_ids"]
+    short = [row for row in ids if len(row) < vocabulary.LONGEST]
+    texts = [text for text, row in zip(TEXTS, ids, strict=True) if len(row) < vocabulary.LONGEST]
+    close(dense_of(encoder, short), dense_of(encoder, texts))
+
+
+@pytest.mark.parametrize("wrong", [[None], ["baka", 5], [b"baka"], [("a", "b")], ["baka", {"text": "b"}]])
+def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match=rf"texts\[{len(wrong) - 1}\].*{type(wrong[-1]).__name__}"):
+        encoder.encode(wrong)
+
+
+def test_an_empty_text_is_refused(encoder: Encoder) -> None:
+    with pytest.raises(EmptyInput):
+        encoder.encode(["baka", ""])
+
+
+def test_a_text_too_long_is_cut_or_refused(encoder: Encoder) -> None:
+    long = "baka " * 500
+    tokens = encoder.encode([long], ["tokens"]).tokens
+    assert tokens is not None
+    assert tokens.lengths.tolist() == [vocabulary.LONGEST]
+    with pytest.raises(InvalidInput, match=r"Given: 502"):
+        encoder.encode([long], truncate=False)
+
+
+def test_the_side_of_truncation_matters(encoder: Encoder) -> None:
+    long = "baka " * 150 + "dulo " * 150
+    left, right = dense_of(encoder, [long], truncation_direction="left"), dense_of(encoder, [long])
+    close(right, dense_of(encoder, ["baka " * 150]))
+    close(left, dense_of(encoder, ["dulo " * 150]))
+
+
+# --- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [["colbert"], ["dense", "Sparse"], "splade", [], ""])
+def test_unknown_outputs_are_refused_with_the_known_ones(encoder: Encoder, names: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"known: dense, multivector, sparse, tokens"):
+        encoder.encode(["baka"], names)
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    assert heads_named("sparse") == heads_named(["sparse", "sparse"]) == frozenset({"sparse"})
+
+
+@pytest.mark.parametrize("head", ["sparse", "multivector"])
+def test_an_output_the_model_lacks_is_refused_even_for_no_texts(bert: Path, head: str) -> None:
+    encoder = Encoder.load(str(bert))
+    for texts in (["baka"], []):
+        with pytest.raises(UnsupportedHead, match=f"`{head}`.*dense, tokens"):
+            encoder.encode(texts, ["dense", head])
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, tiny.HIDDEN + 1])
+def test_dimensions_have_bounds(encoder: Encoder, dimensions: int) -> None:
+    with pytest.raises(InvalidInput, match="dimensions"):
+        encoder.encode(["baka"], dimensions=dimensions)
+
+
+def test_progress_is_shown_when_asked_for(encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder.encode(TEXTS)
+    assert capsys.readouterr().err == ""
+    encoder.encode(TEXTS, show_progress=True)
+    assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
+
+
+# --- the embedded model ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Encoder:
+    if not HEADS.exists():
+        pytest.skip("hybridtei/heads/minilm_hybrid.safetensors is not there: its heads have not been trained")
+    return Encoder.load()
+
+
+@pytest.fixture(scope="module")
+def abstracts() -> list[str]:
+    if not CRANFIELD.exists():
+        pytest.skip("the collection of abstracts lies in ../shared/data, which this checkout lacks")
+    documents = [json.loads(line) for line in CRANFIELD.read_text(encoding="utf-8").splitlines()[:180]]
+    return [*(document["text"] for document in documents[:20]), *(document["title"] for document in documents)]
+
+
+def test_the_embedded_models_dense_vectors_are_the_upstream_ones(embedded: Encoder, abstracts: list[str]) -> None:
+    package = find_spec(PACKAGE)
+    assert package is not None
+    theirs = SentenceTransformer(str(Path(package.submodule_search_locations[0]) / "model"), device="cpu")  # type: ignore[index]
+    expected = theirs.encode(abstracts, batch_size=16, normalize_embeddings=True)
+    cosines = (dense_of(embedded, abstracts) * expected).sum(1)
+    assert len(cosines) == 200
+    assert cosines.min() > tolerances.COSINE
+
+
+def test_the_embedded_model_has_every_output(embedded: Encoder) -> None:
+    found = embedded.encode(["hybrid search finds words and meaning", "words"], EVERYTHING)
+    assert found.dense is not None
+    assert found.dense.shape == (2, 384)
+    assert found.sparse is not None
+    assert (np.diff(found.sparse.indptr) > 0).all()
+    assert found.multivector is not None
+    assert found.multivector.lengths.min() > 0
+
+
+def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
+    encoder = Encoder.load(str(bert))
+    weights = weakref.ref(encoder._backend._trunk._model)  # type: ignore[attr-defined]
+    assert weights() is not None
+    encoder.close()
+    gc.collect()
+    assert weights() is None

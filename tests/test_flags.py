@@ -1,0 +1,171 @@
+"""Settings from flags over environment over defaults."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.flags import UsageError, add_flags, from_flags
+
+KINDS = (ModelConfig, EngineConfig, ServerConfig)
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for kind in KINDS:
+        add_flags(parser, kind, "settings")
+    return vars(parser.parse_args(arguments))
+
+
+def settings(kind, *arguments: str, **environment: str):
+    return from_flags(kind, parsed(*arguments), environment)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_given_is_the_defaults(kind):
+    assert settings(kind) == kind()
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_the_flag_wins_over_the_variable(flag, variable):
+    name = "max_batch_tokens"
+    assert settings(EngineConfig, MAX_BATCH_TOKENS=str(variable)).max_batch_tokens == variable
+    assert getattr(settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)), name) == flag
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_has_its_flag_and_its_variable(kind):
+    values = {bool: "true", int: "7", float: "7", tuple: "text"}
+    hints = msgspec.structs.fields(kind)
+    assert hints
+    for field in hints:
+        default = field.default
+        text = next((text for of, text in values.items() if isinstance(default, of)), None)
+        if text is None:
+            text = {"dtype": "float16", "pooling": "cls", "backend": "torch"}.get(field.name, "7")
+        flag = "--" + field.name.replace("_", "-")
+        by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
+        assert by_flag == by_variable
+        assert str(getattr(by_flag, field.name)).strip("(),'").lower() in (text, "7.0")
+
+
+TEI_FLAGS = [
+    "--model-id",
+    "--revision",
+    "--tokenization-workers",
+    "--dtype",
+    "--served-model-name",
+    "--pooling",
+    "--max-concurrent-requests",
+    "--max-batch-tokens",
+    "--max-batch-requests",
+    "--max-client-batch-size",
+    "--auto-truncate",
+    "--default-prompt-name",
+    "--default-prompt",
+    "--dense-path",
+    "--hf-token",
+    "--hostname",
+    "--port",
+    "--huggingface-hub-cache",
+    "--payload-limit",
+    "--api-key",
+    "--json-output",
+    "--cors-allow-origin",
+]
+
+
+def test_teis_names_and_defaults():
+    known = parsed()
+    assert {flag.removeprefix("--").replace("-", "_") for flag in TEI_FLAGS} <= set(known)
+    engine, server = EngineConfig(), ServerConfig()
+    assert (engine.max_concurrent_requests, engine.max_batch_tokens, engine.max_batch_requests) == (512, 16384, None)
+    assert (server.max_client_batch_size, server.payload_limit, server.port, server.hostname) == (
+        32,
+        2_000_000,
+        3000,
+        "0.0.0.0",
+    )
+    assert engine.auto_truncate
+    assert settings(ServerConfig, "-p", "81").port == 81
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "value"),
+    [
+        ([], {}, True),
+        (["--auto-truncate"], {}, True),
+        (["--auto-truncate=false"], {}, False),
+        (["--auto-truncate", "false"], {}, False),
+        (["--auto-truncate=true"], {"AUTO_TRUNCATE": "false"}, True),
+        (["--auto-truncate"], {"AUTO_TRUNCATE": "false"}, True),
+        ([], {"AUTO_TRUNCATE": "false"}, False),
+        ([], {"AUTO_TRUNCATE": "true"}, True),
+    ],
+)
+def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
+    assert settings(EngineConfig, *arguments, **environment).auto_truncate is value
+
+
+def test_origins_repeat_as_flags_and_are_one_in_the_environment():
+    assert settings(ServerConfig, "--cors-allow-origin", "http://a", "--cors-allow-origin=b").cors_allow_origin == (
+        "http://a",
+        "b",
+    )
+    assert settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b").cors_allow_origin == ("http://a,b",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "environment", "named"),
+    [
+        (ServerConfig, [], {"PORT": ""}, "PORT: invalid value ''"),
+        (EngineConfig, [], {"MAX_BATCH_TOKENS": ""}, "MAX_BATCH_TOKENS: "),
+        (EngineConfig, [], {"AUTO_TRUNCATE": ""}, "AUTO_TRUNCATE: "),
+        (EngineConfig, [], {"AUTO_TRUNCATE": "yes"}, "AUTO_TRUNCATE: .*true or false"),
+        (EngineConfig, ["--auto-truncate=TRUE"], {}, "--auto-truncate: "),
+        (EngineConfig, ["--max-batch-tokens", "0"], {}, "--max-batch-tokens: .*>= 1"),
+        (EngineConfig, ["--max-batch-tokens=-1"], {}, "--max-batch-tokens: "),
+        (EngineConfig, ["--max-batch-tokens", "1.5"], {}, "--max-batch-tokens: "),
+        (EngineConfig, ["--max-batch-tokens", "many"], {}, "--max-batch-tokens: invalid value 'many'"),
+        (EngineConfig, ["--max-batch-requests", "0"], {}, "--max-batch-requests: "),
+        (EngineConfig, ["--max-concurrent-requests", "0"], {}, "--max-concurrent-requests: "),
+        (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*<= 64"),
+        (EngineConfig, ["--tokenization-workers", "0"], {}, "--tokenization-workers: "),
+        (ServerConfig, ["--port", "65536"], {}, "--port: .*<= 65535"),
+        (ServerConfig, ["--port=-1"], {}, "--port: "),
+        (ServerConfig, ["--drain-seconds=-1"], {}, "--drain-seconds: "),
+        (ModelConfig, ["--dtype", "int4"], {}, "--dtype: "),
+        (ModelConfig, ["--pooling", "max"], {}, "--pooling: "),
+        (ModelConfig, [], {"DTYPE": ""}, "DTYPE: "),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(kind, arguments, environment, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        settings(kind, *arguments, **environment)
+
+
+def test_an_empty_text_is_a_value():
+    assert settings(EngineConfig, DEFAULT_PROMPT="").default_prompt == ""
+
+
+@pytest.mark.parametrize("text", ["--not-a-flag", "--port"])
+def test_unknown_flags_and_missing_values(text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(text)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_shows_defaults_and_variables(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[default: 16384] [env: MAX_BATCH_TOKENS]" in shown
+    assert "[default: true] [env: AUTO_TRUNCATE]" in shown
+    assert "{float16,float32,bfloat16}" in shown

@@ -1,0 +1,96 @@
+"""Sparse vectors against scipy and dense rows; records of columns against lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
+from hybridtei.ragged import Ragged
+
+WIDTH = 7
+DENSE = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 6), st.just(WIDTH)),
+    elements=st.sampled_from([0.0, 0.0, 0.0, 0.5, 1.25, 3.0]),
+)
+
+
+@given(DENSE)
+def test_from_dense_to_dense_is_identity(rows: np.ndarray) -> None:
+    sparse = SparseVectors.from_dense(rows)
+    assert np.array_equal(sparse.to_dense(), rows)
+    assert np.array_equal(sparse.to_scipy().toarray(), rows)
+    assert len(sparse) == len(rows)
+    assert sparse.width == WIDTH
+
+
+@given(DENSE)
+def test_indices_ascend_and_no_value_is_zero(rows: np.ndarray) -> None:
+    sparse = SparseVectors.from_dense(rows)
+    for i in range(len(sparse)):
+        indices, values = sparse.row(i)
+        assert (np.diff(indices) > 0).all()
+        assert (values != 0).all()
+
+
+@given(DENSE, st.data())
+def test_take_and_concat_equal_the_same_on_dense_rows(rows: np.ndarray, data: st.DataObject) -> None:
+    sparse = SparseVectors.from_dense(rows)
+    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=9))
+    assert np.array_equal(sparse.take(picked).to_dense(), rows[picked])
+    joined = SparseVectors.concat([sparse, sparse.take(picked)])
+    assert np.array_equal(joined.to_dense(), np.concatenate([rows, rows[picked]]))
+
+
+def outputs(n: int, *, start: int = 0) -> HeadOutputs:
+    """Sequence i has i in its dense row, i + 1 token weights, and weight i at index i."""
+    numbers = range(start, start + n)
+    return HeadOutputs(
+        dense=np.array([[i, i] for i in numbers], dtype=np.float32),
+        token_weights=Ragged.from_rows([np.full(i + 1, i, dtype=np.float32) for i in numbers]),
+        splade=SparseVectors.from_dense(np.diag(np.arange(1, 21, dtype=np.float32))[start : start + n]),
+    )
+
+
+def numbers_of(value: HeadOutputs) -> list[int]:
+    assert value.dense is not None
+    assert value.token_weights is not None
+    assert value.splade is not None
+    numbers = [int(row[0]) for row in value.dense]
+    assert [row.tolist() for row in value.token_weights] == [[i] * (i + 1) for i in numbers]
+    assert [value.splade.row(k)[0].tolist() for k in range(len(numbers))] == [[i] for i in numbers]
+    return numbers
+
+
+@given(st.integers(1, 8), st.data())
+def test_columns_are_taken_together(n: int, data: st.DataObject) -> None:
+    picked = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
+    assert numbers_of(outputs(n).take(picked)) == picked
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_columns_are_joined_together(sizes: list[int]) -> None:
+    starts = np.cumsum([0, *sizes])
+    parts = [outputs(n, start=int(start)) for n, start in zip(sizes, starts, strict=False)]
+    assert numbers_of(HeadOutputs.concat(parts)) == list(range(sum(sizes)))
+
+
+def test_a_column_that_one_part_lacks_is_left_out() -> None:
+    whole, bare = outputs(2), HeadOutputs(dense=np.zeros((1, 2), dtype=np.float32))
+    joined = HeadOutputs.concat([whole, bare])
+    assert joined.dense is not None
+    assert len(joined.dense) == 3
+    assert joined.token_weights is None
+    assert joined.splade is None
+
+
+@pytest.mark.parametrize("column", ["dense", "sparse", "multivector", "tokens"])
+def test_embeddings_are_as_many_as_their_rows(column: str) -> None:
+    rows = np.ones((3, 2), dtype=np.float32)
+    kinds = {"dense": rows, "sparse": SparseVectors.from_dense(rows)}
+    ragged = Ragged(np.ones((4, 2), dtype=np.float32), np.array([0, 2, 2, 4]))
+    assert len(Embeddings(**{column: kinds.get(column, ragged)})) == 3

@@ -1,0 +1,168 @@
+"""Our truncation against the library's own, offsets in bytes, ids that are none, and many threads."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.errors import InvalidInput, LoadError, TokenizerError
+from hybridtei.text.tokenizer import Tokenizer
+from tests import vocabulary
+
+KINDS = ["wordpiece", "unigram", "roberta", "bytes"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def raw(request: pytest.FixtureRequest) -> RawTokenizer:
+    return vocabulary.tokenizer(request.param)._tokenizer
+
+
+def ours(raw: RawTokenizer, *, has_token_types: bool = False) -> Tokenizer:
+    return Tokenizer(copy.deepcopy(raw), has_token_types=has_token_types)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("longest", [2, 3, 4, 7, 30, 1000])
+def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, special: bool, longest: int) -> None:
+    theirs = copy.deepcopy(raw)
+    theirs.enable_truncation(longest, direction=direction)
+    tokenizer = ours(raw)
+    texts = [
+        *vocabulary.texts(20),
+        "ba",
+        "baka bake",
+        "zzz ??? ünbekannt",
+        "a" * 50,
+        "bulo [CLS] boka <s> </s> duna <|endoftext|> dura",
+    ]
+    if raw.token_to_id("[CLS]") is None:
+        texts = [text.replace("[CLS]", "") for text in texts]
+    for text, whole in zip(texts, tokenizer.encode(texts, add_special_tokens=special), strict=True):
+        cut = tokenizer.cut(whole, longest, direction)  # type: ignore[arg-type]
+        assert cut.input_ids.tolist() == theirs.encode(text, add_special_tokens=special).ids, text
+        assert cut.token_type_ids is None
+        assert len(cut) <= longest
+
+
+def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without() -> None:
+    raw = vocabulary.tokenizer("wordpiece")._tokenizer
+    raw.enable_truncation(4)
+    raw.enable_padding(length=9)
+    lengths = [len(encoding) for encoding in Tokenizer(raw).encode(["baka", "baka bake balo bamo"])]
+    assert lengths == [3, 6]
+
+
+def test_token_types_come_along_where_the_model_has_them(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw, has_token_types=True)
+    whole = tokenizer.encode(["baka bake balo bamo bana"])[0]
+    cut = tokenizer.cut(whole, 3, "right")
+    assert cut.token_type_ids is not None
+    assert cut.token_type_ids.tolist() == whole.type_ids[: len(cut)]
+
+
+TEXTS = st.text(st.sampled_from([*"abdeiklmnoprtu", " ", "é", "漢", "🦆", "ß", "?"]), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+def test_tokens_tell_their_place_in_utf8_bytes(kind: str, text: str) -> None:
+    tokenizer = Tokenizer(vocabulary.tokenizer(kind)._tokenizer) if kind not in CACHE else CACHE[kind]
+    CACHE[kind] = tokenizer
+    data = text.encode()
+    place = 0
+    for token in tokenizer.tokens([text], add_special_tokens=True)[0]:
+        if token.special:
+            assert token.start is None
+            assert token.stop is None
+            continue
+        assert token.start is not None
+        assert token.stop is not None
+        assert 0 <= token.start <= token.stop <= len(data)
+        assert token.text == data[token.start : token.stop].decode()  # never half a character
+        assert token.start >= place - 4  # tokens of one character's bytes share its place
+        place = token.start
+
+
+CACHE: dict[str, Tokenizer] = {}
+
+
+def test_tokens_of_a_text_of_words() -> None:
+    tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens(["baka é? 漢 bulo"], add_special_tokens=True)[0]
+    assert [(token.text, token.special, token.start, token.stop) for token in tokens] == [
+        ("[CLS]", True, None, None),
+        ("baka", False, 0, 4),
+        ("é", False, 5, 7),
+        ("?", False, 7, 8),
+        ("漢", False, 9, 12),
+        ("bulo", False, 13, 17),
+        ("[SEP]", True, None, None),
+    ]
+
+
+def test_tokens_without_special_ones(raw: RawTokenizer) -> None:
+    assert not any(token.special for token in ours(raw).tokens(["baka bake"], add_special_tokens=False)[0])
+
+
+@pytest.mark.parametrize("text", ["\ud800", "baka \udfff bake"])
+def test_a_lone_surrogate_is_a_tokenizer_error(raw: RawTokenizer, text: str) -> None:
+    tokenizer = ours(raw)
+    with pytest.raises(TokenizerError):
+        tokenizer.encode(["baka", text])
+    with pytest.raises(TokenizerError):
+        tokenizer.tokens([text], add_special_tokens=True)
+
+
+def test_ids_become_the_text_they_stand_for(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    ids = raw.encode("baka bulo dura", add_special_tokens=False).ids
+    assert tokenizer.text_of(ids).strip() == "baka bulo dura"
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "baka bulo dura"
+
+
+def test_special_tokens_are_spelled_out_or_skipped() -> None:
+    tokenizer = Tokenizer(vocabulary.tokenizer("unigram")._tokenizer)
+    ids = tokenizer.encode(["baka bulo"])[0].ids
+    assert tokenizer.text_of(ids) == "<s> baka bulo</s>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "baka bulo"
+
+
+def test_an_id_beyond_the_vocabulary_is_named(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    with pytest.raises(InvalidInput, match=rf"\b{tokenizer.vocab_size}\b.*\b{tokenizer.vocab_size - 1}$"):
+        tokenizer.text_of([4, tokenizer.vocab_size, 10**9])
+    assert tokenizer.decode([10**6], skip_special_tokens=False) == ""
+
+
+def test_no_two_ids_share_a_spelling(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    pieces = tokenizer.pieces(np.arange(tokenizer.vocab_size + 2))
+    assert len(set(pieces)) == tokenizer.vocab_size + 2
+
+
+def test_threads_share_a_tokenizer(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    batches = [vocabulary.texts(8, seed=seed) for seed in range(24)]
+
+    def work(texts: list[str]) -> list[list[int]]:
+        whole = tokenizer.encode(texts)
+        return [tokenizer.cut(encoding, 9, "left").input_ids.tolist() for encoding in whole]
+
+    expected = [work(texts) for texts in batches]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(work, batches)) == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\x00\xff"])
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(LoadError, match=str(path)):
+        Tokenizer.load(path)

@@ -1,0 +1,225 @@
+"""Seeded tiny checkpoints in hub format, written into a folder and read back by the real loader.
+
+Random weights here are not degenerate: embeddings have a standard deviation of 0.5, biases and norms are not constant, so
+that a wrong position, a wrong neighbour or a dropped bias shows in the first digits of the output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.vocabulary import LONGEST, Kind, tokenizer
+
+HIDDEN = 32
+WINDOW = 16  # of families with local attention: shorter than the longest texts of the tests
+SMALL = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+ENCODER = {**SMALL, "max_position_embeddings": LONGEST}
+ROBERTA = {**SMALL, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
+DECODER = {**ENCODER, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """transformers' name for its classes, the tokenizer such models have, and the tiny settings."""
+
+    classes: str
+    tokenizer: Kind
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+GEMMA = {**DECODER, "head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8, "layer_types": LOCAL_AND_GLOBAL}
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family("Bert", "wordpiece", ENCODER),
+    "xlm-roberta": Family("XLMRoberta", "unigram", ROBERTA),
+    "roberta": Family("Roberta", "roberta", ROBERTA),
+    "camembert": Family("Camembert", "unigram", ROBERTA),
+    "electra": Family("Electra", "wordpiece", {**ENCODER, "embedding_size": 16}),
+    "nomic_bert": Family("NomicBert", "wordpiece", ENCODER),
+    "gte": Family("Gte", "unigram", ENCODER),
+    "jina_embeddings_v3": Family("JinaEmbeddingsV3", "unigram", ENCODER),
+    "eurobert": Family("EuroBert", "bytes", {**DECODER, "mask_token_id": 0}),
+    "qwen2": Family("Qwen2", "bytes", DECODER),
+    "qwen3": Family("Qwen3", "bytes", {**DECODER, "head_dim": 8}),
+    "mistral": Family("Mistral", "bytes", {**DECODER, "sliding_window": WINDOW}),
+    "llama": Family("Llama", "bytes", DECODER),
+    "modernbert": Family("ModernBert", "wordpiece", {**ENCODER, "local_attention": WINDOW, "layer_types": LOCAL_AND_GLOBAL}),
+    "gemma3_text": Family("Gemma3Text", "bytes", GEMMA),
+    "distilbert": Family(
+        "DistilBert",
+        "wordpiece",
+        {"dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": LONGEST},
+    ),
+    "mpnet": Family("MPNet", "unigram", ROBERTA),
+    "deberta-v2": Family(
+        "DebertaV2",
+        "wordpiece",
+        {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8, "type_vocab_size": 0},
+    ),
+}
+
+
+def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any) -> Path:
+    """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
+    family = FAMILIES[model_type]
+    words = tokenizer(family.tokenizer)
+    if family.classes in ("DistilBert", "XLMRoberta", "Roberta", "Camembert", "MPNet", "ModernBert"):
+        words.model_input_names = ["input_ids", "attention_mask"]
+    words.save_pretrained(folder)
+    ids = {"pad_token_id": words.pad_token_id} if model_type != "modernbert" else MODERN_BERT_IDS
+    config = getattr(transformers, f"{family.classes}Config")(
+        **{"vocab_size": len(words), **ids, **family.settings, **settings}
+    )
+    model = getattr(transformers, f"{family.classes}{task}")(config)
+    randomise(model, seed)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+MODERN_BERT_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+
+
+def randomise(model: Any, seed: int) -> None:
+    """Weights whose outputs differ from token to token: 0.5 for embeddings, 0.2 for matrices, 0.1 around biases and norms."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            if parameter.shape == (model.config.vocab_size,):
+                parameter.copy_(noise - 5)  # a language model's bias: most of SPLADE's weights are zero
+            elif parameter.dim() < 2:
+                parameter.add_(0.1 * noise)
+            else:
+                table = "embed" in name or len(parameter) == model.config.vocab_size
+                parameter.copy_((0.5 if table else 0.2) * noise)
+
+
+def write_bert(folder: Path, *, seed: int = 0, pooling: str | Sequence[str] | None = "mean", **settings: Any) -> Path:
+    """A BERT with a Pooling module, as sentence-transformers 6 writes it; without one for None."""
+    write_family(folder, "bert", seed=seed, **settings)
+    return folder if pooling is None else write_modules(folder, pooling=pooling)
+
+
+def write_m3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float16, dim: int = 24, suffix: str = ".pt") -> Path:
+    """An XLM-R with BGE-M3's two heads beside it."""
+    write_family(folder, "xlm-roberta", seed=seed)
+    write_modules(folder, pooling="cls", normalize=True)
+    write_linear(folder / f"sparse_linear{suffix}", 1, seed=seed + 1, dtype=dtype)
+    write_linear(folder / f"colbert_linear{suffix}", dim, seed=seed + 2, dtype=dtype)
+    return folder
+
+
+def write_linear(path: Path, width: int, *, seed: int = 0, dtype: torch.dtype = torch.float16, hidden: int = HIDDEN) -> None:
+    """A one-layer head, `weight` and `bias`: a torch pickle or safetensors, by its suffix."""
+    weights = {"weight": _random(width, hidden, seed=seed).to(dtype), "bias": _random(width, seed=seed + 100).to(dtype)}
+    save_file(weights, path) if path.suffix == ".safetensors" else torch.save(weights, path)
+
+
+def write_own_heads(
+    folder: Path,
+    *,
+    dim: int = 12,
+    width: int = 8,
+    inputs: Sequence[str] = ("hidden", "embedding"),
+    seed: int = 0,
+    **changes: Any,
+) -> dict[str, Tensor]:
+    """`hybridtei_heads.safetensors`: a perceptron for lexical weights, a projection for multi-vectors. Returns the tensors."""
+    tensors = {
+        "sparse.hidden.weight": _random(width, HIDDEN * len(inputs), seed=seed),
+        "sparse.hidden.bias": _random(width, seed=seed + 1),
+        "sparse.out.weight": _random(1, width, seed=seed + 2),
+        "sparse.out.bias": _random(1, seed=seed + 3),
+        "multivector.weight": _random(dim, HIDDEN, seed=seed + 4),
+    }
+    described = {
+        "version": 1,
+        "hidden_size": HIDDEN,
+        "sparse": {"inputs": list(inputs), "activation": "gelu", "idf": True},
+        "multivector": {"dim": dim, "drop": "specials"},
+        **changes,
+    }
+    save_file(tensors, folder / "hybridtei_heads.safetensors", metadata={"hybridtei_heads": json.dumps(described)})
+    return tensors
+
+
+def write_modules(
+    folder: Path,
+    *,
+    pooling: str | Sequence[str] = "mean",
+    dense: Sequence[tuple[int, int, str]] = (),
+    normalize: bool = False,
+    layout: Literal["old", "new"] = "new",
+    max_seq_length: int | None = None,
+    prompts: Mapping[str, str] | None = None,
+    default_prompt_name: str | None = None,
+) -> Path:
+    """modules.json and what it names, in the layout before or since sentence-transformers 6. `dense`: (in, out, activation)."""
+    names = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if normalize else [])]
+    homes = {"old": "sentence_transformers.models", "new": "sentence_transformers.sentence_transformer.modules"}
+    paths = ["", *(f"{number}_{name}" for number, name in enumerate(names) if number)]
+    types = [f"{_home(homes[layout], name, layout)}.{name}" for name in names]
+    rows = zip(types, paths, strict=True)
+    write_json(
+        folder / "modules.json", [{"idx": i, "name": str(i), "path": path, "type": of} for i, (of, path) in enumerate(rows)]
+    )
+    modes = [pooling] if isinstance(pooling, str) else list(pooling)
+    write_json(folder / "1_Pooling" / "config.json", _old_pooling(modes) if layout == "old" else _new_pooling(modes))
+    if layout == "old":
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_seq_length or LONGEST, "do_lower_case": False})
+    for number, (wide, narrow, activation) in enumerate(dense, start=2):
+        write_dense(folder / f"{number}_Dense", wide, narrow, activation, seed=number)
+    if prompts is not None:
+        declared = {"prompts": dict(prompts), "default_prompt_name": default_prompt_name, "similarity_fn_name": "cosine"}
+        write_json(folder / "config_sentence_transformers.json", declared)
+    return folder
+
+
+def _home(home: str, name: str, layout: str) -> str:
+    shared = {"Transformer", "Dense", "Normalize"}
+    return "sentence_transformers.base.modules" if layout == "new" and name in shared else home
+
+
+def _old_pooling(modes: Sequence[str]) -> dict[str, Any]:
+    flags = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
+    flags |= {"weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken"}
+    return {"word_embedding_dimension": HIDDEN, **{f"pooling_mode_{flag}": mode in modes for mode, flag in flags.items()}}
+
+
+def _new_pooling(modes: Sequence[str]) -> dict[str, Any]:
+    mode = modes[0] if len(modes) == 1 else list(modes)
+    return {"embedding_dimension": HIDDEN, "pooling_mode": mode, "include_prompt": True}
+
+
+def write_dense(
+    folder: Path, wide: int, narrow: int, activation: str = "torch.nn.modules.activation.Tanh", *, seed: int = 0
+) -> None:
+    """A Dense module: its configuration and its weights."""
+    settings = {"in_features": wide, "out_features": narrow, "bias": True, "activation_function": activation}
+    write_json(folder / "config.json", settings)
+    weights = {"linear.weight": _random(narrow, wide, seed=seed), "linear.bias": _random(narrow, seed=seed + 1)}
+    save_file(weights, folder / "model.safetensors")
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Set some keys of a JSON object in a file; a key set to ... is removed."""
+    merged = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    write_json(path, {key: value for key, value in merged.items() if value is not ...})
+
+
+def _random(*shape: int, seed: int) -> Tensor:
+    return 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))

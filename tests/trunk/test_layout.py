@@ -1,0 +1,60 @@
+"""PackedLayout: every way to collapse a sequence equals the same done on each sequence by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.ragged import offsets_of
+from hybridtei.trunk.layout import PackedLayout
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, PackedLayout]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(sum(lengths), 5, generator=draw), PackedLayout(offsets_of(lengths))
+
+
+@given(LENGTHS)
+def test_each_way_to_collapse_equals_a_loop_over_sequences(lengths: list[int]) -> None:
+    x, layout = rows(lengths)
+    parts = torch.split(x, lengths)
+    assert torch.equal(layout.first(x), torch.stack([part[0] for part in parts]))
+    assert torch.equal(layout.last(x), torch.stack([part[-1] for part in parts]))
+    assert torch.equal(layout.max(x), torch.stack([part.max(0).values for part in parts]))
+    torch.testing.assert_close(layout.mean(x), torch.stack([part.mean(0) for part in parts]))
+    torch.testing.assert_close(layout.sum(x), torch.stack([part.sum(0) for part in parts]))
+
+
+@given(LENGTHS)
+def test_places_count_from_zero_in_each_sequence(lengths: list[int]) -> None:
+    _, layout = rows(lengths)
+    assert layout.places().tolist() == [place for length in lengths for place in range(length)]
+    assert layout.counts.flatten().tolist() == lengths
+
+
+@given(LENGTHS, st.randoms())
+def test_neighbours_change_no_digit(lengths: list[int], draw: object) -> None:
+    x, layout = rows(lengths)
+    parts = torch.split(x, lengths)
+    order = draw.sample(range(len(lengths)), len(lengths))  # type: ignore[attr-defined]
+    shuffled = torch.cat([parts[i] for i in order])
+    other = PackedLayout(offsets_of([lengths[i] for i in order]))
+    for collapse in ("first", "last", "mean", "max"):
+        assert torch.equal(getattr(layout, collapse)(x)[order], getattr(other, collapse)(shuffled))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> None:
+    x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones
+    mean = PackedLayout(offsets_of([3000])).mean(x)
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, torch.ones(1, 2))
+
+
+def test_offsets_are_those_of_the_batch() -> None:
+    assert PackedLayout(np.array([0, 2, 7])).lengths == [2, 5]

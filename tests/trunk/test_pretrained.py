@@ -1,0 +1,177 @@
+"""Every family, packed, against transformers' own eager attention on each text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.trunk.families import PACKED, is_packed
+from tests import tiny, tolerances
+
+LENGTHS = (7, 1, 120, 2, 64, 17, 16, 33, 3, 15, 120)  # some longer than every window, some on its edges
+LOCAL_TWIN = ["sliding_attention", "full_attention"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in tiny.FAMILIES},
+    "qwen2 that looks both ways": ("qwen2", {"is_causal": False}),
+    "qwen2 with a window": ("qwen2", {"use_sliding_window": True, "sliding_window": tiny.WINDOW, "layer_types": LOCAL_TWIN}),
+    "qwen2 that looks both ways through a window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": tiny.WINDOW, "layer_types": LOCAL_TWIN, "is_causal": False},
+    ),
+    "mistral that looks both ways through a window": ("mistral", {"is_causal": False}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "llama that looks both ways": ("llama", {"is_causal": False}),
+    "qwen3 that looks both ways": ("qwen3", {"is_causal": False}),
+    "gemma3 that looks both ways": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "bert with one head a layer": ("bert", {"num_attention_heads": 1}),
+}
+
+
+def random_encodings(spec: Any, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[Encoding]:
+    """Ids of the whole vocabulary, padding and other special ids among them; token types where the model has them."""
+    draw = np.random.default_rng(seed)
+    return [
+        Encoding(
+            draw.integers(0, spec.vocab_size, length),
+            draw.integers(0, 2, length) if spec.has_token_types else None,
+        )
+        for length in lengths
+    ]
+
+
+def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarray]:
+    outputs = backend.forward(pack(encodings, frozenset({Head.TOKENS}), backend.spec.positions))
+    assert outputs.tokens is not None
+    return list(outputs.tokens)
+
+
+def reference(folder: Path, encodings: list[Encoding]) -> list[np.ndarray]:
+    """Each text alone, unpadded, by transformers' eager attention; it numbers the positions itself."""
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    rows = []
+    with torch.inference_mode():
+        for encoding in encodings:
+            inputs = {"input_ids": torch.tensor(encoding.input_ids)[None]}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            if encoding.token_type_ids is not None:
+                inputs["token_type_ids"] = torch.tensor(encoding.token_type_ids)[None]
+            rows.append(model(**inputs).last_hidden_state[0].numpy())
+    return rows
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TorchBackend]:
+    model_type, settings = VARIANTS[request.param]
+    folder = tiny.write_family(tmp_path_factory.mktemp("family"), model_type, **settings)
+    return folder, TorchBackend(read_spec(folder, pooling="mean"))
+
+
+def test_a_packed_batch_equals_each_text_alone_through_transformers(family: tuple[Path, TorchBackend]) -> None:
+    folder, backend = family
+    encodings = random_encodings(backend.spec)
+    for ours, theirs in zip(hidden_of(backend, encodings), reference(folder, encodings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerances.HIDDEN["float32"], rtol=0)
+
+
+def test_a_packed_batch_equals_each_text_alone_through_our_backend(family: tuple[Path, TorchBackend]) -> None:
+    _, backend = family
+    encodings = random_encodings(backend.spec, seed=1)
+    for encoding, packed in zip(encodings, hidden_of(backend, encodings), strict=True):
+        np.testing.assert_allclose(hidden_of(backend, [encoding])[0], packed, atol=tolerances.HIDDEN["float32"], rtol=0)
+
+
+def test_tokens_of_one_text_differ(family: tuple[Path, TorchBackend]) -> None:
+    """The tiny models are not degenerate: a neighbour's row or a shifted position would show."""
+    _, backend = family
+    ids = np.random.default_rng(0).integers(4, backend.spec.vocab_size, 64)  # no padding id: RoBERTa puts them in one place
+    row = hidden_of(backend, [Encoding(ids)])[0]
+    distances = np.abs(row[:, None] - row[None]).max(2) + np.eye(len(row))
+    assert distances.min() > 100 * tolerances.HIDDEN["float32"]
+
+
+def test_every_packed_family_has_an_oracle() -> None:
+    assert set(tiny.FAMILIES) >= PACKED
+    assert {model_type for model_type in tiny.FAMILIES if not is_packed(model_type)} == {"distilbert", "mpnet", "deberta-v2"}
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])
+def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_family(tmp_path, model_type)
+    backend = TorchBackend(read_spec(folder, pooling="mean"))
+    padding = backend.spec.config["pad_token_id"]
+    encodings = [Encoding(np.array(ids)) for ids in ([0, padding, 9, 10, padding, padding, 11, 2], [0, 9, 2], [padding, 9])]
+    for ours, theirs in zip(hidden_of(backend, encodings), reference(folder, encodings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerances.HIDDEN["float32"], rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "qwen3", "modernbert", "distilbert"])
+def test_half_precision_stays_near_single_precision(tmp_path: Path, model_type: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
+    encodings = random_encodings(spec)
+    exact, rough = (hidden_of(TorchBackend(spec, dtype=dtype), encodings) for dtype in ("float32", "bfloat16"))
+    for one, other in zip(exact, rough, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerances.HIDDEN["bfloat16"], rtol=0)
+
+
+def test_an_old_checkpoint_in_a_pickle_loads_the_same(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    spec = read_spec(folder)
+    encodings = random_encodings(spec)
+    before = hidden_of(TorchBackend(spec), encodings)
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    for one, other in zip(before, hidden_of(TorchBackend(spec), encodings), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_of_a_whole_language_model_loads_its_trunk(tmp_path: Path) -> None:
+    """Names under `bert.` and a head that is not used: the trunk is the same, and no weight is made up."""
+    folder = tiny.write_family(tmp_path, "bert", task="ForMaskedLM")
+    backend = TorchBackend(read_spec(folder, pooling="mean"))
+    encodings = random_encodings(backend.spec)
+    for ours, theirs in zip(hidden_of(backend, encodings), reference(folder, encodings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerances.HIDDEN["float32"], rtol=0)
+
+
+def without(folder: Path, name: str, replacement: torch.Tensor | None = None) -> None:
+    """Take a tensor out of a checkpoint, or put another in its place."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    if replacement is not None:
+        tensors[name] = replacement
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_missing_weight_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    without(folder, "encoder.layer.1.output.dense.bias")
+    with pytest.raises(WeightMismatch, match=r"encoder\.layer\.1\.output\.dense\.bias") as caught:
+        TorchBackend(read_spec(folder))
+    assert str(folder) in str(caught.value)
+
+
+def test_a_misshapen_weight_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    without(folder, "encoder.layer.0.output.dense.bias", torch.zeros(tiny.HIDDEN + 1))
+    with pytest.raises(LoadError, match=str(folder)):
+        TorchBackend(read_spec(folder))
+
+
+def test_a_pooler_that_is_not_there_is_not_needed(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    without(folder, "pooler.dense.weight")
+    without(folder, "pooler.dense.bias")
+    assert TorchBackend(read_spec(folder)).forwards == 0

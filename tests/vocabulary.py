@@ -1,0 +1,80 @@
+"""Words, texts of them, and tokenizers of every kind that know these words whole and their letters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+ENDS = ("ka", "ke", "lo", "lu", "mi", "mo", "na", "pe", "ra", "ti")
+WORDS = [start + end for start in ("ba", "be", "bo", "bu", "da", "du") for end in ENDS]
+LONGEST = 128  # tokens, special tokens included, in every tiny model
+Kind = Literal["wordpiece", "unigram", "roberta", "bytes"]
+
+
+def texts(count: int, *, seed: int = 0, most: int = 100) -> list[str]:
+    """Texts of very different lengths, 1 to `most` words."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=int(most ** draw.random()))) for _ in range(count)]
+
+
+def tokenizer(kind: Kind) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows WORDS whole and their letters, of the given kind."""
+    if kind == "wordpiece":
+        return _wordpiece()
+    if kind == "unigram":
+        return _unigram()
+    return _byte_level(specials=kind == "roberta")
+
+
+def _wordpiece() -> PreTrainedTokenizerFast:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    letters = sorted({letter for word in WORDS for letter in word} | set("?.,"))
+    raw = _vocabulary(models.WordPiece, [*pieces, *letters, *(f"##{letter}" for letter in letters)], unk_token="[UNK]")
+    raw.normalizer = normalizers.BertNormalizer()
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return _fast(raw, pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+
+
+def _unigram() -> PreTrainedTokenizerFast:
+    letters = sorted({letter for word in WORDS for letter in word})
+    pieces = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces += [(f"▁{word}", -3.0) for word in WORDS] + [("▁", -4.0)] + [(letter, -8.0) for letter in letters]
+    raw = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return _fast(raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>")
+
+
+def _byte_level(*, specials: bool) -> PreTrainedTokenizerFast:
+    first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if specials else ["<|endoftext|>"]
+    merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
+    merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
+    pieces = dict.fromkeys([*first, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)])
+    raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    if not specials:
+        raw.post_processor = processors.ByteLevel(trim_offsets=False)
+        return _fast(raw, pad="<|endoftext|>", eos="<|endoftext|>")
+    raw.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return _fast(raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>")
+
+
+def _vocabulary(model: Any, pieces: Sequence[str], **settings: Any) -> Tokenizer:
+    return Tokenizer(model({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, **settings))
+
+
+def _fast(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
+    special = {f"{name}_token": content for name, content in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=LONGEST, **special)
