@@ -18,7 +18,7 @@ import msgspec
 from hybridtei import __version__
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.errors import HybridTeiError
-from hybridtei.flags import UsageError, add_flags, from_flags
+from hybridtei.flags import UsageError, add_flags, boolean_flags, from_flags
 
 log = logging.getLogger("hybridtei")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(_explicit_booleans(sys.argv[1:] if argv is None else argv))
     try:
         return int(arguments.run(arguments) or 0)
     except UsageError as error:
@@ -91,6 +91,16 @@ def _parser() -> argparse.ArgumentParser:
     for kind, title in ((ModelConfig, "model"), (EngineConfig, "engine")):
         add_flags(embedding, kind, title)
     return parser
+
+
+def _explicit_booleans(argv: Sequence[str]) -> list[str]:
+    """`--flag` -> `--flag=true` where no true or false follows, or a bare flag would swallow the next word."""
+    flags = boolean_flags(ModelConfig, EngineConfig, ServerConfig)
+    following = [*argv[1:], ""]
+    return [
+        f"{word}=true" if word in flags and after not in ("true", "false") else word
+        for word, after in zip(argv, following, strict=False)
+    ]
 
 
 def _settings(arguments: argparse.Namespace, kind: type[S]) -> S:

@@ -80,4 +80,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         str, Meta(description="Least severe log lines to print: error, warn, info or debug; anything else means info.")
     ] = "info"
     task: Annotated[str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.")] = None
-    drain_seconds: Annotated[float, Meta(ge=0, description="How long a stopping server waits for open requests.")] = 30.0
+    drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
+        30.0
+    )

@@ -4,6 +4,7 @@ HybridTeiError
 ├─ RequestError              the caller can fix it
 │   ├─ EmptyInput            an input of no characters or no ids
 │   ├─ InvalidInput          a value outside its limits
+│   │   └─ InvalidDimensions the vectors have no such prefix
 │   ├─ TokenizerError        the tokenizer refused the text
 │   └─ UnsupportedHead       the loaded model has no such output
 ├─ Overloaded                no permit left: try again later
@@ -33,6 +34,10 @@ class EmptyInput(RequestError):
 
 class InvalidInput(RequestError):
     """A value is outside its limits."""
+
+
+class InvalidDimensions(InvalidInput):
+    """The vectors cannot be cut to the wanted width."""
 
 
 class TokenizerError(RequestError):

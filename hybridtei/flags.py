@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
         plain, meta = _unwrap(hints[field.name])
-        names = [f"--{field.name.replace('_', '-')}", *(["-p"] if field.name == "port" else [])]
+        names = [_flag(field.name), *(["-p"] if field.name == "port" else [])]
         help_text = f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
         options: dict[str, Any] = {"dest": field.name, "help": help_text.replace("%", "%%"), "default": None}
         if plain is bool:
@@ -41,12 +41,26 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title
         group.add_argument(*names, **options)
 
 
+def boolean_flags(*kinds: type[msgspec.Struct]) -> frozenset[str]:
+    """The flags that may stand bare."""
+    return frozenset(
+        _flag(name)
+        for kind in kinds
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+        if _unwrap(hint)[0] is bool
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def from_flags(kind: type[S], given: Mapping[str, Any], environment: Mapping[str, str]) -> S:
     """A struct from flags over environment over defaults. Raises UsageError, naming the flag and what it may be."""
     hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
-        flag, variable = f"--{field.name.replace('_', '-')}", field.name.upper()
+        flag, variable = _flag(field.name), field.name.upper()
         text = given.get(field.name)
         source = flag if text is not None else variable
         text = environment.get(variable) if text is None else text

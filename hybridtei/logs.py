@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
 import orjson
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal
 
 # TEI's filters may name parts of its own code after a comma; the first word counts here.
 LEVELS = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
@@ -16,7 +19,7 @@ class TextFormatter(logging.Formatter):
     """`timestamp LEVEL target: file:line: message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
+        message = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.getMessage())
         line = f"{_stamp(record)} {record.levelname:>8} {record.name}: {record.filename}:{record.lineno}: {message}"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.batch import Head
 from hybridtei.ragged import Indices, Offsets, Ragged, gather_index, offsets_of
 
 if TYPE_CHECKING:
@@ -117,6 +118,16 @@ class HeadOutputs(Columns):
     splade: SparseVectors | None = None
     multivector: Ragged | None = None
     tokens: Ragged | None = None
+
+    def only(self, heads: frozenset[Head]) -> HeadOutputs:
+        """What these heads made: riders of one pass may want different ones, and nobody gets more than asked for."""
+        return HeadOutputs(
+            dense=self.dense if Head.DENSE in heads else None,
+            token_weights=self.token_weights if Head.SPARSE in heads else None,
+            splade=self.splade if Head.SPARSE in heads else None,
+            multivector=self.multivector if Head.MULTIVECTOR in heads else None,
+            tokens=self.tokens if Head.TOKENS in heads else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

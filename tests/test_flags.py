@@ -169,3 +169,12 @@ def test_help_shows_defaults_and_variables(capsys):
     assert "[default: 16384] [env: MAX_BATCH_TOKENS]" in shown
     assert "[default: true] [env: AUTO_TRUNCATE]" in shown
     assert "{float16,float32,bfloat16}" in shown
+
+
+def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
+    assert boolean_flags(ModelConfig, EngineConfig, ServerConfig) == {
+        "--auto-truncate",
+        "--json-output",
+        "--offline",
+        "--trust-remote-code",
+    }

@@ -89,7 +89,7 @@ class Batch:
             Part(
                 ticket,
                 [self.riders[row][1] for row in rows],
-                outputs if len(rows) == len(self.riders) else outputs.take(rows),
+                (outputs if len(rows) == len(self.riders) else outputs.only(ticket.heads).take(rows)),
             )
             for ticket, rows in rows_of.items()
         ]

@@ -48,10 +48,7 @@ async def embed(context: Context, request: EmbedRequest) -> Reply:
 
 async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
     if task.normalize:
-        context.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
-        error = UnsupportedHead(SPLADE_NORMALIZE)
-        context.metrics.failed(error)
-        raise error
+        raise context.refused(UnsupportedHead(SPLADE_NORMALIZE), inputs)
     task = Embed(task.inputs, frozenset({Head.SPARSE}), task.truncate, task.direction, task.prompt_name, False, task.dimensions)
     return await context.embed(task, inputs, lambda answer, _: encoding.array(cut(_splade(answer), task.dimensions)))
 
@@ -60,7 +57,7 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """`/embed_all`: a vector a token, raw."""
     inputs = parse_inputs(request.inputs)
     if context.service.model.spec.is_splade:
-        raise UnsupportedHead("`embed_all` is not available for SPLADE models")
+        raise context.refused(UnsupportedHead("`embed_all` is not available for SPLADE models"), inputs)
     task = _task(context, request, inputs, Head.TOKENS)
     return await context.embed(task, inputs, lambda answer, _: encoding.ragged(answer.tokens))  # type: ignore[arg-type]
 
@@ -69,7 +66,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
     """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
     inputs = parse_inputs(request.inputs)
     if Head.SPARSE not in context.heads:
-        raise UnsupportedHead("Model is not an embedding model with SPLADE pooling")
+        raise context.refused(UnsupportedHead("Model is not an embedding model with SPLADE pooling"), inputs)
     task = _task(context, request, inputs, Head.SPARSE)
     return await context.embed(task, inputs, _write_sparse)
 
@@ -94,7 +91,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """`/v1/embeddings`: always normalised."""
     inputs = parse_inputs(request.input, "input")
     if context.service.model.spec.is_splade and request.outputs is None:
-        raise UnsupportedHead(SPLADE_NORMALIZE)
+        raise context.refused(UnsupportedHead(SPLADE_NORMALIZE), inputs)
     heads = _wanted(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
     task = Embed(inputs.items, heads, context.truncate(None), dimensions=request.dimensions)
     pieces = context.service.model.reader.tokenizer.pieces
@@ -138,14 +135,14 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
 
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """`/predict`: for classifiers, which this version does not load."""
-    raise UnsupportedHead("Model is not a classifier model")
+    raise context.refused(UnsupportedHead("Model is not a classifier model"))
 
 
 async def rerank(context: Context, request: RerankRequest) -> Reply:
     """`/rerank`: for rerankers, which this version does not load."""
     if not request.texts:
         raise NoInputs("`texts` cannot be empty")
-    raise UnsupportedHead("model is not a re-ranker model")
+    raise context.refused(UnsupportedHead("model is not a re-ranker model"))
 
 
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:

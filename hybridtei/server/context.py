@@ -58,6 +58,13 @@ class Context:
         if inputs > limit:
             raise RequestRefused(f"batch size {inputs} > maximum allowed batch size {limit}")
 
+    def refused(self, error: HybridTeiError, inputs: Inputs | None = None) -> HybridTeiError:
+        """Count a request that is refused before it reaches the engine; the error, to be raised."""
+        if inputs is not None:
+            self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
+        self.metrics.failed(error)
+        return error
+
     async def embed(self, task: Embed, inputs: Inputs, write: Callable[[Embeddings, Usage], bytes]) -> Reply:
         """Run a task and write its answer. Raises HybridTeiError; counts and times whatever happens."""
         began_ns = perf_counter_ns()
@@ -68,6 +75,9 @@ class Context:
             answered = await self.service.run(task, inputs=len(inputs.items))
         except HybridTeiError as error:
             self.metrics.failed(error)
+            raise
+        except asyncio.CancelledError:
+            self.metrics.dropped()
             raise
         usage = usage_of(answered, inputs.characters, began_ns)
         self.metrics.succeeded(usage, is_batch=inputs.is_batch)

@@ -77,6 +77,10 @@ class RequestMetrics:
             for _ in usage.lengths:
                 self._stages["embed"][stage].observe(took_ns / SECOND_NS)
 
+    def dropped(self) -> None:
+        """A client went away before its answer."""
+        self._failure.add(err="dropped")
+
     def failed(self, error: Exception) -> None:
         """A request was refused or failed."""
         self._failure.add(err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference"))
@@ -86,6 +90,7 @@ STAGES = ("", "tokenization_", "queue_", "inference_")
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (RequestRefused, "batch_size"),
     (NoInputs, "validation"),
+    (errors.InvalidDimensions, "validation"),
     (errors.UnsupportedHead, "model_type"),
     (errors.Overloaded, "overloaded"),
     (errors.RequestError, "tokenization"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.postprocess.sparse import strongest
 from hybridtei.postprocess.vectors import cut, unit
@@ -47,7 +47,7 @@ class Embed:
         if missing:
             raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
         if self.dimensions is not None and self.dimensions < 1:
-            raise InvalidInput("`dimensions` should be positive")
+            raise InvalidDimensions("`dimensions` should be positive")
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
@@ -55,16 +55,17 @@ class Embed:
             self.inputs, truncate=self.truncate, direction=self.direction, prompt_name=self.prompt_name
         )
         if self.dimensions is not None and self.dimensions > self._width(model.spec):
-            raise InvalidInput("`dimensions` should be smaller than the maximum embedding dimension.")
+            raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
         return encodings
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """Cut, normalise and merge what the pass computed for this task; it may hold more, for others who rode with it."""
+        """Cut, normalise and merge what the pass computed for this task."""
+        outputs = outputs.only(self.heads)
         return Embeddings(
-            dense=self._dense(outputs.dense) if Head.DENSE in self.heads else None,
-            sparse=_sparse(model.spec, encodings, outputs) if Head.SPARSE in self.heads else None,
-            multivector=self._multivector(outputs.multivector) if Head.MULTIVECTOR in self.heads else None,
-            tokens=outputs.tokens if Head.TOKENS in self.heads else None,
+            dense=self._dense(outputs.dense),
+            sparse=_sparse(model.spec, encodings, outputs),
+            multivector=self._multivector(outputs.multivector),
+            tokens=outputs.tokens,
         )
 
     def _width(self, spec: ModelSpec) -> int:
