@@ -195,3 +195,8 @@ def test_a_taken_port_is_an_error(bert):
         done = failing("serve", "--model-id", str(bert), "--hostname", "127.0.0.1", "--port", str(port))
     assert done.returncode == 1
     assert f"Error: cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
+    assert main(["embed", "--offline", str(tmp_path / "none.txt"), "-o", str(tmp_path / "x.npz"), "--model-id", "./none"]) == 1
+    assert capsys.readouterr().err == "Error: ./none: no such folder\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.flags import UsageError, add_flags, from_flags
+from hybridtei.flags import UsageError, add_flags, boolean_flags, from_flags
 
 KINDS = (ModelConfig, EngineConfig, ServerConfig)
 

@@ -40,8 +40,8 @@ def test_json_is_one_line_with_teis_keys(text):
 @given(st.text())
 def test_text_is_one_line(text):
     line = logs.TextFormatter().format(record("said %s", text))
-    assert "\n" not in line
-    assert "\r" not in line
+    assert line.splitlines() == [line]
+    assert "\x1b" not in line
     assert " INFO hybridtei.test: somewhere.py:12: said " in line
 
 
