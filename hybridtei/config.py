@@ -6,10 +6,11 @@ Values enter once, in `cli.py`: flag over environment over default. What a check
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from hybridtei.cores import available_cores
 
 EMBEDDED_MODEL = "minilm-hybrid"
 
@@ -20,7 +21,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 def default_tokenization_workers() -> int:
     """TEI's rule: one thread less than there are processors, between 1 and 64."""
-    return min(max((os.cpu_count() or 2) - 1, 1), 64)
+    return min(max(available_cores() - 1, 1), 64)
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -35,7 +36,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dense_path: Annotated[
         str | None, Meta(description="Folder of the Dense module to use instead of the one in modules.json.")
     ] = None
-    backend: Annotated[Literal["auto", "torch"], Meta(description="Engine that runs the model.")] = "auto"
     hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
     huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
     offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False

@@ -20,7 +20,7 @@ import orjson
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Head
-from hybridtei.encoder import CHUNK, Encoder
+from hybridtei.encoder import CHUNK, Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError
 from hybridtei.outputs import Embeddings
 
@@ -41,7 +41,7 @@ def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
-    heads = list(outputs) if outputs else sorted(encoder.spec.heads - {Head.TOKENS})
+    heads = _heads(encoder, outputs)
     part = Path(f"{target}.part")
     writer = kind(part)
     try:
@@ -55,6 +55,13 @@ def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str
     finally:
         part.unlink(missing_ok=True)
     return len(texts)
+
+
+def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
+    heads = heads_named(name.strip() for name in outputs) if outputs else encoder.spec.heads - {Head.TOKENS}
+    if Head.TOKENS in heads:
+        raise InvalidInput("`outputs`: token states are not written to files")
+    return heads
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:

@@ -21,6 +21,7 @@ from hybridtei.tasks.embed import Embed, Model
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction
 
+MAX_ID = 2**32  # as on the wire
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
 
 
@@ -127,6 +128,9 @@ def _check_kinds(inputs: Sequence[object]) -> None:
         if not isinstance(item, str | list):
             kind = type(item).__name__
             raise InvalidInput(f"`texts[{place}]` is of type {kind}; each should be a text or a list of ids")
+        for token_id in item if isinstance(item, list) else ():
+            if type(token_id) is not int or not 0 <= token_id < MAX_ID:
+                raise InvalidInput(f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {MAX_ID - 1}")
 
 
 def _nothing(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:

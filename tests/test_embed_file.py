@@ -150,6 +150,7 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path):
         ("in.csv", "out.npz", None, InvalidInput, "should end in .txt or .jsonl"),
         ("empty.txt", "out.npz", None, EmptyInput, "holds no text"),
         ("in.txt", "out.npz", ["vectors"], InvalidInput, "known: dense, multivector, sparse, tokens"),
+        ("in.txt", "out.npz", ["dense", "tokens"], InvalidInput, "token states are not written"),
         ("missing.txt", "out.npz", None, FileNotFoundError, "missing.txt"),
         ("in.txt", "no/such/out.jsonl", None, FileNotFoundError, "out.jsonl"),
     ],

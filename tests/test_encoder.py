@@ -390,3 +390,9 @@ def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
     encoder.close()
     gc.collect()
     assert weights() is None
+
+
+@pytest.mark.parametrize("ids", [[-1], [1.5], ["a"], [True], [None], [2**32]])
+def test_an_id_is_a_whole_number_in_range(bert: Path, ids: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"texts\[1\].*an id is a whole number"):
+        Encoder.load(str(bert)).encode(["baka", ids])

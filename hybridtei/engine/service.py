@@ -31,6 +31,8 @@ from hybridtei.tasks.embed import Model
 
 log = logging.getLogger(__name__)
 
+SIDE_QUEUE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
+
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -67,7 +69,7 @@ class BatchMetrics:
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.queued = registry.gauge("te_queue_size")
         self.forwards = registry.counter("hybridtei_forward_passes")
-        self.dropped = registry.counter("hybridtei_dropped_requests")
+        self.dropped = registry.counter("hybridtei_dropped_requests")  # whose caller left while they waited for a pass
         self.queued.set(0)
 
 
@@ -96,6 +98,8 @@ class EngineService:
         self._healthy = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
+        self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
+        self._beside = Admission(SIDE_QUEUE)
         self._lanes = [threading.Thread(target=self._lane, name=f"lane-{i}", daemon=True) for i in range(backend.lanes)]
 
     async def start(self) -> None:
@@ -114,7 +118,8 @@ class EngineService:
         for lane in self._lanes:
             if lane.is_alive():
                 await asyncio.to_thread(lane.join)
-        self._pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
+        for pool in (self._pool, self._side_pool):
+            pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
         self.backend.close()
 
     async def run(self, task: Task[T], *, inputs: int) -> Answered[T]:
@@ -126,18 +131,23 @@ class EngineService:
         with self.admission.inside(inputs):
             task.check(self.model.spec)
             began = perf_counter_ns()
-            encodings = await self.in_pool(partial(task.prepare, self.model))
+            encodings = await self._in(self._pool, partial(task.prepare, self.model))
             tokenised = perf_counter_ns()
             outputs, timings = await self._ride(encodings, task.heads, tokenised)
             answer = task.finish(self.model, encodings, outputs)
         timings = replace(timings, tokenization_ns=(tokenised - began) // max(inputs, 1))
         return Answered(answer, [len(encoding) for encoding in encodings], timings)
 
-    async def in_pool(self, work: Callable[[], T]) -> T:
-        """Run tokenizer work in the pool; if the caller goes before it began, it never runs. Raises Unhealthy."""
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already."""
+        with self._beside.inside(1):
+            return await self._in(self._side_pool, work)
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """If the caller goes before the work began, it never runs. Raises Unhealthy."""
         if self._closing:
             raise Unhealthy
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
@@ -193,6 +203,8 @@ class EngineService:
                 batch = self._core.take(perf_counter_ns())
                 self.metrics.queued.set(len(self._core))
                 if batch is not None:
+                    if len(self._core):  # one request may fill many batches: wake the next lane too
+                        self._changed.notify()
                     return batch
                 if self._closing:
                     return None
@@ -201,9 +213,9 @@ class EngineService:
     def _run_batch(self, batch: Batch) -> list[Ticket]:
         self.metrics.size.observe(len(batch.packed))
         self.metrics.tokens.observe(len(batch.packed.input_ids))
-        self.metrics.forwards.add()
         try:
             parts = batch.split(self.backend.forward(batch.packed))
+            self.metrics.forwards.add()
         except Exception as error:  # whatever a backend raises is this batch's misfortune only
             log.error("a batch of %d failed: %s", len(batch.packed), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")

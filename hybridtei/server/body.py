@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from litestar import Request
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 NOT_NULL = ("truncation_direction", "encoding_format")
+SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
 
@@ -107,7 +108,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SyntaxRefused(str(error)) from None
+        raise SyntaxRefused(_syntax_detail(str(error), body)) from None
     _refuse_duplicates(body, kind)
     return value
 
@@ -134,15 +135,19 @@ def _refusal(message: str) -> BodyError:
     text, _, where = message.partition(" - at `$")
     path = where.rstrip("`").lstrip(".")
     detail = f"{path}: {text}" if path else text
-    if "null" in text and path in NOT_NULL:
-        return SyntaxRefused(detail)
-    return SyntaxRefused(detail) if "out of range" in text else SchemaError(detail)
+    is_null = text.endswith("got `null`") and path.rpartition(".")[2] in NOT_NULL
+    return SyntaxRefused(detail) if is_null or text.endswith("out of range") else SchemaError(detail)
+
+
+def _syntax_detail(message: str, body: bytes) -> str:
+    """msgspec takes half a surrogate pair for a truncated body; say what it is."""
+    return "lone surrogate in hex escape" if "truncated" in message and SURROGATE.search(body) else message
 
 
 def _refuse_duplicates(body: bytes, kind: type) -> None:
     names = _field_names(kind)
-    if all(body.count(name) < 2 for name in names.values()):
-        return
+    if b"\\u00" not in body and all(body.count(name) < 2 for name in names.values()):
+        return  # no name stands there twice, nor spelled with escapes
     seen: list[list[str]] = []
     try:
         # As lenient as msgspec with what it skips: invalid UTF-8 and numbers of any length.
@@ -151,14 +156,20 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
         )
     except RecursionError:
         raise SyntaxRefused("recursion limit exceeded") from None
-    top = seen[-1] if seen else []  # the outermost object closes last
-    for name in names:
-        if top.count(name) > 1:
-            raise SchemaError(f"duplicate field `{name}`")
+    for keys in seen:
+        for name in names:
+            if keys.count(name) > 1:
+                raise SchemaError(f"duplicate field `{name}`")
 
 
 @cache
 def _field_names(kind: Any) -> dict[str, bytes]:
-    """Each field's name -> the same as it stands in JSON."""
-    fields = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else ()
-    return {field.encode_name: f'"{field.encode_name}"'.encode() for field in fields}
+    """Each field's name, those of structs within included -> the same as it stands in JSON."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {}
+    names: dict[str, bytes] = {}
+    for field in msgspec.structs.fields(kind):
+        names[field.encode_name] = f'"{field.encode_name}"'.encode()
+        for part in (field.type, *get_args(field.type)):
+            names |= _field_names(part)
+    return names

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -19,7 +20,7 @@ from hybridtei.server.observe import RequestMetrics, Usage, usage_of
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
 
-OFFLOAD_FLOATS = 200_000  # an answer of more numbers is written outside the event loop
+OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class Context:
         return self.server.served_model_name or self.model.model_id
 
     @property
+    def is_splade(self) -> bool:
+        return self.service.model.spec.is_splade
+
+    @property
     def heads(self) -> frozenset[Head]:
         return self.service.model.spec.heads
 
@@ -58,20 +63,37 @@ class Context:
         if inputs > limit:
             raise RequestRefused(f"batch size {inputs} > maximum allowed batch size {limit}")
 
-    def refused(self, error: HybridTeiError, inputs: Inputs | None = None) -> HybridTeiError:
-        """Count a request that is refused before it reaches the engine; the error, to be raised."""
-        if inputs is not None:
-            self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
-        self.metrics.failed(error)
-        return error
+    @contextmanager
+    def counting_failures(self) -> Iterator[None]:
+        """For routes of which TEI counts nothing but failures."""
+        try:
+            yield
+        except HybridTeiError as error:
+            self.metrics.failed(error)
+            raise
 
-    async def embed(self, task: Embed, inputs: Inputs, write: Callable[[Embeddings, Usage], bytes]) -> Reply:
-        """Run a task and write its answer. Raises HybridTeiError; counts and times whatever happens."""
+    async def embed(
+        self,
+        task: Embed,
+        inputs: Inputs,
+        write: Callable[[Embeddings, Usage], bytes],
+        *,
+        refusal: HybridTeiError | None = None,
+        numbers: int = 0,
+    ) -> Reply:
+        """Run a task and write its answer. Raises HybridTeiError; counts and times whatever happens.
+
+        `refusal`: why this model cannot do it; raised in its turn, after the batch size and the permits. `numbers`: how many
+        will be written, where that is more than the answer holds.
+        """
         began_ns = perf_counter_ns()
         self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
         try:
             if inputs.is_batch:
                 self.check_batch(len(inputs.items))
+            if refusal is not None:
+                with self.service.admission.inside(len(inputs.items)):
+                    raise refusal
             answered = await self.service.run(task, inputs=len(inputs.items))
         except HybridTeiError as error:
             self.metrics.failed(error)
@@ -81,13 +103,11 @@ class Context:
             raise
         usage = usage_of(answered, inputs.characters, began_ns)
         self.metrics.succeeded(usage, is_batch=inputs.is_batch)
-        return Reply(await _written(answered.answer, usage, write), usage)
+        if max(numbers, _numbers(answered.answer)) > OFFLOAD_NUMBERS:
+            return Reply(await asyncio.to_thread(write, answered.answer, usage), usage)
+        return Reply(write(answered.answer, usage), usage)
 
 
-async def _written(answer: Embeddings, usage: Usage, write: Callable[[Embeddings, Usage], bytes]) -> bytes:
-    return await asyncio.to_thread(write, answer, usage) if _floats(answer) > OFFLOAD_FLOATS else write(answer, usage)
-
-
-def _floats(answer: Embeddings) -> int:
+def _numbers(answer: Embeddings) -> int:
     columns: list[Any] = [answer.dense, answer.sparse, answer.multivector, answer.tokens]
     return sum(getattr(column, "values", column).size for column in columns if column is not None)

@@ -62,14 +62,14 @@ def row_of(error: Exception) -> Row:
 def tei_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """`{"error", "error_type"}`."""
     row = row_of(error)
-    log.error("%s", error)
+    log.error("%.1000s", error)
     return _json(row.status, {"error": row.prefix + str(error), "error_type": row.error_type})
 
 
 def openai_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """`{"message", "code", "type"}`, flat."""
     row = row_of(error)
-    log.error("%s", error)
+    log.error("%.1000s", error)
     return _json(row.status, {"message": row.prefix + str(error), "code": row.status, "type": row.error_type})
 
 

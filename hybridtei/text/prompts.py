@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from hybridtei.errors import InvalidInput, LoadError
 
+LONGEST_SHOWN = 200  # characters of a name given back in a message
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -34,7 +36,8 @@ class Prompts:
         """The prompt called `name`, or the default for None. Raises InvalidInput, in TEI's words, which clients parse."""
         if name is None:
             return self.default
-        set_to = f"`default-prompt-name` is set to `{name}` but"
+        shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+        set_to = f"`default-prompt-name` is set to `{shown}` but"
         if self.table is None:
             raise InvalidInput(f"{set_to} no prompts were found in the Sentence Transformers configuration")
         if name not in self.table:

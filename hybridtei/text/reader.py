@@ -64,11 +64,10 @@ class TextReader:
             raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
         if len(item) > limit:
             item = item[-limit:] if direction == "left" else item[:limit]
-        if isinstance(item, str):
-            text = (prompt or "") + item
-            return _Ready(text.lower() if self.lowercase else text)
-        text = self.tokenizer.text_of(item)
-        return _Ready(text, special_tokens=False) if prompt is None else _Ready(prompt + text)
+        # Under a prompt, the ids' own special tokens give way to those put around the whole.
+        whole = isinstance(item, str) or prompt is not None
+        text = (prompt or "") + (item if isinstance(item, str) else self.tokenizer.text_of(item, skip_special_tokens=whole))
+        return _Ready(text.lower() if self.lowercase else text, special_tokens=whole)
 
     def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
         raws: dict[int, RawEncoding] = {}

@@ -55,8 +55,8 @@ class Tokenizer:
         """All texts, whole. Raises TokenizerError."""
         try:
             return self._raw.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except Exception as error:  # lone surrogates end here: UTF-8 cannot hold them
-            raise TokenizerError(f"tokenizer error {error}") from error
+        except Exception as error:  # the library raises bare kinds
+            raise _refusal(texts, error) from error
 
     def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
         """To at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
@@ -71,12 +71,14 @@ class Tokenizer:
             type_ids = None if type_ids is None else type_ids[kept]
         return Encoding(input_ids, type_ids)
 
-    def text_of(self, input_ids: Sequence[int]) -> str:
-        """The text whose tokens the ids are, special tokens spelled out. Raises InvalidInput on an unknown id."""
-        unknown = next((i for i in input_ids if i >= self.vocab_size), None)
+    def text_of(self, input_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text whose tokens the ids are. Raises InvalidInput on an id that the vocabulary does not have."""
+        unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
-            raise InvalidInput(f"`inputs` holds the id {unknown}, but the vocabulary ends at {self.vocab_size - 1}")
-        return self._raw.decode(list(input_ids), skip_special_tokens=False)
+            last = self.vocab_size - 1
+            why = f"but the vocabulary ends at {last}" if unknown > last else "which the vocabulary leaves out"
+            raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
+        return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of the ids; ids outside the vocabulary are left out."""
@@ -84,15 +86,24 @@ class Tokenizer:
 
     def pieces(self, input_ids: NDArray[np.int64]) -> list[str]:
         """The vocabulary's own spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
-        return [self._raw.id_to_token(int(i)) or str(i) for i in input_ids]
+        return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
 
     def tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
         """Every token of every text, with its place in the text."""
         try:
             encodings = self._raw.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         except Exception as error:
-            raise TokenizerError(f"tokenizer error {error}") from error
+            raise _refusal(texts, error) from error
         return [_tokens(text, raw) for text, raw in zip(texts, encodings, strict=True)]
+
+
+def _refusal(texts: Sequence[str], error: Exception) -> TokenizerError:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as surrogate:  # the library's own words for it would blame the type
+            return TokenizerError(f"tokenizer error: a lone surrogate at character {surrogate.start} of an input")
+    return TokenizerError(f"tokenizer error {error}")
 
 
 def _kept(special: NDArray[np.bool_], max_length: int, direction: Direction) -> NDArray[np.intp]:

@@ -114,6 +114,19 @@ def test_requests_that_wait_together_cost_one_pass_with_the_union_of_their_heads
     run(scenario)
 
 
+def test_one_request_of_many_batches_wakes_every_lane():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
+            asking = asyncio.create_task(answer(service, embed(*["one"] * 12)))
+            for _ in range(3):  # three passes stand at the gate at once: nobody sleeps while there is work
+                await gate.someone_waits()
+            gate.open()
+            assert len(await asking) == 12
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("padded", [False, True])
 def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padded):

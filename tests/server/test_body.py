@@ -370,3 +370,25 @@ def test_decoding_refuses_or_returns_whatever_comes(body):
 @given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(EmbedRequest)]), values))
 def test_decoding_any_object(value):
     assert is_request_or_refusal(decoded(msgspec.json.encode(value), EmbedRequest), EmbedRequest)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"inputs":"a","truncation_direction":"null"}', 422),
+        (b'{"inputs":"a","truncation_direction":"out of range"}', 422),
+        (b'{"\\u0069nputs":"a","inputs":"b"}', 422),
+    ],
+)
+def test_what_a_value_says_decides_no_status(asked, body, status):
+    assert asked.post("/embed", body).status_code == status
+
+
+def test_rules_hold_within_nested_objects(asked):
+    twice = b'{"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}'
+    null = b'{"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":{"truncation_direction":null}}'
+    assert [asked.post("/similarity", body).status_code for body in (twice, null)] == [422, 400]
+
+
+def test_half_a_surrogate_pair_is_called_so(asked):
+    assert asked.post("/embed", b'{"inputs":"\\ud800"}').text.endswith("lone surrogate in hex escape")

@@ -1,4 +1,4 @@
-"""TEI's routes. All but the key's guard, the content type and the size lies in `answers`."""
+"""TEI's routes. What they compute lies in `answers`; here, which of it `/`, `/invocations` and `/vertex` mean."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ async def _of_kind(context: Context, data: bytes) -> Reply:
 
 
 async def _vertex(context: Context, request: tei.VertexRequest) -> Reply:
-    """All instances at once; the first failing one by place decides the error."""
+    """All instances at once; the first failing one by place decides the error. As many as a client may send inputs."""
+    context.check_batch(len(request.instances))
     replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException):

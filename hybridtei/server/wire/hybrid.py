@@ -9,13 +9,14 @@ from msgspec import Meta, Struct
 from hybridtei.server.wire.tei import EmbedAllRequest, Size, SparseValue
 
 Output = Literal["dense", "sparse", "multivector"]
+Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens"]
 
 
 class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed_hybrid`."""
 
-    outputs: Annotated[list[Output] | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
+    outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
     normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
     dimensions: Annotated[
         Size | None, Meta(description="Keep the first so many dimensions of dense vectors, and of wider multi-vectors.")

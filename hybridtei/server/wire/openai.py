@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from hybridtei.server.wire.hybrid import Output, SparseFormat
+from hybridtei.server.wire.hybrid import Outputs, SparseFormat
 from hybridtei.server.wire.tei import RawInputs, Size
 
 
@@ -18,7 +18,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     user: Annotated[str | None, Meta(description="Accepted and not looked at.")] = None
     encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: little-endian float32.")] = "float"
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
-    outputs: Annotated[list[Output] | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
+    outputs: Annotated[Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
     sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
 
 

@@ -231,3 +231,31 @@ def test_the_servers_default_prompt_and_truncation():
         assert running.post("/embed", {"inputs": "one " * 100}).status_code == 422
         assert running.post("/embed", {"inputs": "one " * 100, "truncate": True}).status_code == 200
         assert running.post("/v1/embeddings", {"input": "one"}).json()["usage"]["prompt_tokens"] == 9
+
+
+def test_vertex_takes_as_many_instances_as_a_request_may_hold_inputs(server):
+    response = server.post("/vertex", {"instances": [1] * 33})
+    assert (response.status_code, response.json()["error"]) == (422, "batch size 33 > maximum allowed batch size 32")
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all"])
+def test_the_batch_size_is_looked_at_before_what_splade_cannot_do(splade_server, path):
+    assert splade_server.post(path, {"inputs": ["one"] * 32}).status_code == 424
+    assert splade_server.post(path, {"inputs": ["one"] * 33}).status_code == 422
+
+
+def test_ids_under_a_prompt_are_text_again(server):
+    with_specials, without = ([2, small.IDS["one"], 3], [small.IDS["one"]])
+    answers = [server.post("/embed", {"inputs": ids, "prompt_name": "query"}) for ids in (with_specials, without)]
+    text = server.post("/embed", {"inputs": "one", "prompt_name": "query"})
+    assert [answer.json() for answer in answers] == [text.json()] * 2
+    assert {answer.headers["x-compute-tokens"] for answer in answers} == {text.headers["x-compute-tokens"]}
+
+
+def test_much_work_beside_the_passes_is_refused_not_queued_for_ever():
+    with serving() as running:
+        with running.service._beside.inside(running.service._beside.free):
+            refused = [running.post("/tokenize", {"inputs": "one"}), running.post("/decode", {"ids": [5]})]
+            assert [response.status_code for response in refused] == [429, 429]
+            assert running.post("/embed", {"inputs": "one"}).status_code == 200
+        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
