@@ -23,6 +23,7 @@ from hybridtei.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SELF_TEST_TOKENS = 512  # of the longer text; rotary embeddings that follow the length begin to do so late
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # relative to the largest state
 
 
@@ -54,7 +55,7 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     backend = _backend(config, spec)
     budget = min(engine.max_batch_tokens, max(backend.busy_tokens, model.reader.max_input_length))
     try:
-        _self_test(backend)
+        _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
         _warm_up(backend, min(model.reader.max_input_length, budget))
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
@@ -108,18 +109,23 @@ def _backend(config: ModelConfig, spec: ModelSpec) -> Backend:
     return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
 
 
-def _self_test(backend: Backend) -> None:
-    """Two texts packed must come out as each alone: a family that hides its layout from our attention fails here, at start."""
+def _self_test(backend: Backend, longest: int) -> None:
+    """A short text and a long one together must come out as each alone: a family that hides its layout from our attention,
+    or picks anything by the longest text of a pass, fails here, at start."""
     spec = backend.spec
     heads = frozenset({Head.SPARSE if spec.is_splade else Head.TOKENS})
     first = spec.positions.offset
-    texts = [Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size) for length in (3, 7)]
+    texts = [
+        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size) for length in (min(3, longest), longest)
+    ]
     together = backend.forward(pack(texts, heads, spec.positions))
     for row, text in enumerate(texts):
         alone = _values(backend.forward(pack([text], heads, spec.positions)), 0)
         worst = float(np.abs(alone - _values(together, row)).max() / max(1.0, np.abs(alone).max()))
         if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
-            raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and packed")
+            raise LoadError(
+                f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
+            )
 
 
 def _values(outputs: HeadOutputs, row: int) -> Floats:

@@ -45,7 +45,7 @@ class TorchBackend:
         self._device = torch.device(device)
         number = DTYPES[dtype]
         self._trunk, self._logits_of = load_trunk(spec, dtype=number, device=self._device, trust_remote_code=trust_remote_code)
-        self.padded = not self._trunk.packed
+        self.padded = self._trunk.padded
         self._dense_layers = [dense_layer(module, self._device) for module in spec.dense_modules]
         if spec.sparse is not None and not spec.is_splade:
             self._lexical = lexical_weights(spec.sparse, spec.hidden_size, number, self._device)
@@ -58,7 +58,7 @@ class TorchBackend:
         try:
             with torch.inference_mode():
                 return self._forward(batch)
-        except (RuntimeError, IndexError, MemoryError) as error:
+        except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
             raise BackendError(f"the forward pass failed: {error}") from error
 
     def enter_lane(self) -> None:

@@ -7,6 +7,7 @@ there are no safetensors.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise LoadError(f"{path}: holds a JSON {type(value).__name__}, should be an object")
     return value
+
+
+def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
+    """The whole number above zero that `file` gives as `key`. Raises LoadError, naming both."""
+    value = settings.get(key)
+    if value is None:
+        raise LoadError(f"{file}: lacks `{key}`")
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e30: a length without limit
+    if not whole or isinstance(value, bool) or value < 1:
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be a whole number above zero")
+    return int(value)
 
 
 def require(path: Path) -> Path:

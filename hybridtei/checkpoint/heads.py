@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HEADS_FILE = "hybridtei_heads.safetensors"
 METADATA_KEY = "hybridtei_heads"
+LINEAR_SUFFIXES = (".pt", ".safetensors")
 Drop = Literal["first", "specials", "none"]
 
 
@@ -33,6 +34,7 @@ class SparseHead:
 
     `inputs` names what x joins: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
     `idf`: the weights profit from the collection's inverse document frequency on the query's side.
+    `own`: the file is of our kind, which holds several heads under their names, whatever it is called.
     """
 
     kind: Literal["linear", "mlp", "splade"]
@@ -40,15 +42,17 @@ class SparseHead:
     inputs: tuple[str, ...] = ("hidden",)
     activation: str = "relu"
     idf: bool = True
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MultivectorHead:
-    """One vector of width `dim` a token, but not for the dropped ones."""
+    """One vector of width `dim` a token, but not for the dropped ones. `own`: as in `SparseHead`."""
 
     file: Path
     dim: int
     drop: Drop = "first"
+    own: bool = False
 
 
 def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
@@ -61,8 +65,8 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
         if sparse is None:
             return None
         if sparse.activation is None:
-            return SparseHead("linear", file, sparse.inputs, idf=sparse.idf)
-        return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf)
+            return SparseHead("linear", file, sparse.inputs, idf=sparse.idf, own=True)
+        return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf, own=True)
     linear = _linear_file(folder, "sparse_linear")
     if linear is None:
         return None
@@ -78,12 +82,12 @@ def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | Non
         file, description = described
         _fits(file, description.hidden_size, hidden_size)
         multivector = description.multivector
-        return None if multivector is None else MultivectorHead(file, multivector.dim, multivector.drop)
+        return None if multivector is None else MultivectorHead(file, multivector.dim, multivector.drop, own=True)
     linear = _linear_file(folder, "colbert_linear")
     if linear is None:
         return None
     weight = read_linear(linear)["weight"]
-    _shape(linear, weight, (weight.shape[0], hidden_size))
+    _shape(linear, weight, (None, hidden_size))
     return MultivectorHead(linear, int(weight.shape[0]))
 
 
@@ -158,8 +162,12 @@ def read_description(file: Path) -> Description:
 
 
 def _linear_file(folder: Path, stem: str) -> Path | None:
-    files = [folder / f"{stem}{suffix}" for suffix in (".safetensors", ".pt")]
-    return next((file for file in files if file.exists()), None)
+    """The head's one file. A second one, or one of another kind, would be a head that is there and does not count."""
+    files = sorted(folder.glob(f"{stem}.*"))
+    if len(files) > 1 or any(file.suffix not in LINEAR_SUFFIXES for file in files):
+        names = ", ".join(str(file) for file in files)
+        raise LoadError(f"{names}: should be one file, {stem}{f' or {stem}'.join(LINEAR_SUFFIXES)}")
+    return files[0] if files else None
 
 
 def _fits(file: Path, described: int, hidden_size: int) -> None:
@@ -167,6 +175,9 @@ def _fits(file: Path, described: int, hidden_size: int) -> None:
         raise WeightMismatch(f"{file}: made for a hidden size of {described}, the model has {hidden_size}")
 
 
-def _shape(file: Path, weight: Tensor, wanted: tuple[int, int]) -> None:
-    if tuple(weight.shape) != wanted:
-        raise WeightMismatch(f"{file}: weight of shape {list(weight.shape)}, the model needs {list(wanted)}")
+def _shape(file: Path, weight: Tensor, wanted: tuple[int | None, int]) -> None:
+    """`None`: any number of outputs, but not none."""
+    found = tuple(weight.shape)
+    if len(found) != 2 or 0 in found or any(want not in (None, have) for want, have in zip(wanted, found, strict=True)):
+        needed = ", ".join("any" if size is None else str(size) for size in wanted)
+        raise WeightMismatch(f"{file}: weight of shape {list(found)}, the model needs [{needed}]")

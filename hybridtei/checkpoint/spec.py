@@ -1,33 +1,33 @@
 """What a checkpoint says about itself, read from its configuration files without touching weights.
 
-Reads both sentence-transformers layouts: the old one (boolean pooling flags, `max_seq_length` beside the model) and that
-of version 6 (`pooling_mode` as a word, the length in `tokenizer_config.json`). The surprise: a config.json never mentions
-BGE-M3's sparse and multi-vector heads; they exist if their files do.
+The surprise: a config.json never mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.files import inside, read_json, read_object, require
+from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
-from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
+from hybridtei.checkpoint.modules import (
+    DenseModule,
+    Pooling,
+    is_splade,
+    read_dense_modules,
+    read_modules,
+    read_pooling,
+    transformer_folder,
+)
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 
-Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-POOLINGS: tuple[Pooling, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-LEGACY_FLAGS: Mapping[str, Pooling] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
+# Count positions from the padding id on, which is 1 for all of them where config.json is silent.
 OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "mpnet"})
+# Could be trained with relative or ALiBi positions, which transformers 5 no longer computes: it would run them as absolute.
+ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta"})
 LENGTH_FILES = (
     "sentence_bert_config.json",
@@ -38,24 +38,12 @@ LENGTH_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-ORDER = ("MLMTransformer", "Transformer", "Pooling", "SpladePooling", "Normalize")  # Dense: anywhere after the first
 UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
-class DenseModule:
-    """A sentence-transformers Dense layer after the pooling: `activation(W x + b)`."""
-
-    folder: Path
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which trunk, which heads, which limits."""
+    """Which trunk, which heads, which limits. `folder` holds the transformer's configuration, weights and tokenizer."""
 
     folder: Path
     model_type: str
@@ -72,6 +60,7 @@ class ModelSpec:
     removed_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
     lowercase: bool = False
+    padding_id: int = 0
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -102,41 +91,57 @@ def read_spec(
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
-    config = read_object(folder / "config.json")
-    tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
-    require(folder / "tokenizer.json")
-    architectures = tuple(config.get("architectures") or ())
-    model_type = str(_needed(config, "model_type", folder))
-    _refuse_other_tasks(folder, architectures)
-    hidden_size = int(config.get("hidden_size") or config.get("dim") or _needed(config, "hidden_size", folder))
-    modules = _modules(folder)
-    splade = _is_splade(folder, pooling, modules, architectures)
-    positions = _positions(model_type, config)
+    modules = read_modules(folder)
+    home = transformer_folder(folder, modules)
+    file = home / "config.json"
+    config = read_object(file)
+    tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
+    require(home / "tokenizer.json")
+    architectures = _architectures(config, file)
+    model_type = _model_type(config, file)
+    _refuse_other_tasks(home, architectures)
+    hidden_size = positive(config, "dim" if config.get("dim") and not config.get("hidden_size") else "hidden_size", file)
+    splade = is_splade(folder, pooling, modules, architectures)
+    poolings = () if splade else read_pooling(folder, pooling, modules, model_type)
+    padding_id = _padding_id(model_type, config, file)
+    positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     sentence = read_object(folder / "config_sentence_transformers.json", optional=True)
     return ModelSpec(
-        folder=folder,
+        folder=home,
         model_type=model_type,
         architectures=architectures,
         hidden_size=hidden_size,
-        vocab_size=int(_needed(config, "vocab_size", folder)),
-        max_input_length=_max_input_length(folder, config, tokenizer_config, positions),
+        vocab_size=positive(config, "vocab_size", file),
+        max_input_length=_max_input_length(home, config, tokenizer_config, positions),
         positions=positions,
-        pooling=() if splade else _pooling(folder, pooling, modules, model_type),
-        dense_modules=() if splade else _dense_modules(folder, modules, dense_path),
+        pooling=poolings,
+        dense_modules=() if splade else read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)),
         sparse=SparseHead("splade") if splade else find_sparse_head(folder, hidden_size, heads_file),
         multivector=None if splade else find_multivector_head(folder, hidden_size, heads_file),
         prompts=_prompts(sentence, folder),
-        removed_ids=_removed_ids(folder, tokenizer_config),
-        has_token_types=model_type in TOKEN_TYPE_FAMILIES and int(config.get("type_vocab_size") or 0) > 1,
-        lowercase=bool(_sentence_config(folder).get("do_lower_case")),
+        removed_ids=_removed_ids(home, tokenizer_config),
+        has_token_types=_has_token_types(model_type, config, file),
+        lowercase=bool(_sentence_config(home)[1].get("do_lower_case")),
+        padding_id=padding_id,
         config=config,
     )
 
 
-def _needed(config: Mapping[str, Any], key: str, folder: Path) -> Any:
-    if config.get(key) is None:
-        raise LoadError(f"{folder / 'config.json'}: lacks `{key}`")
-    return config[key]
+def _model_type(config: Mapping[str, Any], file: Path) -> str:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise LoadError(f"{file}: lacks `model_type`")
+    form = config.get("position_embedding_type")
+    if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
+        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")
+    return model_type
+
+
+def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{file}: `architectures` is {names!r}, should be a list of names")
+    return tuple(names)
 
 
 def _refuse_other_tasks(folder: Path, architectures: tuple[str, ...]) -> None:
@@ -146,132 +151,65 @@ def _refuse_other_tasks(folder: Path, architectures: tuple[str, ...]) -> None:
         )
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
-    """(type, path) of each sentence-transformers module; the type is the last dotted word, since versions moved modules."""
-    if not (folder / "modules.json").exists():
-        return []
-    listed = read_json(folder / "modules.json")
-    try:
-        modules = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in listed]
-    except (TypeError, KeyError) as error:
-        raise LoadError(f"{folder / 'modules.json'}: should list objects with `type` and `path`") from error
-    unknown = [name for name, _ in modules if name not in (*ORDER, "Dense")]
-    if unknown:
-        raise UnsupportedArchitecture(f"{folder / 'modules.json'}: modules of type {unknown} are not served")
-    _check_order(folder, [name for name, _ in modules])
-    return modules
+def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> bool:
+    return (
+        model_type in TOKEN_TYPE_FAMILIES
+        and bool(config.get("type_vocab_size"))
+        and positive(config, "type_vocab_size", file) > 1
+    )
 
 
-def _check_order(folder: Path, names: Sequence[str]) -> None:
-    """A Normalize anywhere but at the end would change what comes after it; whether the end is normalised is asked for."""
-    middle = [name for name in names if name != "Dense"]
-    if "Normalize" in names[:-1] or names[:1] == ["Dense"] or middle != [name for name in ORDER if name in middle]:
-        raise UnsupportedArchitecture(f"{folder / 'modules.json'}: the order {list(names)} is not served")
+def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
+    """What padding is filled with, and where an offset family's positions begin.
 
-
-def _is_splade(folder: Path, pooling: str | None, modules: list[tuple[str, str]], architectures: tuple[str, ...]) -> bool:
-    declared = [path for name, path in modules if name == "SpladePooling"]
-    if pooling is not None and pooling != "splade":
-        return False
-    if declared:
-        settings = read_object(inside(folder, declared[0]) / "config.json")
-        strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
-        if (strategy, activation) != ("max", "relu"):
-            raise UnsupportedArchitecture(
-                f"{folder / declared[0]}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' with 'relu'"
-            )
-        return True
-    if pooling == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
-        raise UnsupportedArchitecture(
-            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
-        )
-    return pooling == "splade"
-
-
-def _pooling(folder: Path, override: str | None, modules: list[tuple[str, str]], model_type: str) -> tuple[Pooling, ...]:
-    if override is not None:
-        return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
-    path = next((path for name, path in modules if name == "Pooling"), "1_Pooling")
-    settings = read_object(inside(folder, path) / "config.json", optional=not modules)
-    if settings:
-        return _declared_pooling(settings, inside(folder, path) / "config.json")
-    if "bert" in model_type.lower():
-        return ("cls",)  # TEI's default; /info shows it
-    raise MissingArtifact(f"{folder / path / 'config.json'}: missing, and no --pooling given")
-
-
-def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
-    if settings.get("include_prompt") is False:
-        raise UnsupportedArchitecture(f"{file}: pooling without the prompt's tokens (`include_prompt`: false) is not served")
-    declared = settings.get("pooling_mode")
-    if declared is not None:  # the words of sentence-transformers 6
-        return tuple(_pooling_name(name, file) for name in ([declared] if isinstance(declared, str) else declared))
-    modes = tuple(mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag))
-    if not modes:
-        raise LoadError(f"{file}: no pooling mode is true")
-    return modes
-
-
-def _pooling_name(name: str, where: Path) -> Pooling:
-    for known in POOLINGS:
-        if name == known:
-            return known
-    raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
-
-
-def _dense_modules(folder: Path, modules: list[tuple[str, str]], override: str | None) -> tuple[DenseModule, ...]:
-    paths = [path for name, path in modules if name == "Dense"]
-    if override is not None and len(paths) == 1:  # TEI: only a single Dense can be replaced
-        paths = [override]
-    return tuple(_dense_module(inside(folder, path)) for path in paths)
-
-
-def _dense_module(folder: Path) -> DenseModule:
-    settings = read_object(folder / "config.json")
-    if settings.get("use_residual"):
-        raise UnsupportedArchitecture(f"{folder / 'config.json'}: Dense with a residual is not served")
-    try:
-        return DenseModule(
-            folder,
-            int(settings["in_features"]),
-            int(settings["out_features"]),
-            bool(settings.get("bias", True)),
-            str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
-        )
-    except KeyError as error:
-        raise LoadError(f"{folder / 'config.json'}: lacks `{error.args[0]}`") from error
-
-
-def _positions(model_type: str, config: Mapping[str, Any]) -> Positions:
-    if model_type not in OFFSET_FAMILIES:
-        return Positions()
-    padding_id = int(config.get("pad_token_id") or 0)
-    return Positions(padding_id + 1, padding_id)
+    Where config.json is silent: transformers' own default for the offset families. Other families pad under a mask, so any
+    id will do; some decoders write -1 for "none".
+    """
+    declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
+    if declared is None or (declared == -1 and not offset):
+        return 1 if offset else 0
+    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
+        raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
+    return declared
 
 
 def _max_input_length(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
 ) -> int:
-    table = config.get("max_position_embeddings") or config.get("max_trained_positions")
-    limit = int(table) - positions.offset if table else None
-    declared = _declared_length(folder)
-    if declared is None:
-        model_max = tokenizer_config.get("model_max_length")
-        declared = int(model_max) if model_max and model_max < UNSET_LENGTH else None
-    known = [length for length in (declared, limit) if length is not None]
-    if not known:
+    """The smallest of what the tokenizer, sentence-transformers and the table of positions allow."""
+    sentence_file, sentence = _sentence_config(folder)
+    lengths = (
+        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
+        _length(sentence, "max_seq_length", sentence_file),
+        _table_length(config, positions, folder / "config.json"),
+    )
+    told = [length for length in lengths if length is not None]
+    if not told:
         raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file tells the length")
-    return min(known)
+    return min(told)
 
 
-def _declared_length(folder: Path) -> int | None:
-    length = _sentence_config(folder).get("max_seq_length")
-    return None if length is None else int(length)
+def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
+    key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
+    if key is None:
+        return None
+    length = positive(config, key, file) - positions.offset
+    if length < 1:
+        raise LoadError(f"{file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
+    return length
 
 
-def _sentence_config(folder: Path) -> dict[str, Any]:
-    """The first of sentence-transformers' settings files that is there."""
-    return next((read_object(folder / name) for name in LENGTH_FILES if (folder / name).exists()), {})
+def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
+    if settings.get(key) is None:
+        return None
+    length = positive(settings, key, file)
+    return None if length >= UNSET_LENGTH else length
+
+
+def _sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The first of sentence-transformers' settings files that is there, and what it says."""
+    file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
+    return file, read_object(file, optional=True)
 
 
 def _prompts(sentence: Mapping[str, Any], folder: Path) -> Mapping[str, str] | None:
@@ -289,8 +227,12 @@ def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset
         _token_text(tokenizer_config.get(key))
         for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
     }
-    added = read_object(folder / "tokenizer.json").get("added_tokens") or []
-    return frozenset(int(token["id"]) for token in added if token.get("content") in names)
+    file = folder / "tokenizer.json"
+    try:
+        added = read_object(file).get("added_tokens") or []
+        return frozenset(int(token["id"]) for token in added if token.get("content") in names)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
 
 
 def _token_text(value: object) -> str | None:

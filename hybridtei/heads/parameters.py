@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, read_linear, read_tensors
-from hybridtei.checkpoint.spec import DenseModule
+from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.heads.dense import DenseLayer
 from hybridtei.heads.sparse import LexicalWeights
@@ -23,7 +24,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str, where: object) -> Callable[[Tensor], Tensor]:
+def activation(name: str, where: Path | str) -> Callable[[Tensor], Tensor]:
     """By its name, plain ("gelu") or as a class of torch.nn ("torch.nn.modules.activation.Tanh"). Nothing is imported."""
     plain = name.rsplit(".", 1)[-1].lower()
     if plain not in ACTIVATIONS or ("." in name and not name.startswith("torch.nn.")):
@@ -60,7 +61,7 @@ def lexical_weights(head: SparseHead, hidden_size: int, dtype: torch.dtype, devi
         out_bias = _tensor(tensors, "sparse.out.bias", (1,), head.file)
         ready = [tensor.to(device, dtype) for tensor in (out_weight, out_bias, hidden_weight, hidden_bias)]
         return LexicalWeights(ready[0], ready[1], ready[2], ready[3], activation(head.activation, head.file))
-    tensors, prefix = _linear_or_own(head.file, "sparse.out")
+    tensors, prefix = _linear(head.file, "sparse.out" if head.own else None)
     weight = _tensor(tensors, f"{prefix}weight", (1, inputs), head.file)
     bias = _tensor(tensors, f"{prefix}bias", (1,), head.file)
     return LexicalWeights(weight.to(device, dtype), bias.to(device, dtype))
@@ -70,22 +71,19 @@ def multivector_weights(
     head: MultivectorHead, hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """(weight [d, h], bias [d] or None) in the trunk's dtype. Raises LoadError."""
-    tensors, prefix = _linear_or_own(head.file, "multivector")
+    tensors, prefix = _linear(head.file, "multivector" if head.own else None)
     weight = _tensor(tensors, f"{prefix}weight", (head.dim, hidden_size), head.file).to(device, dtype)
     if f"{prefix}bias" not in tensors:
         return weight, None
     return weight, _tensor(tensors, f"{prefix}bias", (head.dim,), head.file).to(device, dtype)
 
 
-def _linear_or_own(file: object, name: str) -> tuple[dict[str, Tensor], str]:
-    from pathlib import Path
-
-    path = Path(str(file))
-    own = path.stem not in ("sparse_linear", "colbert_linear")
-    return (read_tensors(path), f"{name}.") if own else (read_linear(path), "")
+def _linear(file: Path, name: str | None) -> tuple[dict[str, Tensor], str]:
+    """(tensors, prefix of their names): in our own file a layer has a `name`, in BGE-M3's it is alone."""
+    return (read_linear(file), "") if name is None else (read_tensors(file), f"{name}.")
 
 
-def _tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...], file: object) -> Tensor:
+def _tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...], file: Path) -> Tensor:
     if name not in tensors:
         raise LoadError(f"{file}: lacks the tensor `{name}`, holds {sorted(tensors)}")
     found = tuple(tensors[name].shape)

@@ -7,8 +7,11 @@ argument that travels down to our attention function, are all that tells the seq
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +22,37 @@ from hybridtei.batch import PackedBatch, pad
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.ragged import offsets_of
 from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
 from hybridtei.trunk.interface import register
 from hybridtei.trunk.layout import PackedLayout
+from hybridtei.trunk.rope import forget_lengths
+
+# Weights of the trunk itself: layers, tables. What hangs on it (pooler, heads) may stay unused, as may buffers.
+OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
+UNUSED = re.compile(r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$")
 
 
 class Trunk:
-    """A loaded encoder: packed batches in, last hidden states out."""
+    """A loaded encoder: packed batches in, last hidden states out.
+
+    `padded`: a batch costs n * max_seqlen tokens. A model whose rotary embedding follows the length takes one sequence a
+    pass, so that no text depends on its neighbours.
+    """
 
     def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
         self._model = model
         self._spec = spec
         self._device = device
-        self._padding_id = int(spec.config.get("pad_token_id") or 0)
-        self.packed = is_packed(spec.model_type)
+        self._packed = is_packed(spec.model_type)
+        self._alone = forget_lengths(model)
+        self.padded = not (self._packed or self._alone)
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout) -> Tensor:
         """Last hidden states float[t, h], flat whichever way the family runs."""
-        return self._run_packed(batch, layout) if self.packed else self._run_padded(batch)
+        if self._alone and len(batch) > 1:
+            return torch.cat([self(part, PackedLayout(part.cu_seqlens, self._device)) for part in _sequences(batch)])
+        return self._run_packed(batch, layout) if self._packed else self._run_padded(batch)
 
     def word_embeddings(self, batch: PackedBatch) -> Tensor:
         """Rows of the word embedding table, without position or type: float[t, h]."""
@@ -50,7 +66,7 @@ class Trunk:
         return self._model(**inputs, **self._no_cache(), layout=layout).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _run_padded(self, batch: PackedBatch) -> Tensor:
-        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._padding_id)
+        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
         inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(mask).long()}
         if self._spec.has_token_types:
             type_ids, _ = pad(self._token_types(batch).cpu().numpy(), batch.cu_seqlens, 0)
@@ -68,6 +84,19 @@ class Trunk:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self._device)
+
+
+def _sequences(batch: PackedBatch) -> Iterator[PackedBatch]:
+    """Each sequence of a batch as a batch of its own."""
+    types = batch.token_type_ids
+    for start, stop in pairwise(batch.cu_seqlens.tolist()):
+        yield replace(
+            batch,
+            input_ids=batch.input_ids[start:stop],
+            position_ids=batch.position_ids[start:stop],
+            token_type_ids=None if types is None else types[start:stop],
+            cu_seqlens=offsets_of([stop - start]),
+        )
 
 
 def load_trunk(
@@ -140,11 +169,17 @@ def _without_pooler(auto: Any, config: Any) -> dict[str, bool]:
 
 
 def _check(report: dict[str, Any], folder: Path) -> None:
-    missing = sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name)
-    mismatched = sorted(str(entry) for entry in report.get("mismatched_keys", ()))
-    if missing or mismatched:
-        what = f"lack {missing[:5]}" if missing else f"have another shape at {mismatched[:5]}"
-        raise WeightMismatch(f"{folder}: the weights {what}, of {len(missing) or len(mismatched)} in all; nothing was made up")
+    """Every weight of the trunk in its place, none made up and none left over: config.json and weights are of one model."""
+    faults = {
+        "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
+        "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
+        "hold what config.json does not": sorted(
+            name for name in report.get("unexpected_keys", ()) if OF_TRUNK.search(name) and not UNUSED.search(name)
+        ),
+    }
+    for what, names in faults.items():
+        if names:
+            raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
 
 
 def _weights_file(folder: Path) -> None:

@@ -185,6 +185,20 @@ def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(m3_backend:
     assert run(m3_backend, [Encoding(np.array([0, 7, 2]))]).dense is not None
 
 
+@pytest.mark.parametrize(
+    "kind", [RuntimeError, IndexError, MemoryError, TypeError, KeyError, AssertionError, ZeroDivisionError]
+)
+def test_whatever_a_pass_raises_is_a_backend_error(
+    m3_backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise kind("of the model's own")
+
+    monkeypatch.setattr(m3_backend, "_trunk", fail)
+    with pytest.raises(BackendError, match="of the model's own"):
+        run(m3_backend, [Encoding(np.array([0, 7, 2]))])
+
+
 def test_threads_share_a_backend(hybrid_backend: TorchBackend) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

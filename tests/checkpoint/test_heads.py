@@ -51,10 +51,22 @@ def test_the_two_files_of_m3_are_found(tmp_path: Path, suffix: str) -> None:
     assert (many.dim, many.drop) == (24, "first")
 
 
-def test_safetensors_go_before_pickles(tmp_path: Path) -> None:
-    (tmp_path / "sparse_linear.pt").write_bytes(b"never read")
-    tiny.write_linear(tmp_path / "sparse_linear.safetensors", 1)
-    assert find_sparse_head(tmp_path, tiny.HIDDEN) is not None
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("suffixes", [(".bin",), (".npz",), (".pt", ".safetensors"), (".pt", ".bin")])
+def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixes: tuple[str, ...]) -> None:
+    for suffix in suffixes:
+        tiny.write_linear(tmp_path / f"{name}{suffix}", 1)
+    with pytest.raises(LoadError, match=f"{name}\\.pt or {name}\\.safetensors") as caught:
+        FIND[name](tmp_path, tiny.HIDDEN)
+    assert all(str(tmp_path / f"{name}{suffix}") in str(caught.value) for suffix in suffixes)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("shape", [(), (tiny.HIDDEN,), (0, tiny.HIDDEN), (1, tiny.HIDDEN, 1), (1, 1, tiny.HIDDEN)])
+def test_a_head_that_is_no_matrix_is_an_error(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    torch.save({"weight": torch.ones(shape), "bias": torch.ones(1)}, tmp_path / f"{name}.pt")
+    with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*\b{tiny.HIDDEN}\]"):
+        FIND[name](tmp_path, tiny.HIDDEN)
 
 
 def test_no_file_is_no_head(tmp_path: Path) -> None:

@@ -7,29 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.spec import LEGACY_FLAGS, POOLINGS, read_spec
+from hybridtei.checkpoint.spec import OFFSET_FAMILIES, read_spec
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from tests import tiny, vocabulary
+from tests.checkpoint.refused import raised
 
 Copied = Callable[[Path], Path]
 OFFSETS = {"xlm-roberta", "roberta", "camembert", "mpnet"}
-
-
-def raised(kind: type[LoadError], folder: Path, name: str, **options: Any) -> str:
-    """The message of the error, which must be of just this class and name the file."""
-    with pytest.raises(LoadError) as caught:
-        read_spec(folder, **options)
-    assert type(caught.value) is kind
-    assert str(folder / name) in str(caught.value)
-    return str(caught.value)
-
-
-def with_pooling(tmp_path: Path, settings: dict[str, Any]) -> Path:
-    folder = tiny.write_bert(tmp_path, pooling="mean")
-    tiny.write_json(folder / "1_Pooling" / "config.json", settings)
-    return folder
 
 
 @pytest.mark.parametrize("model_type", tiny.FAMILIES)
@@ -41,163 +28,6 @@ def test_a_family_tells_its_size_positions_and_length(tmp_path: Path, model_type
     assert spec.pooling == ("mean",)
     assert spec.has_token_types is (model_type in ("bert", "electra", "nomic_bert"))
     assert spec.heads == {Head.DENSE, Head.TOKENS}
-
-
-# --- pooling -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", POOLINGS)
-@pytest.mark.parametrize("layout", ["old", "new"])
-def test_every_pooling_is_read_in_both_layouts(tmp_path: Path, mode: str, layout: str) -> None:
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, pooling=mode, layout=layout)  # type: ignore[arg-type]
-    assert read_spec(folder).pooling == (mode,)
-
-
-def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path: Path) -> None:
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, pooling=["mean", "max", "cls"], layout="old")
-    assert read_spec(folder).pooling == ("cls", "max", "mean")
-    tiny.write_modules(folder, pooling=["mean", "max", "cls"], layout="new")
-    assert read_spec(folder).pooling == ("mean", "max", "cls")
-    assert read_spec(folder).dense_width == 3 * tiny.HIDDEN
-
-
-def test_the_flags_word_wins_over_the_file(bert: Path) -> None:
-    assert read_spec(bert, pooling="cls").pooling == ("cls",)
-    assert read_spec(bert, pooling="last-token").pooling == ("lasttoken",)
-
-
-def test_a_bert_without_pooling_takes_the_first_token(tmp_path: Path) -> None:
-    assert read_spec(tiny.write_bert(tmp_path, pooling=None)).pooling == ("cls",)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
-def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
-    assert "--pooling" in raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
-
-
-def test_a_pooling_that_modules_name_but_is_not_there(bert: Path, copied: Copied) -> None:
-    folder = copied(bert)
-    (folder / "1_Pooling" / "config.json").unlink()
-    raised(MissingArtifact, folder, "1_Pooling/config.json")
-
-
-@pytest.mark.parametrize(
-    ("settings", "kind"),
-    [
-        ({"pooling_mode": "attention"}, UnsupportedArchitecture),
-        ({"pooling_mode": ["mean", "attention"]}, UnsupportedArchitecture),
-        (dict.fromkeys(LEGACY_FLAGS, False), LoadError),
-        ({"word_embedding_dimension": tiny.HIDDEN}, LoadError),
-    ],
-)
-def test_a_pooling_we_do_not_know_is_refused(tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]) -> None:
-    raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
-
-
-def test_an_unknown_pooling_word_of_the_caller_is_refused(bert: Path) -> None:
-    assert "'median'" in raised(UnsupportedArchitecture, bert, "", pooling="median")
-
-
-# --- SPLADE ------------------------------------------------------------------------------------------------------------
-
-
-def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
-    assert not read_spec(splade, pooling="cls").is_splade
-    assert not read_spec(splade).is_splade
-    spec = read_spec(splade, pooling="splade")
-    assert spec.is_splade
-    assert spec.heads == {Head.SPARSE}
-    assert spec.dense_width == spec.vocab_size
-    assert spec.pooling == ()
-
-
-def test_splade_needs_a_masked_language_model(bert: Path) -> None:
-    assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
-
-
-@pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "log1p_relu"}])
-def test_a_splade_of_another_formula_is_refused(splade: Path, copied: Copied, settings: dict[str, str]) -> None:
-    folder = copied(splade)
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.SpladePooling", "path": "1_SpladePooling"}]
-    tiny.write_json(folder / "modules.json", modules)
-    tiny.write_json(folder / "1_SpladePooling" / "config.json", {})
-    assert read_spec(folder).is_splade
-    tiny.write_json(folder / "1_SpladePooling" / "config.json", settings)
-    raised(UnsupportedArchitecture, folder, "1_SpladePooling")
-
-
-# --- modules -----------------------------------------------------------------------------------------------------------
-
-
-def test_dense_modules_come_in_order_with_the_last_ones_width(tmp_path: Path) -> None:
-    folder = tiny.write_family(tmp_path, "bert")
-    identity = "torch.nn.modules.linear.Identity"
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 64, identity), (64, 12, "torch.nn.Tanh")])
-    spec = read_spec(folder)
-    assert [(dense.in_features, dense.out_features, dense.activation) for dense in spec.dense_modules] == [
-        (tiny.HIDDEN, 64, identity),
-        (64, 12, "torch.nn.Tanh"),
-    ]
-    assert spec.dense_width == 12
-
-
-def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    assert read_spec(folder, dense_path="other").dense_width == 5
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")])
-    assert read_spec(folder, dense_path="other").dense_width == 13
-
-
-@pytest.mark.parametrize("lost", ["in_features", "out_features"])
-def test_a_dense_module_without_its_sizes_is_refused(tmp_path: Path, lost: str) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    tiny.edit_json(folder / "2_Dense" / "config.json", **{lost: ...})
-    assert lost in raised(LoadError, folder, "2_Dense/config.json")
-
-
-def test_a_dense_module_with_a_residual_is_refused(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")])
-    tiny.edit_json(folder / "2_Dense" / "config.json", use_residual=True)
-    raised(UnsupportedArchitecture, folder, "2_Dense/config.json")
-
-
-def test_a_dense_module_that_is_not_there(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    (folder / "2_Dense" / "config.json").unlink()
-    raised(MissingArtifact, folder, "2_Dense/config.json")
-
-
-@pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
-def test_a_module_we_do_not_run_is_refused_by_name(bert: Path, copied: Copied, name: str) -> None:
-    folder = copied(bert)
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": f"sentence_transformers.models.{name}", "path": "1_X"}]
-    tiny.write_json(folder / "modules.json", modules)
-    assert name in raised(UnsupportedArchitecture, folder, "modules.json")
-
-
-@pytest.mark.parametrize("modules", [{}, {"type": "x.Transformer"}, [{"type": "x.Transformer"}], ["Transformer"], 3])
-def test_modules_of_another_shape_are_refused(bert: Path, copied: Copied, modules: Any) -> None:
-    folder = copied(bert)
-    tiny.write_json(folder / "modules.json", modules)
-    if modules == {}:  # lists no module at all: as good as absent
-        assert read_spec(folder).pooling == ("mean",)
-    else:
-        raised(LoadError, folder, "modules.json")
-
-
-@pytest.mark.parametrize("path", ["../elsewhere", "1_Pooling/../../x", "/etc"])
-@pytest.mark.parametrize("name", ["Pooling", "Dense", "SpladePooling"])
-def test_a_module_path_does_not_lead_out_of_the_folder(splade: Path, copied: Copied, name: str, path: str) -> None:
-    folder = copied(splade)
-    tiny.write_json(folder / "modules.json", [{"type": "x.Transformer", "path": ""}, {"type": f"x.{name}", "path": path}])
-    assert path in raised(LoadError, folder, "", pooling="mean" if name == "Dense" else None)
-
-
-# --- config.json, tokenizer, length ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -247,7 +77,8 @@ def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: A
         ({"table": 128, "tokenizer": 200}, 128),
         ({"table": 128, "tokenizer": 1e30}, 128),
         ({"table": 128, "tokenizer": 100, "sentence": 50}, 50),
-        ({"table": 128, "tokenizer": 100, "sentence": 110}, 110),
+        ({"table": 128, "tokenizer": 100, "sentence": 110}, 100),
+        ({"table": 128, "tokenizer": 1e30, "sentence": 2e6}, 128),
         ({"table": 128, "tokenizer": 100, "sentence": None}, 100),
         ({"table": 128, "sentence": None}, 128),
         ({"table": None, "tokenizer": 100}, 100),
@@ -301,3 +132,86 @@ def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path: Path, 
 def test_heads_beside_the_model_are_outputs(m3: Path, hybrid: Path) -> None:
     everything = {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS}
     assert read_spec(m3).heads == read_spec(hybrid).heads == everything
+
+
+# --- values that are none --------------------------------------------------------------------------------------------------
+
+NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
+
+
+@pytest.mark.parametrize("value", NOT_POSITIVE)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("config.json", "hidden_size"),
+        ("config.json", "vocab_size"),
+        ("config.json", "max_position_embeddings"),
+        ("config.json", "type_vocab_size"),
+        ("tokenizer_config.json", "model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length"),
+    ],
+)
+def test_a_size_that_is_no_whole_number_above_zero(bert: Path, copied: Copied, name: str, key: str, value: Any) -> None:
+    if not value and key in ("max_position_embeddings", "type_vocab_size"):
+        pytest.skip("as good as absent: there is no table")
+    folder = copied(bert)
+    tiny.write_json(folder / "sentence_bert_config.json", {})
+    tiny.edit_json(folder / name, **{key: value})
+    assert f"`{key}` is {value!r}" in raised(LoadError, folder, name)
+
+
+@pytest.mark.parametrize("value", ["x", -1, -7, 1.0, True, [1]])
+def test_a_padding_id_that_is_none(tmp_path: Path, value: Any) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "config.json", pad_token_id=value)
+    assert "pad_token_id" in raised(LoadError, folder, "config.json")
+
+
+@pytest.mark.parametrize("value", ["BertModel", 5, [5], {"a": 1}])
+def test_architectures_are_names(bert: Path, copied: Copied, value: Any) -> None:
+    folder = copied(bert)
+    tiny.edit_json(folder / "config.json", architectures=value)
+    assert "architectures" in raised(LoadError, folder, "config.json")
+
+
+@pytest.mark.parametrize("value", [5, ["[PAD]"], [{"content": "[PAD]"}], [{"content": "[PAD]", "id": "x"}]])
+def test_added_tokens_of_another_shape(bert: Path, copied: Copied, value: Any) -> None:
+    folder = copied(bert)
+    tiny.edit_json(folder / "tokenizer.json", added_tokens=value)
+    assert "added_tokens" in raised(LoadError, folder, "tokenizer.json")
+
+
+def test_a_table_that_leaves_no_position(tmp_path: Path) -> None:
+    folder = lengths(tiny.write_family(tmp_path, "roberta"), table=2)
+    assert "positions begin at 2" in raised(LoadError, folder, "config.json", pooling="mean")
+
+
+# --- padding and positions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [..., None])
+@pytest.mark.parametrize("model_type", sorted(OFFSET_FAMILIES))
+def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path: Path, model_type: str, value: Any) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)
+    default = AutoConfig.for_model(model_type).pad_token_id
+    spec = read_spec(folder, pooling="mean")
+    assert (spec.padding_id, spec.positions) == (default, Positions(default + 1, default))
+
+
+@pytest.mark.parametrize(("value", "padding_id"), [(..., 0), (None, 0), (-1, 0), (0, 0), (7, 7)])
+def test_another_family_pads_with_what_it_names(bert: Path, copied: Copied, value: Any, padding_id: int) -> None:
+    folder = copied(bert)
+    tiny.edit_json(folder / "config.json", pad_token_id=value)
+    spec = read_spec(folder)
+    assert (spec.padding_id, spec.positions) == (padding_id, Positions())
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
+@pytest.mark.parametrize("form", ["relative_key", "relative_key_query", "alibi"])
+def test_positions_that_transformers_would_take_for_absolute(tmp_path: Path, model_type: str, form: str) -> None:
+    folder = tiny.write_family(tmp_path, model_type)
+    tiny.edit_json(folder / "config.json", position_embedding_type=form)
+    assert form in raised(UnsupportedArchitecture, folder, "config.json", pooling="mean")
+    tiny.edit_json(folder / "config.json", position_embedding_type="absolute")
+    assert read_spec(folder, pooling="mean").model_type == model_type

@@ -110,7 +110,7 @@ def test_a_dense_module_of_another_shape(tmp_path: Path) -> None:
 def test_a_dense_module_that_does_not_follow_from_the_pooling(tmp_path: Path) -> None:
     folder = with_dense(tmp_path)
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN + 1, 12)
-    raised(folder, LoadError, "")
+    raised(folder, WeightMismatch, "2_Dense/config.json")
 
 
 def test_an_activation_that_is_code(tmp_path: Path) -> None:

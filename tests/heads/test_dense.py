@@ -9,7 +9,7 @@ import torch
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from hybridtei.checkpoint.spec import DenseModule
+from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.heads.dense import POOLINGS, dense
 from hybridtei.heads.parameters import dense_layer
 from hybridtei.ragged import offsets_of

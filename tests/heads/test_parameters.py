@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
-from hybridtei.checkpoint.spec import DenseModule
+from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.heads.parameters import ACTIVATIONS, activation, dense_layer, lexical_weights, multivector_weights
 from tests import tiny
@@ -67,10 +67,23 @@ def test_our_own_file_may_hold_a_linear_sparse_head_and_a_bias(tmp_path: Path) -
     file = tmp_path / "own.safetensors"
     tensors = {"sparse.out.weight": torch.ones(1, tiny.HIDDEN), "sparse.out.bias": torch.ones(1)}
     save_file({**tensors, "multivector.weight": torch.ones(3, tiny.HIDDEN), "multivector.bias": torch.ones(3)}, file)
-    assert lexical_weights(SparseHead("linear", file), tiny.HIDDEN, F32, CPU).hidden_weight is None
-    matrix, bias = multivector_weights(MultivectorHead(file, 3), tiny.HIDDEN, F32, CPU)
+    assert lexical_weights(SparseHead("linear", file, own=True), tiny.HIDDEN, F32, CPU).hidden_weight is None
+    matrix, bias = multivector_weights(MultivectorHead(file, 3, own=True), tiny.HIDDEN, F32, CPU)
     assert matrix.shape == (3, tiny.HIDDEN)
     assert bias is not None
+
+
+@pytest.mark.parametrize("stem", ["sparse_linear", "colbert_linear", "heads"])
+@pytest.mark.parametrize("act", [None, "gelu"])
+def test_our_own_file_may_have_any_name(tmp_path: Path, stem: str, act: str | None) -> None:
+    inputs, width = (["hidden"], tiny.HIDDEN) if act is None else (["hidden", "embedding"], 8)
+    written = tiny.write_own_heads(tmp_path, width=width, inputs=inputs, sparse={"inputs": inputs, "activation": act})
+    file = (tmp_path / "hybridtei_heads.safetensors").rename(tmp_path / f"{stem}.safetensors")
+    sparse, many = (find(tmp_path / "elsewhere", tiny.HIDDEN, file) for find in (find_sparse_head, find_multivector_head))
+    assert isinstance(sparse, SparseHead)
+    assert isinstance(many, MultivectorHead)
+    assert torch.equal(lexical_weights(sparse, tiny.HIDDEN, F32, CPU).out_weight, written["sparse.out.weight"])
+    assert torch.equal(multivector_weights(many, tiny.HIDDEN, F32, CPU)[0], written["multivector.weight"])
 
 
 @pytest.mark.parametrize("lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"])
@@ -79,13 +92,13 @@ def test_a_tensor_missing_from_our_file_is_named(tmp_path: Path, lost: str) -> N
     file = tmp_path / "hybridtei_heads.safetensors"
     save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
     with pytest.raises(LoadError, match=lost) as caught:
-        lexical_weights(SparseHead("mlp", file, ("hidden", "embedding"), "gelu"), tiny.HIDDEN, F32, CPU)
+        lexical_weights(SparseHead("mlp", file, ("hidden", "embedding"), "gelu", own=True), tiny.HIDDEN, F32, CPU)
     assert str(file) in str(caught.value)
 
 
 def test_a_perceptron_made_for_other_inputs_is_refused_with_both_shapes(tmp_path: Path) -> None:
     tiny.write_own_heads(tmp_path, inputs=("hidden",))
-    head = SparseHead("mlp", tmp_path / "hybridtei_heads.safetensors", ("hidden", "embedding"), "gelu")
+    head = SparseHead("mlp", tmp_path / "hybridtei_heads.safetensors", ("hidden", "embedding"), "gelu", own=True)
     with pytest.raises(WeightMismatch, match=rf"\[8, {tiny.HIDDEN}\].*\[8, {2 * tiny.HIDDEN}\]"):
         lexical_weights(head, tiny.HIDDEN, F32, CPU)
 
@@ -93,7 +106,7 @@ def test_a_perceptron_made_for_other_inputs_is_refused_with_both_shapes(tmp_path
 def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
     tiny.write_own_heads(tmp_path, dim=12)
     with pytest.raises(WeightMismatch, match=r"multivector\.weight"):
-        multivector_weights(MultivectorHead(tmp_path / "hybridtei_heads.safetensors", 13), tiny.HIDDEN, F32, CPU)
+        multivector_weights(MultivectorHead(tmp_path / "hybridtei_heads.safetensors", 13, own=True), tiny.HIDDEN, F32, CPU)
 
 
 def module(folder: Path, *, wide: int = 4, narrow: int = 3, bias: bool = True) -> DenseModule:

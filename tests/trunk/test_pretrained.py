@@ -175,3 +175,67 @@ def test_a_pooler_that_is_not_there_is_not_needed(tmp_path: Path) -> None:
     without(folder, "pooler.dense.weight")
     without(folder, "pooler.dense.bias")
     assert TorchBackend(read_spec(folder)).forwards == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "left"),
+    [
+        ("bert", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),
+        ("qwen3", {"num_hidden_layers": 1, "layer_types": None}, r"layers\.1\."),
+        ("modernbert", {"num_hidden_layers": 1, "layer_types": None}, r"layers\.1\."),
+        ("distilbert", {"n_layers": 1}, r"transformer\.layer\.1\."),
+    ],
+)
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM"])
+def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], left: str, task: str
+) -> None:
+    if model_type == "qwen3":
+        task = task.replace("Masked", "Causal")
+    folder = tiny.write_family(tmp_path, model_type, task=task)
+    spec = read_spec(folder, pooling="mean")
+    TorchBackend(spec)  # whatever else the task's head brings along may stay unused
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(WeightMismatch, match=left) as caught:
+        TorchBackend(read_spec(folder, pooling="mean"))
+    assert str(folder) in str(caught.value)
+
+
+def write_with(folder: Path, name: str) -> Path:
+    """A BERT with one more tensor in its weights."""
+    from safetensors.torch import load_file, save_file
+
+    tiny.write_bert(folder)
+    tensors = {**load_file(folder / "model.safetensors"), name: torch.zeros(4, 4)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["embeddings.position_ids", "encoder.layer.0.rotary_emb.inv_freq", "cls.seq_relationship.weight"]
+)
+def test_buffers_and_heads_may_be_left_over(tmp_path: Path, name: str) -> None:
+    assert not TorchBackend(read_spec(write_with(tmp_path, name))).padded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embeddings.segment_embeddings.weight",
+        "encoder.layer.0.attention.self.distance_embedding.weight",
+        "encoder.layer.1.attention.self.query.lora_A.weight",
+    ],
+)
+def test_a_table_or_an_adapter_may_not_be_left_over(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WeightMismatch, match=name):
+        TorchBackend(read_spec(write_with(tmp_path, name)))
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert", "mpnet"])
+def test_an_offset_family_without_a_padding_id_counts_as_transformers_does(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_family(tmp_path, model_type)
+    tiny.edit_json(folder / "config.json", pad_token_id=...)
+    backend = TorchBackend(read_spec(folder, pooling="mean"))
+    encodings = random_encodings(backend.spec)
+    for ours, theirs in zip(hidden_of(backend, encodings), reference(folder, encodings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerances.HIDDEN["float32"], rtol=0)

@@ -1,0 +1,166 @@
+"""A sentence-transformers checkpoint as a chain of modules: modules.json, and the folders it names.
+
+Reads both layouts: the old one (boolean pooling flags) and that of version 6 (`pooling_mode` as a word). What is not run
+exactly as declared is refused: a module left out or moved gives vectors that look right and are not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridtei.checkpoint.files import inside, positive, read_json, read_object
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+
+log = logging.getLogger(__name__)
+
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+POOLINGS: tuple[Pooling, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+LEGACY_FLAGS: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+TRANSFORMERS = ("MLMTransformer", "Transformer")
+ORDER = (*TRANSFORMERS, "Pooling", "SpladePooling", "Dense", "Normalize")  # only Dense may come more than once
+POOLED = (None, "sentence_embedding")  # how modules call the pooled vector
+
+Modules = Sequence[tuple[str, str]]  # (type, path)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A sentence-transformers Dense layer after the pooling: `activation(W x + b)`."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+def read_modules(folder: Path) -> Modules:
+    """(type, path) of each module, () without modules.json; the type is the last dotted word, since versions moved modules."""
+    file = folder / "modules.json"
+    if not file.exists():
+        return ()
+    listed = read_json(file)
+    if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
+        raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
+    modules = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
+    unknown = [name for name, _ in modules if name not in ORDER]
+    if unknown:
+        raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
+    _check_order(file, [name for name, _ in modules])
+    return modules
+
+
+def transformer_folder(folder: Path, modules: Modules) -> Path:
+    """Where configuration, weights and tokenizer lie: the folder itself, or `0_Transformer` in old checkpoints."""
+    return inside(folder, next((path for name, path in modules if name in TRANSFORMERS), ""))
+
+
+def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
+    """Whether the vector is SPLADE's: asked for, or declared and not overridden. Raises UnsupportedArchitecture."""
+    declared = [path for name, path in modules if name == "SpladePooling"]
+    if override is not None and override != "splade":
+        return False
+    if declared:
+        settings = read_object(inside(folder, declared[0]) / "config.json")
+        strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
+        if (strategy, activation) != ("max", "relu"):
+            raise UnsupportedArchitecture(
+                f"{folder / declared[0]}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' with 'relu'"
+            )
+        return True
+    if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
+        raise UnsupportedArchitecture(
+            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
+        )
+    return override == "splade"
+
+
+def read_pooling(folder: Path, override: str | None, modules: Modules, model_type: str) -> tuple[Pooling, ...]:
+    """How tokens become one vector, several ways side by side. Raises MissingArtifact where nothing tells."""
+    if override is not None:
+        return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
+    path = next((path for name, path in modules if name == "Pooling"), "1_Pooling")
+    file = inside(folder, path) / "config.json"
+    if modules or file.exists():
+        return _declared_pooling(read_object(file), file)
+    if "bert" not in model_type.lower():
+        raise MissingArtifact(f"{file}: missing, and no --pooling given")
+    log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)
+    return ("cls",)
+
+
+def read_dense_modules(folder: Path, modules: Modules, override: str | None, pooled_width: int) -> tuple[DenseModule, ...]:
+    """The Dense layers in their order, each as wide as what comes before it. Raises LoadError and its kinds."""
+    paths = [path for name, path in modules if name == "Dense"]
+    if override is not None and len(paths) == 1:  # TEI: only a single Dense can be replaced
+        paths = [override]
+    dense, width = list[DenseModule](), pooled_width
+    for path in paths:
+        dense.append(_dense_module(inside(folder, path), width))
+        width = dense[-1].out_features
+    return tuple(dense)
+
+
+def _is_module(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("type", "path"))
+
+
+def _check_order(file: Path, names: Sequence[str]) -> None:
+    """A Normalize before the end or a Dense before the pooling would change what comes after it. Whether the end is
+    normalised is asked for by each request."""
+    places = [ORDER.index(name) for name in names]
+    once = [name for name in names if name != "Dense"]
+    orphaned = "Dense" in names and "Pooling" not in names
+    if places != sorted(places) or len(set(once)) < len(once) or orphaned:
+        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(ORDER)}")
+
+
+def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
+    if settings.get("include_prompt") is False:
+        raise UnsupportedArchitecture(f"{file}: pooling without the prompt's tokens (`include_prompt`: false) is not served")
+    declared = settings.get("pooling_mode")
+    if declared is None:
+        modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
+    else:  # the words of sentence-transformers 6
+        modes = declared if isinstance(declared, list) else [declared]
+    if not modes:
+        raise LoadError(f"{file}: no pooling mode is true")
+    return tuple(_pooling_name(name, file) for name in modes)
+
+
+def _pooling_name(name: object, where: Path) -> Pooling:
+    for known in POOLINGS:
+        if name == known:
+            return known
+    raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
+
+
+def _dense_module(folder: Path, width: int) -> DenseModule:
+    file = folder / "config.json"
+    settings = read_object(file)
+    if settings.get("use_residual"):
+        raise UnsupportedArchitecture(f"{file}: Dense with a residual is not served")
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in POOLED:
+            raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: 'sentence_embedding'")
+    in_features = positive(settings, "in_features", file)
+    if in_features != width:
+        raise WeightMismatch(f"{file}: `in_features` is {in_features}, but what comes before it has a width of {width}")
+    return DenseModule(
+        folder,
+        in_features,
+        positive(settings, "out_features", file),
+        bool(settings.get("bias", True)),
+        str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
+    )
