@@ -104,3 +104,17 @@ def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool
     padded = np.full(mask.shape, fill, dtype=np.int64)
     padded[mask] = flat
     return padded, mask
+
+
+def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids) -> tuple[NDArray[np.bool_], Offsets]:
+    """Which tokens have a vector, bool[t], and the offsets of what is left, int64[n+1].
+
+    "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but special tokens.
+    """
+    kept = np.ones(len(input_ids), dtype=bool)
+    if drop == "first":
+        kept[cu_seqlens[:-1]] = False
+    elif drop == "specials":
+        kept = ~np.isin(input_ids, special_ids)
+    counts = np.add.reduceat(kept, cu_seqlens[:-1]) if len(kept) else np.zeros(0)
+    return kept, offsets_of(counts.astype(np.int64))

@@ -36,6 +36,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dense_path: Annotated[
         str | None, Meta(description="Folder of the Dense module to use instead of the one in modules.json.")
     ] = None
+    backend: Annotated[
+        Literal["auto", "torch", "onnxruntime"],
+        Meta(
+            description="Engine that runs the model; auto: ONNX Runtime on a CPU where it knows the architecture, else torch."
+        ),
+    ] = "auto"
     hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
     huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
     offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False

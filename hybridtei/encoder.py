@@ -45,7 +45,7 @@ class Encoder:
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model; `config` overrides `model_id`. Raises LoadError."""
         engine = engine or EngineConfig()
-        loaded = load_model(config or ModelConfig(model_id=model_id), engine)
+        loaded = load_model(config or ModelConfig(model_id=model_id), engine, one_caller=True)
         return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine)
 
     @property

@@ -148,13 +148,13 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
     assert raw.tokens is not None
     assert raw.sparse is not None
     assert raw.multivector is not None
-    from hybridtei.checkpoint.heads import read_linear
+    from hybridtei.checkpoint.arrays import read_linear
 
     sparse, colbert = (read_linear(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
     ids = AutoTokenizer.from_pretrained(m3)(TEXTS)["input_ids"]
     assert raw.sparse.width == encoder.spec.vocab_size
     for i, (row, hidden) in enumerate(zip(ids, raw.tokens, strict=True)):
-        weights = np.maximum(hidden @ sparse["weight"].float().numpy()[0] + sparse["bias"].float().numpy(), 0)
+        weights = np.maximum(hidden @ sparse["weight"][0] + sparse["bias"], 0)
         lexical: dict[int, float] = {}
         for token, weight in zip(row, weights.tolist(), strict=True):
             if token not in (0, 1, 2, 3) and weight > 0:
@@ -162,7 +162,7 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
         indices, values = raw.sparse.row(i)
         assert indices.tolist() == sorted(lexical)
         close(values, np.array([lexical[token] for token in sorted(lexical)], dtype=np.float32))
-        vectors = hidden[1:] @ colbert["weight"].float().numpy().T + colbert["bias"].float().numpy()
+        vectors = hidden[1:] @ colbert["weight"].T + colbert["bias"]
         close(raw.multivector.row(i), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
         assert len(raw.multivector.row(i)) == len(row) - 1
         close(raw.dense[i] if raw.dense is not None else np.empty(0), hidden[0] / np.linalg.norm(hidden[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import numpy as np
@@ -10,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridtei.batch import Head, PackedBatch
+from hybridtei.batch import Head, PackedBatch, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError
 from hybridtei.heads.dense import dense
-from hybridtei.heads.multivector import kept_tokens, multivector
+from hybridtei.heads.multivector import multivector
 from hybridtei.heads.parameters import dense_layer, lexical_weights, multivector_weights
 from hybridtei.heads.sparse import lexical, lexical_inputs
 from hybridtei.heads.splade import splade
@@ -40,7 +40,7 @@ class TorchBackend:
         self.dtype = dtype
         self.forwards = 0
         self.busy_tokens = BUSY_TOKENS.get(device, 4096)
-        self.lanes = (os.cpu_count() or 1) if device == "cpu" else 1
+        self.lanes = available_cores() if device == "cpu" else 1
         self._counting = threading.Lock()
         self._device = torch.device(device)
         number = DTYPES[dtype]

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
+from hybridtei.checkpoint.arrays import read_linear
 from hybridtei.checkpoint.files import require
 from hybridtei.errors import LoadError, WeightMismatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HEADS_FILE = "hybridtei_heads.safetensors"
 METADATA_KEY = "hybridtei_heads"
@@ -91,31 +90,6 @@ def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | Non
     return MultivectorHead(linear, int(weight.shape[0]))
 
 
-def read_linear(file: Path) -> dict[str, Tensor]:
-    """`weight` and `bias` of a one-layer head. Raises LoadError unless the file holds just these two tensors."""
-    tensors = read_tensors(file)
-    if set(tensors) != {"weight", "bias"}:
-        raise LoadError(f"{file}: holds {sorted(tensors)}, should hold ['bias', 'weight']")
-    return tensors
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, or of a pickle that holds nothing but tensors. Raises LoadError."""
-    import torch
-    from safetensors.torch import load_file
-
-    require(file)
-    try:
-        if file.suffix == ".safetensors":
-            return dict(load_file(file))
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # each library raises its own kinds, some of them bare
-        raise LoadError(f"{file}: cannot be read as weights: {error}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise LoadError(f"{file}: should hold a dictionary of tensors")
-    return dict(tensors)
-
-
 def _own_file(folder: Path, heads_file: Path | None) -> tuple[Path, Description] | None:
     file = heads_file or folder / HEADS_FILE
     if heads_file is None and not file.exists():
@@ -175,7 +149,7 @@ def _fits(file: Path, described: int, hidden_size: int) -> None:
         raise WeightMismatch(f"{file}: made for a hidden size of {described}, the model has {hidden_size}")
 
 
-def _shape(file: Path, weight: Tensor, wanted: tuple[int | None, int]) -> None:
+def _shape(file: Path, weight: NDArray[Any], wanted: tuple[int | None, int]) -> None:
     """`None`: any number of outputs, but not none."""
     found = tuple(weight.shape)
     if len(found) != 2 or 0 in found or any(want not in (None, have) for want, have in zip(wanted, found, strict=True)):

@@ -1,13 +1,27 @@
-"""What TEI does to every request, whatever the route: CORS headers, OPTIONS, HEAD. Plain ASGI around the application."""
+"""What TEI does to every request that is one, whatever the route: CORS headers, OPTIONS, HEAD. Plain ASGI, no framework.
+
+What is not HTTP, or beyond the bounds of a head, never comes here: `server.protocol` answers it with a bare status, as
+hyper does for TEI. Paths are compared as they are: nothing is stripped from them, and nothing merged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hybridtei.server.body import BodyError
+from hybridtei.server.protocol import BROKEN_BODY
+
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")
 PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+
+
+class BrokenBody(BodyError):
+    """Chunks that are none."""
+
+    status = 400
+    prefix = "Failed to buffer the request body: error reading a body from connection"
 
 
 class Edge:
@@ -37,14 +51,22 @@ class Edge:
                 message = {**message, "body": b""}
             await send(message)
 
-        if scope["path"].endswith("/") and scope["path"] not in ENDING_IN_SLASH:
-            await self._not_found(headers, send)  # the framework would strip the slash, TEI does not
+        async def receive_unbroken() -> Any:
+            message = await receive()
+            if BROKEN_BODY in (scope.get("extensions") or ()):
+                raise BrokenBody
+            return message
+
+        path = scope["path"]
+        if "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+            await self._not_found(headers, send)  # the framework would strip slashes, TEI does not
             return
-        if scope["path"] == "/docs/":  # without its slash it would be the redirect to it
-            scope = {**scope, "path": "/docs/index.html", "raw_path": b"/docs/index.html"}
+        inner = scope
+        if path == "/docs/":  # without its slash it would be the redirect to it
+            inner = {**scope, "path": "/docs/index.html", "raw_path": b"/docs/index.html"}
         if is_head:  # answered wherever GET is
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send_with_cors)
+            inner = {**inner, "method": "GET"}
+        await self._app(inner, receive_unbroken, send_with_cors)
 
     async def _not_found(self, headers: list[tuple[bytes, bytes]], send: Any) -> None:
         await send({"type": "http.response.start", "status": 404, "headers": [*headers, (b"content-length", b"0")]})

@@ -1,7 +1,11 @@
-"""The application on a socket: uvicorn, until SIGTERM or SIGINT; then open requests are finished, and the status is 0."""
+"""The application on a socket: uvicorn, until SIGTERM or SIGINT; then open requests are finished, and the status is 0.
+
+Whoever has not finished when the drain is over (a client may stall in the middle of a body) is cut off as if it had left.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 from collections.abc import Iterator
@@ -12,12 +16,17 @@ from typing import Any
 import uvicorn
 
 from hybridtei.config import ServerConfig
+from hybridtei.server.protocol import BoundedHttpProtocol
 
 log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
+
+    def __init__(self, settings: uvicorn.Config, drain_seconds: float) -> None:
+        super().__init__(settings)
+        self._drain_seconds = drain_seconds
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -36,6 +45,20 @@ class DrainingServer(uvicorn.Server):
             log.info("Starting HTTP server: %s:%d", host, port)
             log.info("Ready")
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        end = asyncio.get_running_loop().call_later(self._drain_seconds, self._cut_off)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+    def _cut_off(self) -> None:
+        connections = [*self.server_state.connections]
+        if connections:
+            log.warning("the drain is over: %d connections are cut off", len(connections))
+        for connection in connections:
+            connection.transport.abort()
+
 
 def run_server(app: Any, config: ServerConfig) -> None:
     """Serve until told to stop."""
@@ -44,7 +67,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
         host=config.hostname,
         port=config.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -54,9 +77,9 @@ def run_server(app: Any, config: ServerConfig) -> None:
         date_header=True,
         backlog=2048,
         timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
-        timeout_graceful_shutdown=ceil(config.drain_seconds),
+        timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
-    server = DrainingServer(settings)
+    server = DrainingServer(settings, config.drain_seconds)
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:

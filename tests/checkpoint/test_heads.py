@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.batch import Head
+from hybridtei.checkpoint.arrays import read_arrays, read_linear
 from hybridtei.checkpoint.heads import (
     HEADS_FILE,
     find_multivector_head,
     find_sparse_head,
     read_description,
-    read_linear,
-    read_tensors,
 )
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
@@ -129,7 +128,7 @@ def test_a_pickle_that_is_not_tensors_is_refused_and_not_run(tmp_path: Path, con
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, value: Any) -> None:
     torch.save(value, tmp_path / "sparse_linear.pt")
     with pytest.raises(LoadError, match=r"sparse_linear\.pt"):
-        read_tensors(tmp_path / "sparse_linear.pt")
+        read_arrays(tmp_path / "sparse_linear.pt")
 
 
 @pytest.mark.parametrize("name", ["sparse_linear.pt", "sparse_linear.safetensors"])

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.heads.multivector import kept_tokens, multivector
+from hybridtei.batch import kept_tokens
+from hybridtei.heads.multivector import multivector
 from hybridtei.ragged import offsets_of
 from tests import tolerances
 

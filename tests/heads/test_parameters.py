@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.checkpoint.layers import activation_name
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
-from hybridtei.heads.parameters import ACTIVATIONS, activation, dense_layer, lexical_weights, multivector_weights
+from hybridtei.heads.parameters import ACTIVATIONS, dense_layer, lexical_weights, multivector_weights
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -22,13 +23,13 @@ F32 = torch.float32
 @pytest.mark.parametrize("name", ["gelu", "torch.nn.modules.activation.GELU", "torch.nn.GELU"])
 def test_an_activation_has_a_plain_name_or_that_of_a_torch_class(name: str) -> None:
     x = torch.linspace(-3, 3, 20)
-    assert torch.equal(activation(name, "file")(x), torch.nn.functional.gelu(x))
+    assert torch.equal(ACTIVATIONS[activation_name(name, "file")](x), torch.nn.functional.gelu(x))
 
 
 @pytest.mark.parametrize("name", ["os.system", "evil.Tanh", "torch.nn.modules.activation.Softsign", "Tanh ", ""])
 def test_no_other_activation_is_taken_and_nothing_is_imported(name: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"here/config\.json") as caught:
-        activation(name, "here/config.json")
+        activation_name(name, "here/config.json")
     assert all(known in str(caught.value) for known in ACTIVATIONS)
 
 

@@ -26,6 +26,7 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.metrics import Registry
 from hybridtei.server.app import create_app
+from hybridtei.server.protocol import BoundedHttpProtocol
 from tests.engine import small
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,14 @@ def serving(
     service = small.service(spec, engine, registry=registry, **backend)
     app = create_app(service, ServerConfig(**(server or {})), ModelConfig(model_id=model_id), registry=registry)
     config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, backlog=2048
+        app,
+        http=BoundedHttpProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=2048,
     )
     uvicorn_server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -52,6 +52,14 @@ def test_unknown_paths_and_trailing_slashes(server, method, path):
     assert response.headers["vary"] == VARY
 
 
+@pytest.mark.parametrize("path", ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"])
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_slashes_are_not_merged(server, method, path):
+    response = server.client.request(method, f"{server.url}{path}")
+    assert (response.status_code, response.content) == (404, b"")
+    assert response.headers["vary"] == VARY
+
+
 def test_a_query_string_is_ignored(server):
     plain = server.post("/embed", {"inputs": "one"})
     assert server.post("/embed?a=b&truncate=%ff", {"inputs": "one"}).json() == plain.json()

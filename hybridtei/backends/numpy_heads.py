@@ -1,0 +1,91 @@
+"""The heads in numpy, for backends that leave hidden states on the host: the same formulas as `heads`, without torch.
+
+Rows are flat, `hidden[t, h]` with `cu_seqlens[n+1]`; no sequence is empty. Tests hold each function against its twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.checkpoint.layers import LinearLayer
+from hybridtei.outputs import Floats
+from hybridtei.ragged import Offsets
+
+Activation = Callable[[Floats], Floats]
+Pool = Callable[[Floats, Offsets], Floats]
+
+
+def gelu(x: Floats) -> Floats:
+    """x * Phi(x), exactly."""
+    from scipy.special import erf
+
+    return np.asarray(0.5 * x * (1 + erf(x * np.float32(0.5**0.5))))
+
+
+# One for each name in `checkpoint.layers.ACTIVATIONS`.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "gelu": gelu,
+    "silu": lambda x: np.asarray(x / (1 + np.exp(-x))),
+    "sigmoid": lambda x: np.asarray(1 / (1 + np.exp(-x))),
+}
+
+
+def summed(hidden: Floats, cu_seqlens: Offsets) -> Floats:
+    """Each sequence added up by itself: float32[n, h]."""
+    return np.add.reduceat(hidden, cu_seqlens[:-1], axis=0)
+
+
+def counts(cu_seqlens: Offsets) -> Floats:
+    """Tokens a sequence: float32[n, 1]."""
+    return np.diff(cu_seqlens).astype(np.float32)[:, None]
+
+
+def weighted_mean(hidden: Floats, cu_seqlens: Offsets) -> Floats:
+    """Mean with weights 1, 2, 3 … from the first token on."""
+    lengths = np.diff(cu_seqlens)
+    places = np.arange(len(hidden)) - np.repeat(cu_seqlens[:-1], lengths) + 1
+    weights = places.astype(np.float32)[:, None]
+    return np.asarray(summed(hidden * weights, cu_seqlens) / summed(weights, cu_seqlens), dtype=np.float32)
+
+
+POOLINGS: Mapping[str, Pool] = {
+    "cls": lambda hidden, cu_seqlens: hidden[cu_seqlens[:-1]],
+    "lasttoken": lambda hidden, cu_seqlens: hidden[cu_seqlens[1:] - 1],
+    "max": lambda hidden, cu_seqlens: np.maximum.reduceat(hidden, cu_seqlens[:-1], axis=0),
+    "mean": lambda hidden, cu_seqlens: np.asarray(summed(hidden, cu_seqlens) / counts(cu_seqlens)),
+    "mean_sqrt_len_tokens": lambda hidden, cu_seqlens: np.asarray(summed(hidden, cu_seqlens) / np.sqrt(counts(cu_seqlens))),
+    "weightedmean": weighted_mean,
+}
+
+
+def through(x: Floats, layer: LinearLayer) -> Floats:
+    """`activation(weight x + bias)`: float32[t, in] -> float32[t, out]."""
+    y = x @ layer.weight.T
+    return ACTIVATIONS[layer.activation](y if layer.bias is None else y + layer.bias)
+
+
+def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: Sequence[LinearLayer] = ()) -> Floats:
+    """Pooled vectors, several poolings side by side, through the Dense layers: float32[n, d]."""
+    pooled = np.concatenate([POOLINGS[mode](hidden, cu_seqlens) for mode in pooling], axis=1)
+    for layer in layers:
+        pooled = through(pooled, layer)
+    return pooled
+
+
+def layer_norm(x: Floats) -> Floats:
+    """Each row with mean 0 and variance 1, without parameters (epsilon 1e-5)."""
+    centred = x - x.mean(1, keepdims=True)
+    return np.asarray(centred / np.sqrt((centred**2).mean(1, keepdims=True) + np.float32(1e-5)))
+
+
+def lexical(inputs: Floats, layers: Sequence[LinearLayer]) -> NDArray[np.float32]:
+    """Weight of each token: float32[t, k] -> float32[t], >= 0."""
+    for layer in layers:
+        inputs = through(inputs, layer)
+    return np.maximum(inputs[:, 0], np.float32(0))
