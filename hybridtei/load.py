@@ -115,8 +115,13 @@ def _backend(config: ModelConfig, spec: ModelSpec, threads: int) -> Backend:
     why_not = _not_onnxruntime(config, spec)
     if wanted == "onnxruntime" and why_not is not None:
         raise LoadError(f"{spec.folder}: cannot run on ONNX Runtime: {why_not}")
-    if wanted == "onnxruntime" or (wanted == "auto" and why_not is None and not NVIDIA.exists()):
+    if wanted == "onnxruntime":
         return _onnx_backend(spec, threads)
+    if wanted == "auto" and why_not is None and not NVIDIA.exists():
+        try:
+            return _onnx_backend(spec, threads)
+        except LoadError as error:  # a checkpoint may fit a known architecture and name its tensors otherwise
+            log.warning("ONNX Runtime cannot run this model, torch is tried: %s", error)
     return _torch_backend(config, spec)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +14,24 @@ import numpy as np
 import pytest
 
 from hybridtei import load
+from hybridtei.backends.graphs import graph_name
+from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import PackedBatch
+from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.errors import LoadError
+from hybridtei.encoder import Encoder
+from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
 from hybridtei.trunk import pretrained
-from tests import tiny, vocabulary
+from tests import tiny, tolerances, vocabulary
+from tests.backends.test_export import change, graph_of
 from tests.checkpoint.test_modules import in_its_own_folder
 from tests.trunk.test_rope import LONG
+
+Copied = Callable[[Path], Path]
+EVERYTHING = ("dense", "sparse", "multivector", "tokens")
+CRANFIELD = Path(__file__).parents[2] / "shared" / "data" / "cranfield" / "queries.jsonl"
 
 
 def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
@@ -61,11 +75,181 @@ def test_a_model_of_very_short_texts_loads(tmp_path: Path, longest: int) -> None
 def test_a_transformer_in_a_folder_of_its_own_gives_the_same_vectors(bert: Path, tmp_path: Path) -> None:
     import shutil
 
-    from hybridtei.encoder import Encoder
-
     folder = in_its_own_folder(shutil.copytree(bert, tmp_path / "old"))
     texts = vocabulary.texts(5, most=20)
     ours, theirs = Encoder.load(str(folder)).encode(texts).dense, Encoder.load(str(bert)).encode(texts).dense
     assert ours is not None
     assert theirs is not None
     np.testing.assert_array_equal(ours, theirs)
+
+
+# --- which backend -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of graphs, on a machine that has no NVIDIA device."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(load, "NVIDIA", tmp_path / "no-device")
+    return tmp_path / "cache"
+
+
+def with_graph(folder: Path, cache: Path) -> Path:
+    """The folder of a BERT, once its graph is known."""
+    graph_of("bert").write(cache / graph_name(read_spec(folder, pooling="mean")))
+    return folder
+
+
+def backend_of(folder: Path, **config: Any) -> Any:
+    return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
+
+
+def test_torch_runs_what_has_no_graph_and_onnxruntime_what_has_one(bert: Path, cache: Path) -> None:
+    assert isinstance(backend_of(bert), TorchBackend)
+    with_graph(bert, cache)
+    assert isinstance(backend_of(bert), OnnxBackend)
+    assert isinstance(backend_of(bert, backend="onnxruntime"), OnnxBackend)
+    assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
+
+
+def test_a_machine_with_an_nvidia_device_runs_torch_unless_told(
+    bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_graph(bert, cache)
+    monkeypatch.setattr(load, "NVIDIA", bert)
+    assert isinstance(backend_of(bert), TorchBackend)
+    assert isinstance(backend_of(bert, backend="onnxruntime"), OnnxBackend)
+
+
+def with_pickled_weights(folder: Path) -> Path:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("no graph", r"no graph.*python -m hybridtei\.backends\.export"),
+        ("float16", "float32 only, not float16"),
+        ("bfloat16", "float32 only, not bfloat16"),
+        ("splade", "SPLADE"),
+        ("pickle", "not in safetensors"),
+    ],
+)
+def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason(
+    bert: Path, splade: Path, copied: Copied, cache: Path, case: str, why: str
+) -> None:
+    folder = splade if case == "splade" else copied(bert)
+    if case != "no graph":
+        with_graph(folder, cache)
+    if case == "pickle":
+        with_pickled_weights(folder)
+    config: dict[str, Any] = {"float16": {"dtype": case}, "bfloat16": {"dtype": case}, "splade": {"pooling": case}}.get(
+        case, {}
+    )
+    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ONNX Runtime: .*{why}"):
+        backend_of(folder, backend="onnxruntime", **config)
+    backend = backend_of(folder, **config)
+    assert isinstance(backend, TorchBackend)
+    assert backend.dtype == config.get("dtype", "float32")
+
+
+@pytest.mark.parametrize("fault", ["missing", "misshapen"])
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+def test_a_graph_that_the_checkpoint_does_not_fit_is_a_mismatch(
+    bert: Path, copied: Copied, cache: Path, backend: str, fault: str
+) -> None:
+    import torch
+
+    name = "encoder.layer.0.output.dense.bias"
+    left = {} if fault == "missing" else {name: torch.zeros(tiny.HIDDEN + 1)}
+    folder = change(copied(bert), lambda tensors: {key: tensors[key] for key in tensors if key != name} | left)
+    with_graph(folder, cache)
+    with pytest.raises(WeightMismatch, match=f"{folder}.*{name}"):
+        backend_of(folder, backend=backend)
+
+
+def test_a_graph_file_that_is_damaged_is_named(bert: Path, cache: Path) -> None:
+    path = cache / graph_name(read_spec(bert))
+    path.parent.mkdir()
+    path.write_bytes(b"PK no zip")
+    with pytest.raises(LoadError, match=f"{path}: not a readable graph"):
+        backend_of(bert, backend="onnxruntime")
+    assert isinstance(backend_of(bert), TorchBackend)
+
+
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+def test_a_layer_too_many_is_another_model(bert: Path, copied: Copied, cache: Path, backend: str) -> None:
+    first, another = "encoder.layer.0.", "encoder.layer.7."
+    more = change(
+        copied(bert),
+        lambda tensors: tensors | {another + key[len(first) :]: tensors[key].clone() for key in tensors if first in key},
+    )
+    with_graph(more, cache)
+    with pytest.raises(WeightMismatch, match=rf"{more}: .*hold what config\.json does not.*{another}"):
+        backend_of(more, backend=backend)
+
+
+def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert: Path, copied: Copied, cache: Path) -> None:
+    name = "embeddings.LayerNorm.weight"
+    moved = change(
+        copied(bert), lambda tensors: {(f"cls.{key}" if key == name else key): value for key, value in tensors.items()}
+    )
+    with_graph(moved, cache)
+    with pytest.raises(WeightMismatch, match=f"{moved}: .*several prefixes"):
+        backend_of(moved, backend="onnxruntime")
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_the_self_test_is_asked_of_onnxruntime_too(bert: Path, cache: Path, longest: int) -> None:
+    with_graph(bert, cache)
+    engine = EngineConfig(max_batch_tokens=longest)
+    model = load_model(ModelConfig(model_id=str(bert)), engine)
+    assert isinstance(model.backend, OnnxBackend)
+    assert "onnxruntime, float32, padded" in "".join(model.summary())
+
+
+# --- the embedded model ------------------------------------------------------------------------------------------------
+
+WITHOUT_TORCH = """
+import sys
+from hybridtei import Encoder
+found = Encoder.load().encode(["hybrid search", "a wing in a slipstream"], ("dense", "sparse", "multivector", "tokens"))
+assert all(getattr(found, name) is not None for name in ("dense", "sparse", "multivector", "tokens"))
+print(sorted({"torch", "transformers", "onnxruntime"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.skipif(load.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
+def test_the_embedded_model_runs_without_importing_torch(tmp_path: Path) -> None:
+    environment = {**os.environ, "HYBRIDTEI_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("['onnxruntime']\n", "")
+
+
+def test_the_embedded_model_gives_the_same_on_both_backends(cache: Path) -> None:
+    if not CRANFIELD.exists():
+        pytest.skip("shared/data is not here")
+    lines = CRANFIELD.read_text(encoding="utf-8").splitlines()[:50]
+    texts = [json.loads(line)["text"] for line in lines]
+    ours, theirs = (
+        Encoder.load(config=ModelConfig(backend=backend)).encode(texts, EVERYTHING)  # type: ignore[arg-type]
+        for backend in ("onnxruntime", "torch")
+    )
+    assert ours.dense is not None
+    assert theirs.dense is not None
+    np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.UNIT["float32"], rtol=0)
+    assert ours.sparse is not None
+    assert theirs.sparse is not None
+    np.testing.assert_array_equal(ours.sparse.indices, theirs.sparse.indices)
+    np.testing.assert_allclose(ours.sparse.values, theirs.sparse.values, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    for name, tolerance in (("multivector", tolerances.UNIT["float32"]), ("tokens", tolerances.HIDDEN["float32"])):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        np.testing.assert_array_equal(one.offsets, other.offsets)
+        np.testing.assert_allclose(one.values, other.values, atol=tolerance, rtol=0, err_msg=name)

@@ -29,10 +29,11 @@ from hybridtei.checkpoint.files import resolve
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import HybridTeiError, UnsupportedArchitecture
+from hybridtei.trunk.rope import forget_lengths
 
 OPSET = 20
 TOLERANCE = 1e-4  # of hidden states, relative to the largest
-PROBE_LENGTHS = ((3, 17), (40,), (2, 2, 5))  # shapes other than the traced one
+PROBE_LENGTHS = ((3, 17), (40,), (2, 2, 5), (600, 7))  # shapes other than the traced one; longer than the usual windows
 
 
 class _Rectangle(nn.Module):
@@ -54,11 +55,15 @@ def export_graph(spec: ModelSpec) -> Graph:
 
     weights = Weights.open(spec.folder)
     try:
-        trunk = AutoModel.from_pretrained(spec.folder, local_files_only=True).eval()
-        model = _trace(spec, trunk)
+        trunk = AutoModel.from_pretrained(spec.folder, local_files_only=True, dtype=torch.float32).eval()
+        follows_length = forget_lengths(trunk)
+        model = None if follows_length else _trace(spec, trunk)
     except Exception as error:  # whatever the loader or the tracer meets
         raise UnsupportedArchitecture(f"{spec.folder}: cannot be exported to ONNX: {error}") from error
+    if model is None:
+        raise UnsupportedArchitecture(f"{spec.folder}: its rotary embedding follows the length; a graph would freeze it")
     graph = _without_weights(model, weights)
+    _check_parameters(spec, model, trunk)
     check_graph(spec, graph, weights)
     return graph
 
@@ -68,7 +73,8 @@ def check_graph(spec: ModelSpec, graph: Graph, weights: Weights) -> None:
     ours, theirs = OnnxBackend(spec, graph, weights), TorchBackend(spec)
     random = np.random.default_rng(0)
     for lengths in PROBE_LENGTHS:
-        texts = [Encoding(random.integers(spec.positions.offset, spec.vocab_size, length)) for length in lengths]
+        sizes = [min(length, spec.max_input_length) for length in lengths]
+        texts = [Encoding(random.integers(spec.positions.offset, spec.vocab_size, size)) for size in sizes]
         batch = pack(texts, frozenset({Head.TOKENS}), spec.positions)
         one, other = (backend.forward(batch).tokens for backend in (ours, theirs))
         assert one is not None
@@ -127,6 +133,14 @@ def _without_weights(model: onnx.ModelProto, weights: Weights) -> Graph:
     for node in model.graph.node:
         node.input[:] = [renames.get(name, name) for name in node.input]
     return Graph(model.SerializeToString(), wanted)
+
+
+def _check_parameters(spec: ModelSpec, model: onnx.ModelProto, trunk: nn.Module) -> None:
+    """A weight left in the graph, since transformers renames it as it loads, would be this checkpoint's in every other."""
+    parameters = {f"trunk.{name}" for name, _ in trunk.named_parameters(remove_duplicate=False)}
+    left = [initializer.name for initializer in model.graph.initializer if initializer.name in parameters]
+    if left:
+        raise UnsupportedArchitecture(f"{spec.folder}: {len(left)} weights have other names in the checkpoint: {left[:3]}")
 
 
 def _strip(model: onnx.ModelProto) -> None:

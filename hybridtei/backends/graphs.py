@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
 
@@ -24,7 +26,6 @@ SHIPPED = Path(__file__).parent / "onnx_graphs"
 IRRELEVANT = frozenset(
     {
         "_name_or_path",
-        "add_cross_attention",
         "architectures",
         "auto_map",
         "bos_token_id",
@@ -34,9 +35,7 @@ IRRELEVANT = frozenset(
         "gradient_checkpointing",
         "id2label",
         "initializer_range",
-        "is_decoder",
         "label2id",
-        "position_embedding_type",
         "problem_type",
         "tie_word_embeddings",
         "torch_dtype",
@@ -44,6 +43,8 @@ IRRELEVANT = frozenset(
         "use_cache",
     }
 )
+# Said or not, these change nothing; any other value does.
+DEFAULTS: Mapping[str, object] = {"add_cross_attention": False, "is_decoder": False, "position_embedding_type": "absolute"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,21 @@ class Graph:
         """Raises LoadError, naming the file."""
         try:
             with zipfile.ZipFile(path) as archive:
-                weights = json.loads(archive.read("weights.json"))
-                return cls(archive.read("graph.onnx"), {name: tuple(shape) for name, shape in weights.items()})
-        except (OSError, KeyError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+                weights = msgspec.json.decode(archive.read("weights.json"), type=dict[str, tuple[int, ...]])
+                return cls(archive.read("graph.onnx"), weights)
+        except Exception as error:  # zipfile lets through what zlib and others raise
             raise LoadError(f"{path}: not a readable graph: {error}") from error
 
 
 def graph_name(spec: ModelSpec) -> str:
     """File name of the graph of a model's architecture."""
-    facts = {key: value for key, value in spec.config.items() if key not in IRRELEVANT and "dropout" not in key}
+    facts = {key: value for key, value in spec.config.items() if _matters(key, value)}
     digest = hashlib.sha256(json.dumps([FORMAT, facts], sort_keys=True).encode()).hexdigest()[:16]
     return f"{spec.model_type}-{digest}.zip"
+
+
+def _matters(key: str, value: object) -> bool:
+    return key not in IRRELEVANT and "dropout" not in key and not (key in DEFAULTS and value in (None, DEFAULTS[key]))
 
 
 def cache_folder() -> Path:

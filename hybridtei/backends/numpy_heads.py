@@ -25,14 +25,21 @@ def gelu(x: Floats) -> Floats:
     return np.asarray(0.5 * x * (1 + erf(x * np.float32(0.5**0.5))))
 
 
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), without overflow."""
+    from scipy.special import expit
+
+    return np.asarray(expit(x))
+
+
 # One for each name in `checkpoint.layers.ACTIVATIONS`.
 ACTIVATIONS: Mapping[str, Activation] = {
     "identity": lambda x: x,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "gelu": gelu,
-    "silu": lambda x: np.asarray(x / (1 + np.exp(-x))),
-    "sigmoid": lambda x: np.asarray(1 / (1 + np.exp(-x))),
+    "silu": lambda x: x * sigmoid(x),
+    "sigmoid": sigmoid,
 }
 
 

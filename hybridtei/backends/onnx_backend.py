@@ -18,7 +18,7 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.batch import Head, PackedBatch, kept_tokens, pad
 from hybridtei.checkpoint.layers import dense_layer, lexical_layers, multivector_layer
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, left_over
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.outputs import Floats, HeadOutputs
@@ -53,17 +53,12 @@ class OnnxBackend:
     def forward(self, batch: PackedBatch) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            hidden = self._hidden(batch)
+            outputs = self._forward(batch)
         except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
             self.forwards += 1
-        return HeadOutputs(
-            dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
-            token_weights=self._token_weights(batch, hidden) if Head.SPARSE in batch.heads else None,
-            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
-            tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
-        )
+        return outputs
 
     def enter_lane(self) -> None:
         """The session never starts threads; numpy's products are kept from it too, or lanes would wait for one another."""
@@ -73,6 +68,15 @@ class OnnxBackend:
         """Give the weights back."""
         del self._session, self._values
         self._words = None
+
+    def _forward(self, batch: PackedBatch) -> HeadOutputs:
+        hidden = self._hidden(batch)
+        return HeadOutputs(
+            dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
+            token_weights=self._token_weights(batch, hidden) if Head.SPARSE in batch.heads else None,
+            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
+            tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
+        )
 
     def _hidden(self, batch: PackedBatch) -> Floats:
         input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self.spec.padding_id)
@@ -87,9 +91,11 @@ class OnnxBackend:
         return numpy_heads.dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers)
 
     def _token_weights(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        inputs = hidden
+        assert self.spec.sparse is not None
+        sources = {"hidden": hidden}
         if self._words is not None:
-            inputs = np.concatenate([hidden, numpy_heads.layer_norm(self._words[batch.input_ids])], axis=1)
+            sources["embedding"] = numpy_heads.layer_norm(self._words[batch.input_ids])
+        inputs = np.concatenate([sources[name] for name in self.spec.sparse.inputs], axis=1)
         return Ragged(numpy_heads.lexical(inputs, self._lexical), batch.cu_seqlens)
 
     def _multivector(self, batch: PackedBatch, hidden: Floats) -> Ragged:
@@ -109,6 +115,7 @@ def _word_embeddings(spec: ModelSpec, graph: Graph, weights: Weights) -> Floats:
 
 def _session(graph: Graph, weights: Weights, threads: int) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
     """(session, the tensors it reads, which must live as long as it does). Raises WeightMismatch or LoadError."""
+    _check_names(graph, weights)
     values = [ort.OrtValue.ortvalue_from_numpy(_tensor(weights, name, shape)) for name, shape in graph.weights.items()]
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -117,13 +124,30 @@ def _session(graph: Graph, weights: Weights, threads: int) -> tuple[ort.Inferenc
     try:
         return ort.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"]), values
     except Exception as error:  # kinds of the library's own
-        raise LoadError(f"ONNX Runtime does not take the graph: {error}") from error
+        raise LoadError(f"{weights.folder}: ONNX Runtime does not take the graph: {error}") from error
+
+
+def _check_names(graph: Graph, weights: Weights) -> None:
+    """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
+    found = {name: weights.find(name) for name in graph.weights}
+    shifts = {_shift(name, key) for name, key in found.items() if key is not None}
+    if len(shifts) > 1:
+        raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
+    left = left_over(weights.names() - {key for key in found.values() if key is not None})
+    if left:
+        raise WeightMismatch(f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
+
+
+def _shift(name: str, key: str) -> str:
+    """What the checkpoint puts before a name, or leaves out before it."""
+    return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
 def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Floats:
     known = weights.find(name)
     if known is None:
-        raise WeightMismatch(f"the checkpoint lacks `{name}`, which the graph needs")
+        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the graph needs")
     if weights.shape(known) != shape:
-        raise WeightMismatch(f"`{known}` has shape {list(weights.shape(known))}, the graph needs {list(shape)}")
+        found = list(weights.shape(known))
+        raise WeightMismatch(f"{weights.folder}: `{known}` has shape {found}, the graph needs {list(shape)}")
     return weights.float32(known)

@@ -6,6 +6,8 @@ its end.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,21 @@ from safetensors import safe_open
 from hybridtei.checkpoint.files import inside, read_object, require
 from hybridtei.errors import LoadError
 
+# Weights of the trunk itself: layers, tables. What hangs on it (pooler, heads) may stay unused, as may buffers.
+OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
+UNUSED = re.compile(r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$")
+
+
+def left_over(unused: Iterable[str]) -> list[str]:
+    """Those of the tensors a model did not use that are of its trunk: it is another model then than config.json says."""
+    return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
+
 
 class Weights:
     """Tensors of one checkpoint folder; nothing is read before it is asked for."""
 
-    def __init__(self, file_of: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, file_of: dict[str, Any]) -> None:
+        self.folder = folder
         self._file_of = file_of
 
     @classmethod
@@ -34,7 +46,11 @@ class Weights:
                 file_of |= dict.fromkeys(list(opened.keys()), opened)  # type: ignore[no-untyped-call]
             except Exception as error:  # the library raises kinds of its own
                 raise LoadError(f"{path}: cannot be read as weights: {error}") from error
-        return cls(file_of)
+        return cls(folder, file_of)
+
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(self._file_of)
 
     def find(self, name: str) -> str | None:
         """The checkpoint's spelling of a tensor's name, or None."""
@@ -51,7 +67,7 @@ class Weights:
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """A tensor that `find` named, widened if it is in half precision."""
-        return np.ascontiguousarray(self._file_of[name].get_tensor(name), dtype=np.float32)
+        return np.asarray(self._file_of[name].get_tensor(name), dtype=np.float32, order="C")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -61,4 +77,4 @@ def _files(folder: Path) -> list[Path]:
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict):
         raise LoadError(f"{index}: lacks `weight_map`")
-    return [require(inside(folder, str(name))) for name in sorted(set(names.values()))]
+    return [require(inside(folder, name)) for name in sorted({str(name) for name in names.values()})]

@@ -7,7 +7,6 @@ argument that travels down to our attention function, are all that tells the seq
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,16 +20,13 @@ from torch import Tensor
 from hybridtei.batch import PackedBatch, pad
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.ragged import offsets_of
 from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
 from hybridtei.trunk.interface import register
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.rope import forget_lengths
-
-# Weights of the trunk itself: layers, tables. What hangs on it (pooler, heads) may stay unused, as may buffers.
-OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
-UNUSED = re.compile(r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$")
 
 
 class Trunk:
@@ -130,6 +126,7 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that `_check` refuses them, by name
                 **_without_pooler(auto, config),
             )
     except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
@@ -173,9 +170,7 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     faults = {
         "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
         "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
-        "hold what config.json does not": sorted(
-            name for name in report.get("unexpected_keys", ()) if OF_TRUNK.search(name) and not UNUSED.search(name)
-        ),
+        "hold what config.json does not": left_over(report.get("unexpected_keys", ())),
     }
     for what, names in faults.items():
         if names:

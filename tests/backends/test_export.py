@@ -1,0 +1,210 @@
+"""The exporter: one graph serves every checkpoint of a shape, and one that would be wrong for any of them is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import runpy
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hybridtei.backends import export
+from hybridtei.backends.export import check_graph, export_graph, main
+from hybridtei.backends.graphs import Graph, graph_name
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from tests import tiny
+from tests.trunk.test_rope import MODELS as FOLLOWING
+
+Copied = Callable[[Path], Path]
+FAMILIES = ("bert", "xlm-roberta", "modernbert", "distilbert", "mpnet", "qwen3")
+
+
+@functools.cache
+def graph_of(model_type: str) -> Graph:
+    """Exported once a run, for every test file: a graph belongs to an architecture, and its checkpoint is gone by then."""
+    with TemporaryDirectory() as folder:
+        return export_graph(read_spec(tiny.write_family(Path(folder), model_type), pooling="mean"))
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    """Rewrite a checkpoint's tensors."""
+    file = folder / "model.safetensors"
+    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
+    return folder
+
+
+def checked(folder: Path, graph: Graph) -> None:
+    check_graph(read_spec(folder, pooling="mean"), graph, Weights.open(folder))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_graph_holds_no_weights(model_type: str, tmp_path: Path) -> None:
+    graph = graph_of(model_type)
+    model = onnx.load_from_string(graph.onnx)
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    assert all(not tensors[name].raw_data and tuple(tensors[name].dims) == shape for name, shape in graph.weights.items())
+    assert sum(len(tensor.raw_data) for name, tensor in tensors.items() if name not in graph.weights) < 4096
+    file = tiny.write_family(tmp_path, model_type) / "model.safetensors"
+    assert set(graph.weights) == {name for name in load_file(file) if "pooler" not in name}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_graph_keeps_nothing_of_the_machine_that_made_it(model_type: str) -> None:
+    content = graph_of(model_type).onnx
+    assert not [word for word in (b"site-packages", b"/tmp", str(Path.home()).encode(), b".py") if word in content]
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.5}, {"num_attention_heads": 2}])
+def test_a_graph_that_computes_something_else_is_refused(bert: Path, copied: Copied, changes: dict[str, Any]) -> None:
+    checked(bert, graph_of("bert"))
+    folder = copied(bert)
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}.*differs from torch by"):
+        checked(folder, graph_of("bert"))
+
+
+def test_a_graph_of_another_window_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "modernbert", local_attention=2 * tiny.WINDOW)
+    with pytest.raises(UnsupportedArchitecture, match="differs from torch by"):
+        checked(folder, graph_of("modernbert"))
+
+
+def test_a_fault_that_only_long_texts_show_is_found(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    change(folder, lambda tensors: {**tensors, POSITIONS: tensors[POSITIONS].index_fill(0, torch.tensor(110), 3.0)})
+    with pytest.raises(UnsupportedArchitecture, match="differs from torch by"):
+        check_graph(read_spec(bert), graph_of("bert"), Weights.open(folder))
+
+
+POSITIONS = "embeddings.position_embeddings.weight"
+
+
+def test_nan_is_no_agreement(bert: Path, copied: Copied) -> None:
+    folder = change(copied(bert), lambda tensors: {**tensors, POSITIONS: torch.full_like(tensors[POSITIONS], torch.nan)})
+    with pytest.raises(UnsupportedArchitecture, match="nan"):
+        check_graph(read_spec(bert), graph_of("bert"), Weights.open(folder))
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_a_rotary_embedding_that_follows_the_length_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A trace would freeze the frequencies of the traced length. It is not even begun."""
+    monkeypatch.setattr(export, "_trace", lambda *_: pytest.fail("traced"))
+    model_type, settings = FOLLOWING[name]
+    folder = tiny.write_family(tmp_path, model_type, **settings)
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}: its rotary embedding follows the length"):
+        export_graph(read_spec(folder, pooling="mean"))
+
+
+def test_weights_that_transformers_renames_would_stay_in_the_graph_and_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old BERTs say `LayerNorm.gamma`: transformers takes them, but their graph would carry them to other checkpoints."""
+    folder = change(
+        tiny.write_family(tmp_path, "bert"),
+        lambda tensors: {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in tensors.items()},
+    )
+    monkeypatch.setattr(export, "_trace", lambda _, trunk: only_weights(trunk))
+    with pytest.raises(UnsupportedArchitecture, match=rf"{folder}: 5 weights.*LayerNorm\.weight"):
+        export_graph(read_spec(folder, pooling="mean"))
+
+
+def only_weights(trunk: Any) -> onnx.ModelProto:
+    """What a trace gives, but for its nodes."""
+    tensors = {name: value.detach().numpy() for name, value in trunk.named_parameters() if "pooler" not in name}
+    initializers = [onnx.numpy_helper.from_array(value, f"trunk.{name}") for name, value in tensors.items()]
+    return onnx.helper.make_model(onnx.helper.make_graph([], "trunk", [], [], initializers))
+
+
+def test_a_model_that_cannot_be_loaded_or_traced_is_refused_with_the_reason(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("data-dependent control flow")
+
+    monkeypatch.setattr(export, "_trace", fail)
+    with pytest.raises(UnsupportedArchitecture, match=f"{bert}: cannot be exported to ONNX: data-dependent"):
+        export_graph(read_spec(bert))
+
+
+def test_weights_that_are_missing_are_an_error(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
+        export_graph(read_spec(folder))
+    assert issubclass(WeightMismatch, LoadError)
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def run_module(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """`python -m hybridtei.backends.export …` in this process, which has imported torch already."""
+    monkeypatch.setattr(sys, "argv", ["export", *arguments])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
+        with pytest.raises(SystemExit) as caught:
+            runpy.run_module("hybridtei.backends.export", run_name="__main__")
+    return int(caught.value.code or 0)
+
+
+def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = change(
+        tiny.write_family(tmp_path / "model", "distilbert"),
+        lambda tensors: {name: tensor.half() for name, tensor in tensors.items()},
+    )
+    tiny.edit_json(folder / "config.json", dtype="float16")
+    assert run_module(monkeypatch, str(folder), "--output", str(tmp_path / "out" / "graphs")) == 0
+    (written,) = (tmp_path / "out" / "graphs").iterdir()
+    assert written.name == graph_name(read_spec(folder, pooling="mean"))
+    assert Graph.read(written) == graph_of("distilbert")
+    assert f"{written}: {written.stat().st_size} bytes" in capsys.readouterr().out
+
+
+def test_the_command_writes_to_the_cache_unless_told(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {"a": (1,)}))
+    assert main([str(bert)]) == 0
+    assert Graph.read(tmp_path / "cache" / graph_name(read_spec(bert))) == Graph(b"onnx", {"a": (1,)})
+    assert "1 tensors" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_1_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_module(monkeypatch, str(tmp_path / "nowhere")) == 1
+    told = capsys.readouterr()
+    assert told.err == f"Error: {tmp_path / 'nowhere'}: no such folder\n"
+    assert told.out == ""
+
+
+def test_a_place_that_cannot_be_written_is_an_error(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {}))
+    (tmp_path / "file").write_text("")
+    assert main([str(bert), "--output", str(tmp_path / "file")]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_a_model_without_a_pooling_is_exported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {}))
+    folder = tiny.write_family(tmp_path / "model", "qwen3")
+    assert main([str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3"

@@ -1,0 +1,145 @@
+"""Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError, MissingArtifact
+from tests import tiny
+
+INDEX = "model.safetensors.index.json"
+
+
+def write(folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)) -> Path:
+    """A file of tensors, each filled with its own number."""
+    save_file({name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file)
+    return folder
+
+
+def shards(folder: Path) -> Path:
+    write(folder, "a.weight", file="model-00001-of-00002.safetensors")
+    write(folder, "x", "b.weight", file="model-00002-of-00002.safetensors")
+    placed = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+    tiny.write_json(folder / INDEX, {"metadata": {"total_size": 72}, "weight_map": placed})
+    return folder
+
+
+# --- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "found"),
+    [
+        (["encoder.weight"], "encoder.weight", "encoder.weight"),
+        (["bert.encoder.weight"], "encoder.weight", "bert.encoder.weight"),
+        (["model.bert.encoder.weight"], "encoder.weight", "model.bert.encoder.weight"),
+        (["encoder.weight"], "bert.encoder.weight", "encoder.weight"),
+        (["encoder.weight", "bert.encoder.weight"], "encoder.weight", "encoder.weight"),
+        (["a.b.encoder.weight", "bert.encoder.weight"], "encoder.weight", "a.b.encoder.weight"),
+        (["model.norm.weight", "model.layers.0.norm.weight"], "norm.weight", "model.norm.weight"),
+        (["weight", "encoder.weight"], "bert.encoder.weight", "encoder.weight"),
+        (["myencoder.weight"], "encoder.weight", None),
+        (["encoder.weight"], "myencoder.weight", None),
+        (["encoder.weight"], "encoder.bias", None),
+        (["encoder.weight.scale"], "encoder.weight", None),
+    ],
+)
+def test_a_name_is_found_with_and_without_a_prefix(tmp_path: Path, held: list[str], asked: str, found: str | None) -> None:
+    assert Weights.open(write(tmp_path, *held)).find(asked) == found
+
+
+def test_a_tensor_is_read_under_its_own_name(tmp_path: Path) -> None:
+    weights = Weights.open(write(tmp_path, "bert.a", "bert.b"))
+    known = weights.find("b")
+    assert known is not None
+    assert weights.shape(known) == (2, 3)
+    np.testing.assert_array_equal(weights.float32(known), np.full((2, 3), 1, dtype=np.float32))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.dtype) -> None:
+    values = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(stored)
+    save_file({"a": values}, tmp_path / "model.safetensors")
+    found = Weights.open(tmp_path).float32("a")
+    assert found.dtype == np.float32
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, values.float().numpy())
+
+
+def test_a_scalar_keeps_its_shape(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor(2.0)}, tmp_path / "model.safetensors")
+    weights = Weights.open(tmp_path)
+    assert weights.shape("a") == ()
+    assert weights.float32("a").shape == ()
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    weights = Weights.open(shards(tmp_path))
+    assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == ["a.weight", "b.weight", None]
+    assert weights.float32("a.weight")[0, 0] == 0
+    assert weights.float32("b.weight")[0, 0] == 1
+
+
+def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
+    assert Weights.open(write(shards(tmp_path), "c.weight")).find("a.weight") is None
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_shard_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    (shards(tmp_path) / name).unlink()
+    with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
+        Weights.open(tmp_path)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifact, match=rf"{tmp_path}/model\.safetensors"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid x"])
+def test_a_file_of_no_content_or_a_pointer_is_missing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("left", [5, 40, -1])
+def test_a_file_cut_short_is_named(tmp_path: Path, left: int) -> None:
+    file = write(tmp_path, "a") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(LoadError, match=f"{file}: cannot be read as weights"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("index", [[], {}, {"weight_map": None}, {"weight_map": ["model.safetensors"]}])
+def test_an_index_without_a_map_is_named(tmp_path: Path, index: Any) -> None:
+    tiny.write_json(tmp_path / INDEX, index)
+    with pytest.raises(LoadError, match=f"{tmp_path}/{INDEX}"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("place", [["a", "b"], 3, None, {"file": "x"}])
+def test_an_index_that_names_no_file_is_an_error(tmp_path: Path, place: Any) -> None:
+    tiny.write_json(tmp_path / INDEX, {"weight_map": {"a": place}})
+    with pytest.raises(LoadError, match=str(tmp_path)):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("escape", ["../outside.safetensors", "deep/../../outside.safetensors", "absolute"])
+def test_an_index_may_not_lead_out_of_the_folder(tmp_path: Path, escape: str) -> None:
+    write(tmp_path, "a", file="outside.safetensors")
+    folder = tmp_path / "model"
+    place = str(tmp_path / "outside.safetensors") if escape == "absolute" else escape
+    tiny.write_json(folder / INDEX, {"weight_map": {"a": place}})
+    with pytest.raises(LoadError, match=f"{folder}.*leads out"):
+        Weights.open(folder)
