@@ -7,6 +7,8 @@ thread, so lanes share it without a copy and never wait for one another.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -41,14 +43,15 @@ class OnnxBackend:
         self.forwards = 0
         self.lanes = max(1, available_cores() // threads)
         self._counting = threading.Lock()
-        self._session, self._values = _session(graph, weights, threads)
+        word_table = _word_table(spec, graph) if spec.sparse is not None and "embedding" in spec.sparse.inputs else None
+        tensors = _tensors(graph, weights)
+        self._words = None if word_table is None else tensors[word_table]
+        self._session, self._values = _session(graph, tensors, weights.folder, threads)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._dense_layers = [dense_layer(module) for module in spec.dense_modules]
         self._lexical = () if spec.sparse is None else lexical_layers(spec.sparse, spec.hidden_size)
         self._projection = None if spec.multivector is None else multivector_layer(spec.multivector, spec.hidden_size)
         self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
-        wants_words = spec.sparse is not None and "embedding" in spec.sparse.inputs
-        self._words = _word_embeddings(spec, graph, weights) if wants_words else None
 
     def forward(self, batch: PackedBatch) -> HeadOutputs:
         """See `Backend.forward`."""
@@ -105,35 +108,42 @@ class OnnxBackend:
         return Ragged(numpy_heads.through(hidden[kept], self._projection), offsets)
 
 
-def _word_embeddings(spec: ModelSpec, graph: Graph, weights: Weights) -> Floats:
-    """The one table with a row for each word. Raises LoadError if there is not just one of that shape."""
+def _word_table(spec: ModelSpec, graph: Graph) -> str:
+    """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
     tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
     if len(tables) != 1:
         raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
-    return _tensor(weights, tables[0], graph.weights[tables[0]])
+    return tables[0]
 
 
-def _session(graph: Graph, weights: Weights, threads: int) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """(session, the tensors it reads, which must live as long as it does). Raises WeightMismatch or LoadError."""
-    _check_names(graph, weights)
-    values = [ort.OrtValue.ortvalue_from_numpy(_tensor(weights, name, shape)) for name, shape in graph.weights.items()]
+def _session(
+    graph: Graph, tensors: Mapping[str, Floats], folder: Path, threads: int
+) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
+    """(session, the tensors it reads, which must live as long as it does). Raises LoadError."""
+    values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    options.add_external_initializers(list(graph.weights), values)
+    options.add_external_initializers(list(tensors), values)
     try:
         return ort.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"]), values
     except Exception as error:  # kinds of the library's own
-        raise LoadError(f"{weights.folder}: ONNX Runtime does not take the graph: {error}") from error
+        raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
 
 
-def _check_names(graph: Graph, weights: Weights) -> None:
+def _tensors(graph: Graph, weights: Weights) -> dict[str, Floats]:
+    """Each tensor that the graph wants, under its name for it. Raises WeightMismatch."""
+    key_of = {name: weights.find(name) for name in graph.weights}
+    _check_names(key_of, weights)
+    return {name: _tensor(weights, name, key_of[name], shape) for name, shape in graph.weights.items()}
+
+
+def _check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
     """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
-    found = {name: weights.find(name) for name in graph.weights}
-    shifts = {_shift(name, key) for name, key in found.items() if key is not None}
+    shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
         raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
-    left = left_over(weights.names() - {key for key in found.values() if key is not None})
+    left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
     if left:
         raise WeightMismatch(f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
 
@@ -143,11 +153,10 @@ def _shift(name: str, key: str) -> str:
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
-def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Floats:
-    known = weights.find(name)
-    if known is None:
+def _tensor(weights: Weights, name: str, key: str | None, shape: tuple[int, ...]) -> Floats:
+    if key is None:
         raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the graph needs")
-    if weights.shape(known) != shape:
-        found = list(weights.shape(known))
-        raise WeightMismatch(f"{weights.folder}: `{known}` has shape {found}, the graph needs {list(shape)}")
-    return weights.float32(known)
+    if weights.shape(key) != shape:
+        found = list(weights.shape(key))
+        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the graph needs {list(shape)}")
+    return weights.float32(key)

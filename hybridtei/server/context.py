@@ -11,7 +11,7 @@ from typing import Any
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.engine.service import EngineService
+from hybridtei.engine.service import Answered, EngineService
 from hybridtei.errors import HybridTeiError
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
@@ -65,7 +65,7 @@ class Context:
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
-        """For routes of which TEI counts nothing but failures."""
+        """Counts what is refused or fails within; all that TEI counts of some routes."""
         try:
             yield
         except HybridTeiError as error:
@@ -88,24 +88,25 @@ class Context:
         """
         began_ns = perf_counter_ns()
         self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
-        try:
+        with self.counting_failures():
             if inputs.is_batch:
                 self.check_batch(len(inputs.items))
             if refusal is not None:
                 with self.service.admission.inside(len(inputs.items)):
                     raise refusal
-            answered = await self.service.run(task, inputs=len(inputs.items))
-        except HybridTeiError as error:
-            self.metrics.failed(error)
-            raise
-        except asyncio.CancelledError:
-            self.metrics.dropped()
-            raise
+            answered = await self._run(task, inputs)
         usage = usage_of(answered, inputs.characters, began_ns)
         self.metrics.succeeded(usage, is_batch=inputs.is_batch)
         if max(numbers, _numbers(answered.answer)) > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answered.answer, usage), usage)
         return Reply(write(answered.answer, usage), usage)
+
+    async def _run(self, task: Embed, inputs: Inputs) -> Answered[Embeddings]:
+        try:
+            return await self.service.run(task, inputs=len(inputs.items))
+        except asyncio.CancelledError:
+            self.metrics.dropped()
+            raise
 
 
 def _numbers(answer: Embeddings) -> int:

@@ -61,16 +61,21 @@ def row_of(error: Exception) -> Row:
 
 def tei_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """`{"error", "error_type"}`."""
-    row = row_of(error)
-    log.error("%.1000s", error)
-    return _json(row.status, {"error": row.prefix + str(error), "error_type": row.error_type})
+    row, message = _told(error)
+    return _json(row.status, {"error": message, "error_type": row.error_type})
 
 
 def openai_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """`{"message", "code", "type"}`, flat."""
-    row = row_of(error)
+    row, message = _told(error)
+    return _json(row.status, {"message": message, "code": row.status, "type": row.error_type})
+
+
+def _told(error: Exception) -> tuple[Row, str]:
+    """(row, whole message) of an error that a client is told of; the log hears of it here."""
     log.error("%.1000s", error)
-    return _json(row.status, {"message": row.prefix + str(error), "code": row.status, "type": row.error_type})
+    row = row_of(error)
+    return row, row.prefix + str(error)
 
 
 def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:

@@ -60,9 +60,9 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def run_server(app: Any, config: ServerConfig) -> None:
-    """Serve until told to stop."""
-    settings = uvicorn.Config(
+def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn serves an application here."""
+    return uvicorn.Config(
         app,
         host=config.hostname,
         port=config.port,
@@ -79,7 +79,11 @@ def run_server(app: Any, config: ServerConfig) -> None:
         timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
-    server = DrainingServer(settings, config.drain_seconds)
+
+
+def run_server(app: Any, config: ServerConfig) -> None:
+    """Serve until told to stop."""
+    server = DrainingServer(settings_of(app, config), config.drain_seconds)
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:

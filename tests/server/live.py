@@ -26,7 +26,7 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.metrics import Registry
 from hybridtei.server.app import create_app
-from hybridtei.server.protocol import BoundedHttpProtocol
+from hybridtei.server.run import settings_of
 from tests.engine import small
 
 ROOT = Path(__file__).parents[2]
@@ -80,18 +80,9 @@ def serving(
     """uvicorn in a thread, settings as `run_server` has them; `backend`: see `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
-    app = create_app(service, ServerConfig(**(server or {})), ModelConfig(model_id=model_id), registry=registry)
-    config = uvicorn.Config(
-        app,
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=2048,
-    )
-    uvicorn_server = uvicorn.Server(config)
+    settings = ServerConfig(**(server or {}))
+    app = create_app(service, settings, ModelConfig(model_id=model_id), registry=registry)
+    uvicorn_server = uvicorn.Server(settings_of(app, settings))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)
