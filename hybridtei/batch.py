@@ -25,28 +25,59 @@ class Head(StrEnum):
     SPARSE = "sparse"
     MULTIVECTOR = "multivector"
     TOKENS = "tokens"
+    SCORES = "scores"
+    TAGS = "tags"
+
+
+EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """One tokenised input, special tokens included."""
+    """One tokenised input, special tokens included.
+
+    `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
+    """
 
     input_ids: Ids
     token_type_ids: Ids | None = None
+    unseen: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def key(self) -> bytes:
+        """Equal for encodings that any model computes alike, and only for those."""
+        ids, types = self.input_ids.tobytes(), self.token_type_ids
+        if types is not None and types.any():
+            ids = b"typed" + ids + types.tobytes()  # no multiple of an id's size, as is every prefix here
+        return b"unseen" + self.unseen.to_bytes(4) + ids if self.unseen else ids
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LocatedEncoding(Encoding):
+    """An encoding that knows where its tokens come from: code points `offsets` int64[t, 2] of `text`, and which tokens are
+    special, bool[t]."""
+
+    text: str
+    offsets: Ids
+    special: NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads their riders want."""
+    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads their riders want.
+
+    `unseen` int64[n], of each sequence, or None where there is none: see `Encoding`.
+    """
 
     input_ids: Ids
     position_ids: Ids
     token_type_ids: Ids | None
     cu_seqlens: Offsets
     heads: frozenset[Head]
+    unseen: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -83,7 +114,9 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
     """Lay encodings end to end. Every encoding must have at least one token."""
     cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-    return PackedBatch(input_ids, positions.of(input_ids, cu_seqlens), _token_types(encodings), cu_seqlens, heads)
+    unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
+    position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
+    return PackedBatch(input_ids, position_ids, types, cu_seqlens, heads, unseen if unseen.any() else None)
 
 
 def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
@@ -104,6 +137,13 @@ def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool
     padded = np.full(mask.shape, fill, dtype=np.int64)
     padded[mask] = flat
     return padded, mask
+
+
+def seen_mask(mask: NDArray[np.bool_], batch: PackedBatch) -> NDArray[np.bool_]:
+    """Of a padded batch, which tokens are seen by others: bool[n, max_seqlen]."""
+    if batch.unseen is None:
+        return mask
+    return np.asarray(mask & (np.arange(mask.shape[1]) < (batch.lengths - batch.unseen)[:, None]))
 
 
 def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids) -> tuple[NDArray[np.bool_], Offsets]:

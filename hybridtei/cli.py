@@ -1,4 +1,4 @@
-"""`hybridtei serve` and `hybridtei embed`: flags and environment -> settings -> work.
+"""`hybridtei serve`, `embed`, `export` and `tune`: flags and environment -> settings -> work.
 
 Usage errors end with status 2; what goes wrong at start prints `Error: …` to standard error and ends with status 1.
 """
@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -40,26 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Load the model, then listen: until then the port refuses connections."""
+    """Load the model or models, then listen: until then the port refuses connections."""
+    model_ids = arguments.model_id or []
+    arguments.model_id = model_ids[0] if model_ids else None
     model, engine = _settings(arguments, ModelConfig), _settings(arguments, EngineConfig)
     server = _settings(arguments, ServerConfig)
     from hybridtei import logs
+    from hybridtei.server import start
 
     logs.configure(json_output=server.json_output, level=server.log_level)
     server = msgspec.structs.replace(server, hostname=_address(server.hostname))
-    from hybridtei.engine.service import EngineService
-    from hybridtei.load import load_model
-    from hybridtei.metrics import Registry
-    from hybridtei.server.app import create_app
-    from hybridtei.server.run import run_server
+    if arguments.models is None and len(model_ids) < 2:
+        start.serve_one(model, engine, server)
+        return
+    if arguments.models is not None and model_ids:
+        raise UsageError("--models and --model-id exclude each other: name every model in the file")
+    if server.http_workers > 1:
+        raise UsageError("--http-workers: several models share one process")
+    from hybridtei.model_list import from_ids, read_models
 
-    log.info("hybridtei %s: loading %s", __version__, model.model_id)
-    loaded = load_model(model, engine)
-    registry = Registry()
-    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-    for line in loaded.summary():
-        log.info("%s", line)
-    run_server(create_app(service, server, model, registry=registry), server)
+    models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
+    start.serve_several(models, engine, server)
 
 
 def embed(arguments: argparse.Namespace) -> None:
@@ -74,14 +76,38 @@ def embed(arguments: argparse.Namespace) -> None:
     print(f"{count} texts -> {arguments.output}", file=sys.stderr)
 
 
+def tune(arguments: argparse.Namespace) -> None:
+    """Measure this machine."""
+    model, engine = _settings(arguments, ModelConfig), _settings(arguments, EngineConfig)
+    from hybridtei.tune import tune as measured
+
+    for line in measured(model, engine):
+        print(line, flush=True)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write a model as ONNX files that hold their weights."""
+    model = msgspec.structs.replace(_settings(arguments, ModelConfig), model_id=arguments.model)
+    dtype = model.dtype or "float32"
+    if dtype not in ("float32", "int8"):
+        raise UsageError(f"--dtype is {dtype}; exported are float32 and int8")
+    from hybridtei.backends.int8 import Guard
+    from hybridtei.export_model import export_model
+
+    guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
+    print(export_model(model, Path(arguments.out), dtype, guard))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     parser.add_argument("--version", "-V", action="version", version=f"hybridtei {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     serving.set_defaults(run=serve)
-    for kind, title in ((ModelConfig, "model"), (EngineConfig, "engine"), (ServerConfig, "server")):
-        add_flags(serving, kind, title)
+    serving.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
+    add_flags(serving, ModelConfig, "model (--model-id may be repeated)", repeatable=("model_id",))
+    add_flags(serving, EngineConfig, "engine")
+    add_flags(serving, ServerConfig, "server")
     embedding = commands.add_parser("embed", help="embed a file of texts", allow_abbrev=False)
     embedding.set_defaults(run=embed)
     embedding.add_argument("file", help="texts: .txt, one a line; or .jsonl, one object or string a line")
@@ -90,6 +116,17 @@ def _parser() -> argparse.ArgumentParser:
     embedding.add_argument("--field", default="text", help="key of the text in .jsonl objects [default: text]")
     for kind, title in ((ModelConfig, "model"), (EngineConfig, "engine")):
         add_flags(embedding, kind, title)
+    exporting = commands.add_parser("export", help="write a model as ONNX files, for others too", allow_abbrev=False)
+    exporting.set_defaults(run=export)
+    exporting.add_argument("model", help="a local folder, a hub id, or the embedded model")
+    exporting.add_argument("out", help="folder to write")
+    exporting.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
+    exporting.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
+    add_flags(exporting, ModelConfig, "model")
+    tuning = commands.add_parser("tune", help="measure which backend and batch size suit this machine", allow_abbrev=False)
+    tuning.set_defaults(run=tune)
+    for kind, title in ((ModelConfig, "model"), (EngineConfig, "engine")):
+        add_flags(tuning, kind, title)
     return parser
 
 

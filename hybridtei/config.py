@@ -14,7 +14,8 @@ from hybridtei.cores import available_cores
 
 EMBEDDED_MODEL = "minilm-hybrid"
 
-Dtype = Literal["float16", "float32", "bfloat16"]
+Role = Literal["embed", "rerank", "classify", "tag"]
+Dtype = Literal["float16", "float32", "bfloat16", "int8"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -37,17 +38,27 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="Folder of the Dense module to use instead of the one in modules.json.")
     ] = None
     backend: Annotated[
-        Literal["auto", "torch", "onnxruntime"],
+        Literal["auto", "torch", "ort", "openvino"],
         Meta(
-            description="Engine that runs the model; auto: ONNX Runtime on a CPU where it knows the architecture, else torch."
+            description="Engine that runs the model; auto: what was measured to do best on this hardware, and the log says why."
         ),
     ] = "auto"
+    quantization_ranges: Annotated[
+        str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
+    ] = None
     hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
     huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
     offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
     trust_remote_code: Annotated[
         bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.")
     ] = False
+
+
+class NamedModel(ModelConfig, frozen=True, kw_only=True):
+    """One of several models in a process. No flags: a variable called ROLE or ALIAS would be set for something else."""
+
+    alias: Annotated[str, Meta(description="Name of the model in requests, and under /m/ALIAS/.")]
+    role: Annotated[Role | None, Meta(description="The one job it is for, where it could do several.")] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -60,6 +71,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         16384
     )
     max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.")] = None
+    bulk_niceness: Annotated[
+        int,
+        Meta(ge=0, le=19, description="How far long inputs and large requests give way to short ones, and to other programs."),
+    ] = 10
+    embedding_cache_mb: Annotated[
+        int, Meta(ge=0, description="Memory for results of inputs seen before, in megabytes; 0: none is kept.")
+    ] = 0
     tokenization_workers: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(description="Tokenizer threads [default: processors minus one]."),
@@ -74,8 +92,24 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     hostname: Annotated[str, Meta(description="IP address to listen on.")] = "0.0.0.0"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
+    http_workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Processes for HTTP, JSON and tokenisation; beyond 1 they share an engine in a process of its own.",
+        ),
+    ] = 1
     served_model_name: Annotated[str | None, Meta(description="Name in answers and /info [default: the model id].")] = None
     max_client_batch_size: Annotated[Positive, Meta(description="Most inputs in one request.")] = 32
+    max_rerank_documents: Annotated[Positive, Meta(description="Most `documents` in one request to rank them.")] = 10_000
+    rerank_documents_as: Annotated[
+        Literal["object", "string"],
+        Meta(description="How /rerank gives `documents` back: {text}, as vLLM's clients read them, or as infinity's."),
+    ] = "object"
+    classify_as: Annotated[
+        Literal["infinity", "vllm"], Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.")
+    ] = "infinity"
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.")] = 2_000_000
     api_key: Annotated[str | None, Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.")] = None
     cors_allow_origin: Annotated[

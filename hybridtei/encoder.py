@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
-from hybridtei.batch import Head
+from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.engine.core import EngineCore
 from hybridtei.errors import InvalidInput
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.postprocess.scores import best_first
+from hybridtei.postprocess.spans import AGGREGATIONS, Aggregation, Span
 from hybridtei.ragged import Ragged
-from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.classify import Classified, Classify, Prediction
+from hybridtei.tasks.embed import Embed, InputType, Model
+from hybridtei.tasks.lookup import embed_task
+from hybridtei.tasks.rerank import Scored, Weights, rerank_task
+from hybridtei.tasks.tag import Tag
 from hybridtei.text.reader import Input
-from hybridtei.text.tokenizer import Direction
+from hybridtei.text.tokenizer import Direction, Text
 
+if TYPE_CHECKING:
+    from hybridtei.engine.service import Task
+
+T = TypeVar("T")
 MAX_ID = 2**32  # as on the wire
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document that was reranked: its place among those given, and its score."""
+
+    index: int
+    score: float
+    text: str
 
 
 class Encoder:
@@ -54,6 +74,16 @@ class Encoder:
         return self._model.spec
 
     @property
+    def backend_name(self) -> str:
+        """Which engine runs the model: "ort", "openvino" or "torch"."""
+        return self._backend.name
+
+    @property
+    def dtype(self) -> str:
+        """Precision of weights and activations."""
+        return self._backend.dtype
+
+    @property
     def forwards(self) -> int:
         """Forward passes of the trunk so far."""
         return self._backend.forwards
@@ -71,19 +101,106 @@ class Encoder:
         normalize: bool = True,
         dimensions: int | None = None,
         prompt_name: str | None = None,
+        input_type: InputType | None = None,
         truncate: bool = True,
         truncation_direction: Direction = "right",
         show_progress: bool = False,
     ) -> Embeddings:
         """Embed texts (or id lists): every wanted output from one forward pass a batch, rows in the order of `texts`.
 
-        `outputs`: any of "dense", "sparse", "multivector", "tokens". Raises RequestError or BackendError.
+        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
+        its prompts make a difference. Raises RequestError or BackendError.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         _check_kinds(inputs)
-        task = Embed(inputs, heads_named(outputs), truncate, truncation_direction, prompt_name, normalize, dimensions)
+        heads = heads_named(outputs)
+        task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type)
         task.check(self.spec)
         return self._run(task, show_progress)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        instruction: str | None = None,
+        weights: Weights | str | None = None,
+        truncate: bool = True,
+        truncation_direction: Direction = "right",
+    ) -> list[Ranked]:
+        """The documents, the best for the query first; ties in TEI's order, the last of them first.
+
+        `instruction`: what a language model is to judge by, if it ranks. `weights`: of dense, sparse and multi-vectors, where a
+        model ranks by these; also by name: "average", "mkqa", "mldr", "example".
+        Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
+        """
+        documents = list(documents)
+        _check_texts("query", [query])
+        _check_texts("documents", documents)
+        task = rerank_task(
+            self.spec,
+            query,
+            documents,
+            truncate=truncate,
+            direction=truncation_direction,
+            raw_scores=raw_scores,
+            instruction=instruction,
+            weights=weights,
+        )
+        task.check(self.spec)
+        if not documents:
+            return []
+        known, parts = None, list[Scored]()
+        for part in task.parts():
+            scored: Scored = self._answer(part.knowing(known))
+            known = scored.query
+            parts.append(scored)
+        scores = Scored.concat(parts).scores
+        return [Ranked(int(i), float(scores[i]), documents[i]) for i in best_first(scores)[:top_n]]
+
+    def classify(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        raw_scores: bool = False,
+        truncate: bool = True,
+        truncation_direction: Direction = "right",
+    ) -> list[list[Prediction]]:
+        """Every label's score for each text, or pair of texts (a tuple), the best first.
+
+        Raises UnsupportedHead if the model is no classifier, RequestError or BackendError.
+        """
+        inputs: list[Text] = [texts] if isinstance(texts, str | tuple) else list(texts)
+        for place, item in enumerate(inputs):
+            _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
+        task = Classify(inputs, truncate, truncation_direction, raw_scores)
+        task.check(self.spec)
+        chunks = [replace(task, inputs=inputs[i : i + CHUNK]) for i in range(0, len(inputs), CHUNK)]
+        answers: list[Classified] = [self._answer(chunk) for chunk in chunks]
+        return [answer.best_first(row) for answer in answers for row in range(len(answer.scores))]
+
+    def tag(
+        self,
+        texts: str | Sequence[str],
+        *,
+        aggregation_strategy: Aggregation = "simple",
+        truncate: bool = True,
+        truncation_direction: Direction = "right",
+    ) -> list[list[Span]]:
+        """Labelled spans of each text, in code points; with "none", one a token, those without a meaning (`O`) too.
+
+        Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
+        """
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        _check_texts("texts", inputs)
+        if aggregation_strategy not in AGGREGATIONS:
+            raise InvalidInput(f"`aggregation_strategy` is {aggregation_strategy!r}; known: {', '.join(AGGREGATIONS)}")
+        task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
+        task.check(self.spec)
+        chunks = [replace(task, inputs=inputs[i : i + CHUNK]) for i in range(0, len(inputs), CHUNK)]
+        return [list(tagged.spans) for chunk in chunks for tagged in self._answer(chunk)]
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -94,10 +211,11 @@ class Encoder:
             return _nothing(task.heads, self.spec)
         starts = range(0, len(task.inputs), CHUNK)
         with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
-            parts = [self._run_chunk(replace(task, inputs=task.inputs[i : i + CHUNK]), bar.update) for i in starts]
+            chunks = (replace(task, inputs=task.inputs[i : i + CHUNK]) for i in starts)
+            parts = [self._answer(embed_task(self.spec, chunk), bar.update) for chunk in chunks]
         return Embeddings.concat(parts)
 
-    def _run_chunk(self, task: Embed, advance: Callable[[int], object]) -> Embeddings:
+    def _answer(self, task: Task[T], advance: Callable[[int], object] = lambda done: None) -> T:
         encodings = task.prepare(self._model)
         core = EngineCore(
             max_tokens=self._budget,
@@ -115,7 +233,7 @@ class Encoder:
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
     """Names -> heads. Raises InvalidInput on an unknown name, or on none."""
     names = [names] if isinstance(names, str) else list(names)
-    known = {head.value for head in Head}
+    known = {head.value for head in EMBEDDINGS}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         what = f"names {unknown[0]!r}" if unknown else "names nothing"
@@ -131,6 +249,12 @@ def _check_kinds(inputs: Sequence[object]) -> None:
         for token_id in item if isinstance(item, list) else ():
             if type(token_id) is not int or not 0 <= token_id < MAX_ID:
                 raise InvalidInput(f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {MAX_ID - 1}")
+
+
+def _check_texts(name: str, texts: Sequence[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidInput(f"`{name}` holds something of type {type(text).__name__}; each should be a text")
 
 
 def _nothing(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:

@@ -6,9 +6,11 @@ HybridTeiError
 │   ├─ InvalidInput          a value outside its limits
 │   │   └─ InvalidDimensions the vectors have no such prefix
 │   ├─ TokenizerError        the tokenizer refused the text
-│   └─ UnsupportedHead       the loaded model has no such output
+│   ├─ UnsupportedHead       the loaded model has no such output
+│   └─ UnknownModel          no model of that name is ready here
 ├─ Overloaded                no permit left: try again later
 ├─ BackendError              the forward pass failed
+│   └─ NotANumber            it gave an input a score that is no number
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
 └─ LoadError                 at start only
     ├─ MissingArtifact       a file the checkpoint must have is not there
@@ -48,6 +50,10 @@ class UnsupportedHead(RequestError):
     """The loaded model does not produce the wanted output."""
 
 
+class UnknownModel(RequestError):
+    """No model of that name is ready here."""
+
+
 class Overloaded(HybridTeiError):
     """All permits are taken; nothing was done."""
 
@@ -57,6 +63,13 @@ class Overloaded(HybridTeiError):
 
 class BackendError(HybridTeiError):
     """The forward pass that carried this request failed."""
+
+
+class NotANumber(BackendError):
+    """The pass gave an input a score that is no number: half precision overflowed, or the weights are broken."""
+
+    def __init__(self, message: str = "score is NaN") -> None:
+        super().__init__(message)
 
 
 class Unhealthy(HybridTeiError):

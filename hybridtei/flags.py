@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -23,8 +23,11 @@ class UsageError(Exception):
     """A flag or variable with a value it cannot have."""
 
 
-def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title: str) -> None:
-    """One flag a field, all without default: what is absent is looked for in the environment."""
+def add_flags(
+    parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title: str, *, repeatable: Collection[str] = ()
+) -> None:
+    """One flag a field, all without default: what is absent is looked for in the environment. `repeatable`: fields whose flags
+    may be given more than once, and come as lists."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
@@ -34,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title
         options: dict[str, Any] = {"dest": field.name, "help": help_text.replace("%", "%%"), "default": None}
         if plain is bool:
             options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
-        elif get_origin(plain) is tuple:
+        elif get_origin(plain) is tuple or field.name in repeatable:
             options |= {"action": "append", "metavar": "VALUE"}
         else:
             options["metavar"] = _metavar(plain)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
+from hybridtei import heap, tuning
+from hybridtei.backend_choice import open_backend
 from hybridtei.backends.base import Backend
-from hybridtei.backends.graphs import Graph, find_graph
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import resolve
+from hybridtei.checkpoint.query_table import query_table
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, LoadError
@@ -27,10 +26,8 @@ from hybridtei.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
-
 SELF_TEST_TOKENS = 512  # of the longer text; rotary embeddings that follow the length begin to do so late
-SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # relative to the largest state
+SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02}  # relative to the largest state
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +43,11 @@ class LoadedModel:
         spec, backend, reader = self.model.spec, self.backend, self.model.reader
         form = "padded" if backend.padded else "packed, without padding"
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
+        embeds = f"{pooling} pooling, dense width {spec.dense_width}" if spec.late is None else "late interaction"
         return [
-            f"model    {spec.model_type}, {pooling} pooling, dense width {spec.dense_width}",
+            f"model    {spec.model_type}, {embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
             f"outputs  {', '.join(sorted(spec.heads))}",
-            f"backend  {backend.name}, {backend.dtype}, {form}, {backend.lanes} lane(s)",
+            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: {', '.join(sorted(backend.lanes, reverse=True))}",
             f"limits   {reader.max_input_length} tokens an input, {self.budget_tokens} a pass",
         ]
 
@@ -60,14 +58,16 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, one_caller: bool = 
     Raises LoadError.
     """
     spec = find_model(config)
-    model = Model(spec, _reader(spec, engine))
-    backend = _backend(config, spec, available_cores() if one_caller else 1)
-    budget = min(engine.max_batch_tokens, max(backend.busy_tokens, model.reader.max_input_length))
+    model = text_model(spec, engine)
+    threads = available_cores() if one_caller else 1
+    backend = open_backend(config, spec, threads=threads, bulk_niceness=engine.bulk_niceness)
     try:
         _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
-        _warm_up(backend, min(model.reader.max_input_length, budget))
+        _warm_up(backend, model.reader.max_input_length)
+        budget = _budget(backend, engine.max_batch_tokens, threads)
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
+    heap.trim()
     return LoadedModel(model, backend, budget)
 
 
@@ -86,7 +86,13 @@ def find_model(config: ModelConfig) -> ModelSpec:
     return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path)
 
 
-def _reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
+def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
+    """All of a model but what computes. Raises LoadError."""
+    return Model(spec, text_reader(spec, engine), query_table(spec))
+
+
+def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
+    """A model's tokenizer, with its limits and prompts. Raises LoadError."""
     prompts = Prompts.configure(
         spec.prompts, default_prompt=engine.default_prompt, default_prompt_name=engine.default_prompt_name
     )
@@ -106,58 +112,6 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
     return engine.max_batch_tokens
 
 
-def _backend(config: ModelConfig, spec: ModelSpec, threads: int) -> Backend:
-    """ONNX Runtime where there is no NVIDIA device and the graph of the architecture is known, else torch.
-
-    On a CPU it gives three times torch's rate for a single short text, a tenth more for long ones, and starts in a second.
-    """
-    wanted = config.backend
-    why_not = _not_onnxruntime(config, spec)
-    if wanted == "onnxruntime" and why_not is not None:
-        raise LoadError(f"{spec.folder}: cannot run on ONNX Runtime: {why_not}")
-    if wanted == "onnxruntime":
-        return _onnx_backend(spec, threads)
-    if wanted == "auto" and why_not is None and not NVIDIA.exists():
-        try:
-            return _onnx_backend(spec, threads)
-        except LoadError as error:  # a checkpoint may fit a known architecture and name its tensors otherwise
-            log.warning("ONNX Runtime cannot run this model, torch is tried: %s", error)
-    return _torch_backend(config, spec)
-
-
-def _not_onnxruntime(config: ModelConfig, spec: ModelSpec) -> str | None:
-    """Why a model cannot run on ONNX Runtime, or None if it can."""
-    if config.dtype not in (None, "float32"):
-        return f"it runs float32 only, not {config.dtype}"
-    if spec.is_splade:
-        return "SPLADE is not served there yet"
-    if not any(spec.folder.glob("model*.safetensors")):
-        return "the weights are not in safetensors"
-    if find_graph(spec) is None:
-        return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
-    return None
-
-
-def _onnx_backend(spec: ModelSpec, threads: int) -> Backend:
-    from hybridtei.backends.onnx_backend import OnnxBackend
-
-    path = find_graph(spec)
-    assert path is not None
-    return OnnxBackend(spec, Graph.read(path), Weights.open(spec.folder), threads=threads)
-
-
-def _torch_backend(config: ModelConfig, spec: ModelSpec) -> Backend:
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        raise LoadError("this model needs PyTorch and transformers: pip install 'hybridtei[torch]'")
-    import torch
-
-    from hybridtei.backends.torch_backend import TorchBackend
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = config.dtype or ("float32" if device == "cpu" else "float16")
-    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
-
-
 def _self_test(backend: Backend, longest: int) -> None:
     """A short text and a long one together must come out as each alone: a family that hides its layout from our attention,
     or picks anything by the longest text of a pass, fails here, at start."""
@@ -175,6 +129,16 @@ def _self_test(backend: Backend, longest: int) -> None:
             raise LoadError(
                 f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
             )
+
+
+def _budget(backend: Backend, most_tokens: int, threads: int) -> int:
+    """Tokens of a pass that keep this hardware busy: as measured earlier, or now, within about a second."""
+    known = tuning.remembered(backend.name, backend.dtype, backend.spec, threads)
+    curve = known or tuning.Curve([*tuning.measure(backend, most_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
+    if known is None:
+        tuning.remember(curve, backend.name, backend.dtype, backend.spec, threads)
+        log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
+    return min(most_tokens, curve.budget() or backend.busy_tokens)
 
 
 def _values(outputs: HeadOutputs, row: int) -> Floats:

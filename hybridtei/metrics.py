@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -34,6 +35,18 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
     return tuple(float(2**k) for k in range(limit.bit_length()))
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one metric has counted: `values` by labels, or a histogram's `counts` below each of `bounds`, and their `total`."""
+
+    kind: str
+    name: str
+    values: Mapping[str, float]
+    bounds: tuple[float, ...] = ()
+    counts: Sequence[int] = ()
+    total: float = 0.0
+
+
 class _Metric:
     kind = ""
 
@@ -42,6 +55,12 @@ class _Metric:
         self._lock = lock
 
     def samples(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def reading(self) -> Reading:
+        raise NotImplementedError
+
+    def absorb(self, reading: Reading) -> None:
         raise NotImplementedError
 
 
@@ -65,6 +84,13 @@ class Counter(_Metric):
     def samples(self) -> Iterator[str]:
         return (f"{self.name}{labels} {format_number(value)}" for labels, value in self._values.items())
 
+    def reading(self) -> Reading:
+        return Reading(self.kind, self.name, dict(self._values))
+
+    def absorb(self, reading: Reading) -> None:
+        for labels, value in reading.values.items():
+            self._values[labels] = self._values.get(labels, 0) + value
+
 
 class Gauge(Counter):
     """A level that rises and falls."""
@@ -87,11 +113,11 @@ class Histogram(_Metric):
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         slot = bisect_left(self._bounds, value)
         with self._lock:
-            self._counts[slot] += 1
-            self._sum += value
+            self._counts[slot] += times
+            self._sum += value * times
 
     def samples(self) -> Iterator[str]:
         running = 0
@@ -104,6 +130,18 @@ class Histogram(_Metric):
         yield f'{self.name}_bucket{{le="+Inf"}} {running}'
         yield f"{self.name}_sum {format_number(self._sum)}"
         yield f"{self.name}_count {running}"
+
+    def reading(self) -> Reading:
+        return Reading(self.kind, self.name, {}, self._bounds, tuple(self._counts), self._sum)
+
+    def absorb(self, reading: Reading) -> None:
+        bounds = tuple(sorted({*self._bounds, *reading.bounds}))  # of several models, whose inputs may be of any length
+        counts = [0] * (len(bounds) + 1)
+        for own, part in ((self._bounds, self._counts), (reading.bounds, reading.counts)):
+            for bound, count in zip((*own, float("inf")), part, strict=True):
+                counts[bisect_left(bounds, bound)] += count
+        self._bounds, self._counts = bounds, counts
+        self._sum += reading.total
 
 
 M = TypeVar("M", bound=_Metric)
@@ -136,10 +174,30 @@ class Registry:
             ]
         return "\n".join(blocks) + "\n"
 
+    def readings(self) -> list[Reading]:
+        """Of all metrics, for another registry to add up."""
+        with self._lock:
+            return [metric.reading() for metric in self._metrics]
+
+    def absorb(self, readings: Iterable[Reading]) -> None:
+        """Add what was counted elsewhere; a metric that is not known yet is declared."""
+        known = {metric.name: metric for metric in self._metrics}
+        for reading in readings:
+            metric = known.get(reading.name) or self._declare(reading)
+            with self._lock:
+                metric.absorb(reading)
+
+    def _declare(self, reading: Reading) -> _Metric:
+        if reading.kind == Histogram.kind:
+            return self.histogram(reading.name, reading.bounds)
+        return self.gauge(reading.name) if reading.kind == Gauge.kind else self.counter(reading.name)
+
     def _add(self, metric: M) -> M:
         self._metrics.append(metric)
         return metric
 
 
 def _labels(labels: dict[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
+    if not labels:
+        return ""
+    return "{" + ",".join([f'{name}="{value}"' for name, value in labels.items()]) + "}"

@@ -76,6 +76,11 @@ class SparseVectors:
 class Columns:
     """Base of records that hold one entry a sequence in each of their columns; an absent column is None."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
+
     def take(self, rows: Indices) -> Self:
         """The given sequences, in the given order."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -83,15 +88,22 @@ class Columns:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All sequences of all parts, in order. A column is kept only if every part has it."""
-        if len(parts) == 1:
-            return parts[0]
+        """All sequences of all parts, in order. A column is kept only if every part has it; of no parts there is none."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls()
         columns: dict[str, Any] = {}
         for field in fields(cls):
             pieces = [getattr(part, field.name) for part in parts]
             if all(piece is not None for piece in pieces):
                 columns[field.name] = _concat(pieces)
         return cls(**columns)
+
+
+def _nbytes(column: Any) -> int:
+    if column is None or isinstance(column, np.ndarray):
+        return 0 if column is None else column.nbytes
+    arrays = (getattr(column, field.name) for field in fields(column))
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 def _take(column: Any, rows: Indices) -> Any:
@@ -111,6 +123,8 @@ class HeadOutputs(Columns):
     splade        n rows     weights over the vocabulary (MLM head)
     multivector   n × [t_i', d']  one vector a kept token
     tokens        n × [t_i, h]    last hidden states
+    scores        [n, l]     logits of a reranker or classifier
+    tags          n × [t_i, l]    logits of each token
     """
 
     dense: Floats | None = None
@@ -118,6 +132,8 @@ class HeadOutputs(Columns):
     splade: SparseVectors | None = None
     multivector: Ragged | None = None
     tokens: Ragged | None = None
+    scores: Floats | None = None
+    tags: Ragged | None = None
 
     def only(self, heads: frozenset[Head]) -> HeadOutputs:
         """What these heads made: riders of one pass may want different ones, and nobody gets more than asked for."""
@@ -127,6 +143,8 @@ class HeadOutputs(Columns):
             splade=self.splade if Head.SPARSE in heads else None,
             multivector=self.multivector if Head.MULTIVECTOR in heads else None,
             tokens=self.tokens if Head.TOKENS in heads else None,
+            scores=self.scores if Head.SCORES in heads else None,
+            tags=self.tags if Head.TAGS in heads else None,
         )
 
 

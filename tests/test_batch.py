@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-from hybridtei.batch import Encoding, Head, Positions, pack, pad
+from hybridtei.batch import Encoding, Head, LocatedEncoding, Positions, pack, pad, seen_mask
 from hybridtei.ragged import Ragged, offsets_of
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12), min_size=1, max_size=10)
@@ -73,3 +73,31 @@ def test_the_longest_of_nothing_is_zero() -> None:
     batch = pack(encodings([[1]]), HEADS, Positions())
     assert batch.max_seqlen == 1
     assert type(batch)(batch.input_ids[:0], batch.position_ids[:0], None, offsets_of([]), HEADS).max_seqlen == 0
+
+
+def test_tokens_that_nobody_sees_lie_at_the_ends() -> None:
+    texts = [Encoding(np.arange(5), unseen=2), Encoding(np.arange(3)), Encoding(np.arange(4), unseen=3)]
+    batch = pack(texts, HEADS, Positions())
+    assert batch.unseen is not None
+    assert batch.unseen.tolist() == [2, 0, 3]
+    _, mask = pad(batch.input_ids, batch.cu_seqlens, 0)
+    assert seen_mask(mask, batch).sum(axis=1).tolist() == [3, 3, 1]
+    plain = pack([Encoding(np.arange(5))], HEADS, Positions())
+    assert plain.unseen is None
+    _, mask = pad(plain.input_ids, plain.cu_seqlens, 0)
+    assert seen_mask(mask, plain) is mask
+
+
+def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it() -> None:
+    ids, zeros, ones = np.arange(4), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
+    alike = {Encoding(ids).key, Encoding(ids, zeros).key}
+    located = LocatedEncoding(ids, text="a", offsets=np.zeros((4, 2), dtype=np.int64), special=np.zeros(4, dtype=bool))
+    assert alike == {located.key}
+    others = [
+        Encoding(ids, ones),
+        Encoding(ids, unseen=1),
+        Encoding(ids, unseen=2),
+        Encoding(ids, ones, unseen=1),
+        Encoding(ids[:3]),
+    ]
+    assert len({*alike, *(other.key for other in others)}) == 1 + len(others)

@@ -15,6 +15,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
+from hybridtei import tuning
 from hybridtei.checkpoint.embedded import HEADS, PACKAGE
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder, heads_named
@@ -235,14 +236,24 @@ def test_many_inputs_cost_as_many_passes_as_batches(hybrid: Path) -> None:
     encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_requests=5))
     for count, batches in ((1, 1), (5, 1), (6, 2), (23, 5)):
         before = encoder.forwards
-        encoder.encode(["baka"] * count, EVERYTHING)
+        encoder.encode([" ".join(vocabulary.WORDS[i:]) for i in range(count)], EVERYTHING)
         assert encoder.forwards - before == batches
 
 
-def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path) -> None:
-    encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_tokens=vocabulary.LONGEST))
+def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
     before = encoder.forwards
-    encoder.encode(["baka " * 62] * 6)  # 64 tokens each, two a pass
+    found = encoder.encode(["baka bulo", "baka", "baka bulo"], EVERYTHING)
+    assert encoder.forwards - before == 1
+    assert np.array_equal(found.dense[0], found.dense[2])
+    assert np.array_equal(found.tokens.row(0), found.tokens.row(2))
+
+
+def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = tuning.Curve([tuning.Point(vocabulary.LONGEST, 1.0)])
+    monkeypatch.setattr(tuning, "remembered", lambda *_: curve)
+    encoder = Encoder.load(str(hybrid))
+    before = encoder.forwards
+    encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])  # 64 tokens each, two a pass
     assert encoder.forwards - before == 3
 
 

@@ -48,7 +48,13 @@ def test_every_field_has_its_flag_and_its_variable(kind):
         default = field.default
         text = next((text for of, text in values.items() if isinstance(default, of)), None)
         if text is None:
-            text = {"dtype": "float16", "pooling": "cls", "backend": "torch"}.get(field.name, "7")
+            text = {
+                "dtype": "float16",
+                "pooling": "cls",
+                "backend": "torch",
+                "rerank_documents_as": "string",
+                "classify_as": "vllm",
+            }.get(field.name, "7")
         flag = "--" + field.name.replace("_", "-")
         by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
         assert by_flag == by_variable
@@ -168,7 +174,7 @@ def test_help_shows_defaults_and_variables(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "[default: 16384] [env: MAX_BATCH_TOKENS]" in shown
     assert "[default: true] [env: AUTO_TRUNCATE]" in shown
-    assert "{float16,float32,bfloat16}" in shown
+    assert "{float16,float32,bfloat16,int8}" in shown
 
 
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:

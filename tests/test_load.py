@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei import load
+from hybridtei import backend_choice, load
 from hybridtei.backends.graphs import graph_name
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
@@ -42,9 +42,9 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
     lengths: list[list[int]] = []
     forward = TorchBackend.forward
 
-    def counted(backend: TorchBackend, batch: PackedBatch) -> Any:
+    def counted(backend: TorchBackend, batch: PackedBatch, *, wide: bool = False) -> Any:
         lengths.append(batch.lengths.tolist())
-        return forward(backend, batch)
+        return forward(backend, batch, wide=wide)
 
     monkeypatch.setattr(TorchBackend, "forward", counted)
     loaded(bert)
@@ -90,7 +90,7 @@ def test_a_transformer_in_a_folder_of_its_own_gives_the_same_vectors(bert: Path,
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of graphs, on a machine that has no NVIDIA device."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(load, "NVIDIA", tmp_path / "no-device")
+    monkeypatch.setattr(backend_choice, "NVIDIA", tmp_path / "no-device")
     return tmp_path / "cache"
 
 
@@ -108,7 +108,7 @@ def test_torch_runs_what_has_no_graph_and_onnxruntime_what_has_one(bert: Path, c
     assert isinstance(backend_of(bert), TorchBackend)
     with_graph(bert, cache)
     assert isinstance(backend_of(bert), OnnxBackend)
-    assert isinstance(backend_of(bert, backend="onnxruntime"), OnnxBackend)
+    assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
 
 
@@ -116,9 +116,9 @@ def test_a_machine_with_an_nvidia_device_runs_torch_unless_told(
     bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_graph(bert, cache)
-    monkeypatch.setattr(load, "NVIDIA", bert)
+    monkeypatch.setattr(backend_choice, "NVIDIA", bert)
     assert isinstance(backend_of(bert), TorchBackend)
-    assert isinstance(backend_of(bert, backend="onnxruntime"), OnnxBackend)
+    assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
 
 
 def with_pickled_weights(folder: Path) -> Path:
@@ -134,32 +134,31 @@ def with_pickled_weights(folder: Path) -> Path:
     ("case", "why"),
     [
         ("no graph", r"no graph.*python -m hybridtei\.backends\.export"),
-        ("float16", "float32 only, not float16"),
-        ("bfloat16", "float32 only, not bfloat16"),
-        ("splade", "SPLADE"),
+        ("float16", "float32 and int8 only, not float16"),
+        ("bfloat16", "float32 and int8 only, not bfloat16"),
         ("pickle", "not in safetensors"),
     ],
 )
 def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason(
-    bert: Path, splade: Path, copied: Copied, cache: Path, case: str, why: str
+    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch, case: str, why: str
 ) -> None:
-    folder = splade if case == "splade" else copied(bert)
+    folder = copied(bert)
+    installed = backend_choice._installed
+    monkeypatch.setattr(backend_choice, "_installed", lambda package: package != "openvino" and installed(package))
     if case != "no graph":
         with_graph(folder, cache)
     if case == "pickle":
         with_pickled_weights(folder)
-    config: dict[str, Any] = {"float16": {"dtype": case}, "bfloat16": {"dtype": case}, "splade": {"pooling": case}}.get(
-        case, {}
-    )
-    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ONNX Runtime: .*{why}"):
-        backend_of(folder, backend="onnxruntime", **config)
+    config: dict[str, Any] = {"dtype": case} if case in ("float16", "bfloat16") else {}
+    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: .*{why}"):
+        backend_of(folder, backend="ort", **config)
     backend = backend_of(folder, **config)
     assert isinstance(backend, TorchBackend)
     assert backend.dtype == config.get("dtype", "float32")
 
 
 @pytest.mark.parametrize("fault", ["missing", "misshapen"])
-@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("backend", ["auto", "ort"])
 def test_a_graph_that_the_checkpoint_does_not_fit_is_a_mismatch(
     bert: Path, copied: Copied, cache: Path, backend: str, fault: str
 ) -> None:
@@ -178,11 +177,11 @@ def test_a_graph_file_that_is_damaged_is_named(bert: Path, cache: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"PK no zip")
     with pytest.raises(LoadError, match=f"{path}: not a readable graph"):
-        backend_of(bert, backend="onnxruntime")
+        backend_of(bert, backend="ort")
     assert isinstance(backend_of(bert), TorchBackend)
 
 
-@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("backend", ["auto", "ort"])
 def test_a_layer_too_many_is_another_model(bert: Path, copied: Copied, cache: Path, backend: str) -> None:
     first, another = "encoder.layer.0.", "encoder.layer.7."
     more = change(
@@ -201,7 +200,7 @@ def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert: Path, copied
     )
     with_graph(moved, cache)
     with pytest.raises(WeightMismatch, match=f"{moved}: .*several prefixes"):
-        backend_of(moved, backend="onnxruntime")
+        backend_of(moved, backend="ort")
 
 
 @pytest.mark.parametrize("longest", [1, 3])
@@ -210,7 +209,7 @@ def test_the_self_test_is_asked_of_onnxruntime_too(bert: Path, cache: Path, long
     engine = EngineConfig(max_batch_tokens=longest)
     model = load_model(ModelConfig(model_id=str(bert)), engine)
     assert isinstance(model.backend, OnnxBackend)
-    assert "onnxruntime, float32, padded" in "".join(model.summary())
+    assert "ort, float32, padded" in "".join(model.summary())
 
 
 # --- the embedded model ------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ print(sorted({"torch", "transformers", "onnxruntime"} & set(sys.modules)))
 """
 
 
-@pytest.mark.skipif(load.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
+@pytest.mark.skipif(backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
 def test_the_embedded_model_runs_without_importing_torch(tmp_path: Path) -> None:
     environment = {**os.environ, "HYBRIDTEI_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
@@ -240,7 +239,7 @@ def test_the_embedded_model_gives_the_same_on_both_backends(cache: Path) -> None
     texts = [json.loads(line)["text"] for line in lines]
     ours, theirs = (
         Encoder.load(config=ModelConfig(backend=backend)).encode(texts, EVERYTHING)  # type: ignore[arg-type]
-        for backend in ("onnxruntime", "torch")
+        for backend in ("ort", "torch")
     )
     assert ours.dense is not None
     assert theirs.dense is not None

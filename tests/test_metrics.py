@@ -47,12 +47,13 @@ def test_the_whole_text():
     counter.add(2, method="single")
     counter.add(method="single")
     gauge.set(4)
-    for value in (0.5, 1, 2, 3):
+    for value in (0.5, 1, 2):
         histogram.observe(value)
+    histogram.observe(3, 2)
     assert registry.text() == (
         '# TYPE c counter\nc 1\nc{method="single"} 3\n\n'
         "# TYPE g gauge\ng 4\n\n"
-        '# TYPE h histogram\nh_bucket{le="1"} 2\nh_bucket{le="2.5"} 3\nh_bucket{le="+Inf"} 4\nh_sum 6.5\nh_count 4\n\n'
+        '# TYPE h histogram\nh_bucket{le="1"} 2\nh_bucket{le="2.5"} 3\nh_bucket{le="+Inf"} 5\nh_sum 9.5\nh_count 5\n\n'
     )
     assert (counter.value(), counter.value(method="single"), counter.value(method="batch")) == (1, 3, 0)
 
@@ -68,6 +69,27 @@ def test_a_histogram_counts_each_observation_once(values):
         assert int(lines['h_bucket{le="1"}']) == sum(value <= 1 for value in values)
         assert int(lines['h_bucket{le="10"}']) == sum(value <= 10 for value in values)
         assert int(lines['h_bucket{le="+Inf"}']) == int(lines["h_count"]) == len(values)
+
+
+def test_what_several_registries_counted_adds_up():
+    def count(*observers: Registry) -> str:
+        """Each observation by one of them."""
+        declared = [
+            (one.counter("c"), one.gauge("g"), one.counter("unused"), one.histogram("h", duration_buckets()))
+            for one in observers
+        ]
+        for number in range(30):
+            counter, gauge, _, histogram = declared[number % len(declared)]
+            counter.add(method="single" if number % 3 else "batch")
+            gauge.add()
+            histogram.observe(2.0 ** (number - 20))
+        total = Registry()
+        for one in observers:
+            total.absorb(one.readings())
+        return total.text()
+
+    alone = Registry()
+    assert count(alone) == alone.text() == count(Registry(), Registry(), Registry())
 
 
 def test_threads_lose_nothing():

@@ -85,6 +85,21 @@ def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: in
     return folder
 
 
+def write_classifier(
+    folder: Path, model_type: str, labels: int = 1, *, task: str = "SequenceClassification", **settings: Any
+) -> Path:
+    """A reranker (one label), classifier or tagger of a family."""
+    names = {i: f"label-{i}" for i in range(labels)}
+    more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
+    write_family(folder, model_type, task=f"For{task}", **more)
+    if model_type in TYPED:  # or transformers would feed them zeros
+        edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    return folder
+
+
+TYPED = frozenset({"bert", "electra", "nomic_bert"})
+
+
 MODERN_BERT_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 
 

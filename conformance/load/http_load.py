@@ -6,8 +6,9 @@
 
 Servers are started one after the other, alternating over the rounds, so that a noisy machine is noisy to all; the first one
 named is what the others are divided by. `--url NAME=http://…` measures a server that runs already, without CPU and memory.
-Useful tokens are counted with the embedded model's tokenizer, special tokens included, no padding. Prints medians over the
-rounds, and one line of JSON.
+Useful tokens are counted with the embedded model's tokenizer, special tokens included, no padding; no text is sent twice in one
+measurement by two clients at once, so nobody profits from repetition. The share of peak is against float32 matrix products of
+this machine, measured between the rounds. Prints medians over the rounds, and one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import numpy as np
 import orjson
 import psutil
 from tokenizers import Tokenizer
@@ -53,6 +55,8 @@ TRAFFIC: dict[str, tuple[Clients, ...]] = {
     "queries": (Clients(32, 1, ((1.0, QUERY),)),),
     "passages": (Clients(16, 1, ((1.0, PASSAGE),)),),
     "bulk": (Clients(2, 32, MIXED),),
+    "bulk 32 x 32": (Clients(32, 32, MIXED),),
+    "bulk 4": (Clients(4, 32, MIXED),),
     "one client": (Clients(1, 1, ((1.0, QUERY),)),),
     # Latencies are those of the first group.
     "query under bulk": (Clients(1, 1, ((1.0, QUERY),)), Clients(4, 32, MIXED)),
@@ -115,19 +119,36 @@ async def client(host: str, port: int, requests: list[tuple[bytes, int]], until:
 
 
 async def load(url: str, groups: Sequence[Clients], seconds: float, texts: Texts) -> list[Tally]:
-    """All groups at once; a tally for each."""
+    """All groups at once; a tally for each. Each client has texts of its own."""
     host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
-    prepared = [[texts.request(group, host) for _ in range(256 if group.texts == 1 else 24)] for group in groups]
+    prepared = [
+        [[texts.request(group, host) for _ in range(64 if group.texts == 1 else 12)] for _ in range(group.number)]
+        for group in groups
+    ]
     tallies = [Tally() for _ in groups]
     until = time.perf_counter() + seconds
     await asyncio.gather(
         *(
             client(host, port, requests, until, tally)
-            for group, requests, tally in zip(groups, prepared, tallies, strict=True)
-            for _ in range(group.number)
+            for of_client, tally in zip(prepared, tallies, strict=True)
+            for requests in of_client
         )
     )
     return tallies
+
+
+FLOP_PER_TOKEN = 21.3e6  # of all-MiniLM-L6-v2 without attention's products: twice its 10.6 M weights
+
+
+def gemm_peak() -> float:
+    """FLOP/s of float32 matrix products over all cores; the best of a second, since others only ever slow it down."""
+    size, best, until = 1024, 0.0, time.perf_counter() + 1.0
+    a = np.random.default_rng(0).random((size, size), dtype=np.float32)
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        a @ a
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
 
 
 @contextmanager
@@ -191,15 +212,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="with {port} in it; repeatable")
     parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="repeatable")
-    parser.add_argument("--traffic", default=",".join(TRAFFIC))
+    parser.add_argument("--traffic", default=",".join(TRAFFIC), help=f"of: {', '.join(TRAFFIC)} [default: all]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
     servers = dict(entry.split("=", 1) for entry in options.server)
     urls = dict(entry.split("=", 1) for entry in options.url)
     traffic = options.traffic.split(",")
+    peaks: list[float] = []
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(options.rounds):
+        peaks.append(gemm_peak())
         for name, command in servers.items():
             with started(command) as (url, process):
                 for kind in traffic:
@@ -207,21 +230,28 @@ def main() -> None:
         for name, url in urls.items():
             for kind in traffic:
                 runs.setdefault((kind, name), []).append(measure(url, kind, options.seconds, None))
-    report(runs, [*servers, *urls], traffic)
+    report(runs, [*servers, *urls], traffic, max(peaks))
 
 
-def report(runs: dict[tuple[str, str], list[dict[str, float]]], names: Sequence[str], traffic: Sequence[str]) -> None:
+def report(
+    runs: dict[tuple[str, str], list[dict[str, float]]], names: Sequence[str], traffic: Sequence[str], peak: float
+) -> None:
     medians = {key: {what: statistics.median(run[what] for run in found) for what in found[0]} for key, found in runs.items()}
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'traffic':18}{'server':14}{'tokens/s':>10}{'requests/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'RSS MB':>8}{'ratio':>8}")
+    print(f"float32 matrix products: {peak / 1e9:.0f} GFLOP/s")
+    print(
+        f"{'traffic':18}{'server':14}{'tokens/s':>10}{'of peak':>9}{'requests/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}"
+        f"{'CPU s':>8}{'RSS MB':>8}{'ratio':>8}"
+    )
     for kind in traffic:
         base = medians[kind, names[0]]["tokens_per_s"]
         for name in names:
             row = medians[kind, name]
             ratio = base / row["tokens_per_s"] if row["tokens_per_s"] else float("nan")
             print(
-                f"{kind:18}{name:14}{row['tokens_per_s']:10.0f}{row['requests_per_s']:12.1f}"
-                f"{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}{row['rss_mb']:8.0f}{ratio:8.2f}"
+                f"{kind:18}{name:14}{row['tokens_per_s']:10.0f}{row['tokens_per_s'] * FLOP_PER_TOKEN / peak:9.0%}"
+                f"{row['requests_per_s']:12.1f}{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}{row['p99_ms']:9.1f}"
+                f"{row['cpu_s']:8.1f}{row['rss_mb']:8.0f}{ratio:8.2f}"
             )
     print(json.dumps({f"{kind}/{name}": {k: round(v, 2) for k, v in row.items()} for (kind, name), row in medians.items()}))
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from hybridtei.batch import PackedBatch
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
 
 
@@ -13,7 +14,7 @@ class Backend(Protocol):
     """One loaded model on one device.
 
     `padded`: a batch costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
-    device busy, and more of them only make others wait. `lanes`: how many threads may call `forward` at once to good effect.
+    device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
     `forwards` counts passes of the trunk.
     """
 
@@ -22,15 +23,18 @@ class Backend(Protocol):
     dtype: str
     padded: bool
     busy_tokens: int
-    lanes: int
+    lanes: tuple[LaneKind, ...]
     forwards: int
 
-    def forward(self, batch: PackedBatch) -> HeadOutputs:
-        """Trunk once, each wanted head once. Raises BackendError."""
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        """Trunk once, each wanted head once. `wide`: nothing else is in a hurry, so it may use more than its own thread.
+
+        Raises BackendError.
+        """
         ...
 
-    def enter_lane(self) -> None:
-        """Called once by each thread of several that will call `forward`, before it does."""
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Called once by each thread of several that will call `forward`, before it does; its priority is set by then."""
         ...
 
     def close(self) -> None: ...

@@ -13,11 +13,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, PackedBatch
+from hybridtei.batch import Head, PackedBatch, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
+from hybridtei.lanes import LaneKind
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged, offsets_of
+from hybridtei.ragged import Ragged
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24
@@ -33,14 +34,14 @@ class FakeBackend:
         self,
         spec: ModelSpec,
         *,
-        lanes: int = 1,
+        lanes: int | tuple[LaneKind, ...] = 1,
         padded: bool = False,
         busy_tokens: int = 256,
         fail_on: int | None = None,
         gate: Gate | None = None,
     ) -> None:
         self.spec = spec
-        self.lanes = lanes
+        self.lanes = (LaneKind.BULK,) * lanes if isinstance(lanes, int) else lanes
         self.padded = padded
         self.busy_tokens = busy_tokens
         self.fail_on = fail_on
@@ -48,7 +49,7 @@ class FakeBackend:
         self.forwards = 0
         self._counting = threading.Lock()
 
-    def forward(self, batch: PackedBatch) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Counts a pass that fails, too."""
         with self._counting:
             self.forwards += 1
@@ -64,9 +65,11 @@ class FakeBackend:
             splade=_splade(batch, spec.vocab_size) if Head.SPARSE in wanted and spec.is_splade else None,
             multivector=self._multivector(batch) if Head.MULTIVECTOR in wanted else None,
             tokens=Ragged(_states(batch, spec.hidden_size), batch.cu_seqlens) if Head.TOKENS in wanted else None,
+            scores=_mean(_states(batch, len(spec.labels)), batch) if Head.SCORES in wanted else None,
+            tags=Ragged(_states(batch, len(spec.labels)), batch.cu_seqlens) if Head.TAGS in wanted else None,
         )
 
-    def enter_lane(self) -> None:
+    def enter_lane(self, kind: LaneKind) -> None:
         """See `Backend.enter_lane`."""
 
     def close(self) -> None:
@@ -74,8 +77,9 @@ class FakeBackend:
 
     def _multivector(self, batch: PackedBatch) -> Ragged:
         assert self.spec.multivector is not None
-        rows = np.delete(_states(batch, self.spec.multivector.dim), batch.cu_seqlens[:-1], axis=0)
-        return Ragged(rows, offsets_of(batch.lengths - 1))
+        special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
+        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special)
+        return Ragged(_states(batch, self.spec.multivector.dim)[kept], offsets)
 
 
 def _states(batch: PackedBatch, width: int) -> Floats:

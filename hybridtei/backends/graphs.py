@@ -1,97 +1,102 @@
-"""ONNX graphs without weights: how they are named, kept and found.
+"""ONNX graphs without weights: how they are kept and found.
 
 A graph belongs to an architecture and its sizes, not to a checkpoint, so a few kilobytes serve every model of that shape. Its
-file is a zip of `graph.onnx` and `weights.json`, the names and shapes of the tensors it wants from a checkpoint. Graphs come
-with the package, or were exported on this machine.
+file is a zip of `graph.onnx`, which does not even declare the checkpoint's tensors, and `weights.json`, their names and shapes.
+A size that only counts the rows of a table stands there by its name in config.json. Graphs come with the package, or were
+exported on this machine.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from hybridtei import user_cache
+from hybridtei.backends.graph_names import graph_name
+from hybridtei.backends.onnx_bytes import declarations
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
 
-FORMAT = 1  # raised when the exporter changes what it makes
+__all__ = ["SHIPPED", "Graph", "cache_folder", "find_graph", "graph_name"]
+
 SHIPPED = Path(__file__).parent / "onnx_graphs"
-# What a configuration says of its maker, its task or its training changes no graph.
-IRRELEVANT = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "finetuning_task",
-        "gradient_checkpointing",
-        "id2label",
-        "initializer_range",
-        "label2id",
-        "problem_type",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-# Said or not, these change nothing; any other value does.
-DEFAULTS: Mapping[str, object] = {"add_cross_attention": False, "is_decoder": False, "position_embedding_type": "absolute"}
+
+
+class _Wanted(msgspec.Struct, omit_defaults=True):
+    """weights.json."""
+
+    weights: dict[str, tuple[int | str, ...]]
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it."""
+    """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
-    onnx: bytes
+    `free`: of those, the ones whose number of rows is a size of their model, by its name in config.json. `held`: tensors of
+    the checkpoint that the graph carries itself, in another form.
+    """
+
+    body: bytes
     weights: Mapping[str, tuple[int, ...]]
+    free: Mapping[str, str] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+
+    @property
+    def onnx(self) -> bytes:
+        """With the missing tensors declared: what a runtime reads."""
+        return self.body + declarations(self.weights)
 
     def write(self, path: Path) -> None:
         """Whole or not at all; the same graph always gives the same bytes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for name, data in (("graph.onnx", self.onnx), ("weights.json", json.dumps(self.weights).encode())):
+        named: dict[str, tuple[int | str, ...]] = {
+            name: (self.free[name], *shape[1:]) if name in self.free else shape for name, shape in self.weights.items()
+        }
+        level = 1 if self.held else 9  # weights hardly shrink
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+            for name, data in (("graph.onnx", self.body), ("weights.json", msgspec.json.encode(_Wanted(named, self.held)))):
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         part.replace(path)
 
     @classmethod
-    def read(cls, path: Path) -> Graph:
-        """Raises LoadError, naming the file."""
+    def read(cls, path: Path, config: Mapping[str, Any]) -> Graph:
+        """The graph for a model of this configuration. Raises LoadError, naming the file."""
         try:
             with zipfile.ZipFile(path) as archive:
-                weights = msgspec.json.decode(archive.read("weights.json"), type=dict[str, tuple[int, ...]])
-                return cls(archive.read("graph.onnx"), weights)
+                wanted = msgspec.json.decode(archive.read("weights.json"), type=_Wanted)
+                body = archive.read("graph.onnx")
         except Exception as error:  # zipfile lets through what zlib and others raise
             raise LoadError(f"{path}: not a readable graph: {error}") from error
+        free = {name: dims[0] for name, dims in wanted.weights.items() if dims and isinstance(dims[0], str)}
+        shapes = {name: tuple(_size(dim, config, path) for dim in dims) for name, dims in wanted.weights.items()}
+        return cls(body, shapes, free, wanted.held)
 
 
-def graph_name(spec: ModelSpec) -> str:
-    """File name of the graph of a model's architecture."""
-    facts = {key: value for key, value in spec.config.items() if _matters(key, value)}
-    digest = hashlib.sha256(json.dumps([FORMAT, facts], sort_keys=True).encode()).hexdigest()[:16]
-    return f"{spec.model_type}-{digest}.zip"
-
-
-def _matters(key: str, value: object) -> bool:
-    return key not in IRRELEVANT and "dropout" not in key and not (key in DEFAULTS and value in (None, DEFAULTS[key]))
+def _size(dim: int | str, config: Mapping[str, Any], path: Path) -> int:
+    size = config.get(dim) if isinstance(dim, str) else dim
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise LoadError(f"{path}: the graph needs `{dim}` of config.json, which is {size!r}")
+    return size
 
 
 def cache_folder() -> Path:
-    """Of graphs exported on this machine: HYBRIDTEI_CACHE, or one below the user's cache folder."""
-    own = os.environ.get("HYBRIDTEI_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hybridtei" / "graphs"
+    """Of graphs exported on this machine."""
+    return user_cache.cache_folder("graphs")
 
 
 def find_graph(spec: ModelSpec) -> Path | None:
     """The graph of a model's architecture, if it is known here."""
     name = graph_name(spec)
-    return next((folder / name for folder in (SHIPPED, cache_folder()) if (folder / name).is_file()), None)
+    shipped = SHIPPED / name
+    if shipped.is_file():  # asked first, since a user without a home folder has no cache
+        return shipped
+    exported = cache_folder() / name
+    return exported if exported.is_file() else None

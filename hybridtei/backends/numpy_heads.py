@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.checkpoint.layers import LinearLayer
+from hybridtei.checkpoint.classifiers import ScorePooling
+from hybridtei.checkpoint.layers import ClassifierLayer, LinearLayer, NormLayer
 from hybridtei.outputs import Floats
 from hybridtei.ragged import Offsets
 
@@ -85,10 +86,30 @@ def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: S
     return pooled
 
 
-def layer_norm(x: Floats) -> Floats:
-    """Each row with mean 0 and variance 1, without parameters (epsilon 1e-5)."""
+def layer_norm(x: Floats, eps: float = 1e-5) -> Floats:
+    """Each row with mean 0 and variance 1, without parameters."""
     centred = x - x.mean(1, keepdims=True)
-    return np.asarray(centred / np.sqrt((centred**2).mean(1, keepdims=True) + np.float32(1e-5)))
+    return np.asarray(centred / np.sqrt((centred**2).mean(1, keepdims=True) + np.float32(eps)))
+
+
+def classify(hidden: Floats, cu_seqlens: Offsets, pooling: ScorePooling, layers: Sequence[ClassifierLayer]) -> Floats:
+    """Logits of each sequence: float32[n, l]."""
+    if pooling == "late":
+        return POOLINGS["mean"](tag(hidden, layers), cu_seqlens)
+    return tag(POOLINGS[pooling](hidden, cu_seqlens), layers)
+
+
+def tag(rows: Floats, layers: Sequence[ClassifierLayer]) -> Floats:
+    """Logits of each row: float32[t, l]."""
+    for layer in layers:
+        rows = normed(rows, layer) if isinstance(layer, NormLayer) else through(rows, layer)
+    return rows
+
+
+def normed(x: Floats, layer: NormLayer) -> Floats:
+    """LayerNorm with its parameters."""
+    y = layer_norm(x, layer.eps) * layer.weight
+    return y if layer.bias is None else y + layer.bias
 
 
 def lexical(inputs: Floats, layers: Sequence[LinearLayer]) -> NDArray[np.float32]:

@@ -1,30 +1,31 @@
 """ONNX Runtime on the CPU: like lengths in a rectangle, one single-threaded session that all lanes call, heads in numpy.
 
 The graph holds no weights; they come from the checkpoint's safetensors. A session with one intra-op thread runs in its caller's
-thread, so lanes share it without a copy and never wait for one another.
+thread, so lanes share it without a copy, never wait for one another, and run at their own priority. A short text that is
+alone goes to a second session, over all cores: it has its answer in little more than half the time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends import numpy_heads
+from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
-from hybridtei.batch import Head, PackedBatch, kept_tokens, pad
-from hybridtei.checkpoint.layers import dense_layer, lexical_layers, multivector_layer
+from hybridtei.backends.host_heads import HostHeads, in_rectangle
+from hybridtei.backends.mlm_head import MlmHead
+from hybridtei.backends.onnx_files import check_file, hidden_output, words_beside
+from hybridtei.backends.onnx_session import Lent, open_session
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights, left_over
+from hybridtei.checkpoint.weights import Weights
 from hybridtei.cores import available_cores
-from hybridtei.errors import BackendError, LoadError, WeightMismatch
+from hybridtei.errors import BackendError, UnsupportedArchitecture
+from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.ragged import Ragged
 
 BUSY_TOKENS = 512  # of a padded micro-batch: one core gains nothing from more
 
@@ -32,131 +33,86 @@ BUSY_TOKENS = 512  # of a padded micro-batch: one core gains nothing from more
 class OnnxBackend:
     """See `backends.base.Backend`."""
 
-    name = "onnxruntime"
-    dtype = "float32"
+    name = "ort"
     padded = True
     busy_tokens = BUSY_TOKENS
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
         """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well."""
-        self.spec = spec
-        self.forwards = 0
-        self.lanes = max(1, available_cores() // threads)
-        self._counting = threading.Lock()
-        word_table = _word_table(spec, graph) if spec.sparse is not None and "embedding" in spec.sparse.inputs else None
-        tensors = _tensors(graph, weights)
-        self._words = None if word_table is None else tensors[word_table]
-        self._session, self._values = _session(graph, tensors, weights.folder, threads)
-        self._inputs = {node.name for node in self._session.get_inputs()}
-        self._dense_layers = [dense_layer(module) for module in spec.dense_modules]
-        self._lexical = () if spec.sparse is None else lexical_layers(spec.sparse, spec.hidden_size)
-        self._projection = None if spec.multivector is None else multivector_layer(spec.multivector, spec.hidden_size)
-        self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
+        words = word_table(spec, graph)
+        tensors = graph_tensors(graph, weights)
+        table = None if words is None else tensors[words]
+        self._start(spec, "int8" if graph.held else "float32", threads)
+        tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
+        self._open(graph.onnx, Lent(tensors, tables))
+        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        weights.release()  # the sessions have copied the matrices into a form of their own
+        self._heads = HostHeads(spec, table, mlm)
 
-    def forward(self, batch: PackedBatch) -> HeadOutputs:
+    @classmethod
+    def from_file(cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1) -> OnnxBackend:
+        """From a checkpoint's own ONNX file of its trunk, which needs no other weights. Raises LoadError and its kinds."""
+        if spec.is_splade:
+            raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
+        check_file(path)
+        words = words_beside(path, spec)
+        backend = cls.__new__(cls)
+        backend._start(spec, dtype, threads)
+        backend._open(path, Lent({}))
+        backend._output = hidden_output(backend._session, spec, path)
+        backend._heads = HostHeads(spec, words)
+        backend._probe(path)
+        return backend
+
+    def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
+        self._threads = threads
+        self._counting = threading.Lock()
+        self._output = "hidden"
+
+    def _open(self, graph: bytes | Path, lent: Lent) -> None:
+        cores, folder = available_cores(), self.spec.folder
+        self._lent = lent
+        self._session = open_session(graph, lent, folder, self._threads)
+        self._wide = open_session(graph, lent, folder, cores) if self._threads < cores else None
+        self._inputs = frozenset(node.name for node in self._session.get_inputs())
+
+    def _probe(self, path: Path) -> None:
+        """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
+        spec = self.spec
+        texts = [Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size) for size in (1, min(3, spec.max_input_length))]
+        texts[0].input_ids[0] = spec.vocab_size - 1
+        try:
+            tokens = self.forward(pack(texts, frozenset({Head.TOKENS}), spec.positions)).tokens
+        except BackendError as error:
+            raise UnsupportedArchitecture(f"{path}: {error}") from error
+        assert tokens is not None
+        if tokens.values.shape != (sum(map(len, texts)), spec.hidden_size) or not np.isfinite(tokens.values).all():
+            raise UnsupportedArchitecture(
+                f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
+            )
+
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            outputs = self._forward(batch)
+            outputs = self._heads.outputs(batch, self._hidden(batch, wide=wide), wide=wide)
         except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
             self.forwards += 1
         return outputs
 
-    def enter_lane(self) -> None:
+    def enter_lane(self, kind: LaneKind) -> None:
         """The session never starts threads; numpy's products are kept from it too, or lanes would wait for one another."""
         threadpool_limits(limits=1, user_api="blas")
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._session, self._values
-        self._words = None
+        del self._session, self._wide, self._lent, self._heads
 
-    def _forward(self, batch: PackedBatch) -> HeadOutputs:
-        hidden = self._hidden(batch)
-        return HeadOutputs(
-            dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
-            token_weights=self._token_weights(batch, hidden) if Head.SPARSE in batch.heads else None,
-            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
-            tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
-        )
-
-    def _hidden(self, batch: PackedBatch) -> Floats:
-        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self.spec.padding_id)
-        feed: dict[str, NDArray[np.int64]] = {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
-        if "token_type_ids" in self._inputs:
-            types = batch.token_type_ids
-            feed["token_type_ids"] = np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
-        hidden: Floats = self._session.run(["hidden"], feed)[0]
-        return np.asarray(hidden[mask])
-
-    def _dense(self, batch: PackedBatch, hidden: Floats) -> Floats:
-        return numpy_heads.dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers)
-
-    def _token_weights(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        assert self.spec.sparse is not None
-        sources = {"hidden": hidden}
-        if self._words is not None:
-            sources["embedding"] = numpy_heads.layer_norm(self._words[batch.input_ids])
-        inputs = np.concatenate([sources[name] for name in self.spec.sparse.inputs], axis=1)
-        return Ragged(numpy_heads.lexical(inputs, self._lexical), batch.cu_seqlens)
-
-    def _multivector(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        assert self.spec.multivector is not None
-        assert self._projection is not None
-        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
-        return Ragged(numpy_heads.through(hidden[kept], self._projection), offsets)
-
-
-def _word_table(spec: ModelSpec, graph: Graph) -> str:
-    """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
-    tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
-    if len(tables) != 1:
-        raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
-    return tables[0]
-
-
-def _session(
-    graph: Graph, tensors: Mapping[str, Floats], folder: Path, threads: int
-) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """(session, the tensors it reads, which must live as long as it does). Raises LoadError."""
-    values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    options.add_external_initializers(list(tensors), values)
-    try:
-        return ort.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"]), values
-    except Exception as error:  # kinds of the library's own
-        raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
-
-
-def _tensors(graph: Graph, weights: Weights) -> dict[str, Floats]:
-    """Each tensor that the graph wants, under its name for it. Raises WeightMismatch."""
-    key_of = {name: weights.find(name) for name in graph.weights}
-    _check_names(key_of, weights)
-    return {name: _tensor(weights, name, key_of[name], shape) for name, shape in graph.weights.items()}
-
-
-def _check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
-    """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
-    shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
-    if len(shifts) > 1:
-        raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
-    left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
-    if left:
-        raise WeightMismatch(f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
-
-
-def _shift(name: str, key: str) -> str:
-    """What the checkpoint puts before a name, or leaves out before it."""
-    return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
-
-
-def _tensor(weights: Weights, name: str, key: str | None, shape: tuple[int, ...]) -> Floats:
-    if key is None:
-        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the graph needs")
-    if weights.shape(key) != shape:
-        found = list(weights.shape(key))
-        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the graph needs {list(shape)}")
-    return weights.float32(key)
+    def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
+        session = self._wide if wide and self._wide is not None else self._session
+        return in_rectangle(batch, self._inputs, self.spec.padding_id, lambda feed: session.run([self._output], feed)[0])

@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridtei.batch import Head, PackedBatch, kept_tokens
+from hybridtei.checkpoint.classifier_layers import classifier_layers
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError
+from hybridtei.heads.classify import classify, tag
 from hybridtei.heads.dense import dense
 from hybridtei.heads.multivector import multivector
-from hybridtei.heads.parameters import dense_layer, lexical_weights, multivector_weights
+from hybridtei.heads.parameters import classifier_parameters, dense_layer, lexical_weights, multivector_weights
 from hybridtei.heads.sparse import lexical, lexical_inputs
 from hybridtei.heads.splade import splade
+from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged
 from hybridtei.trunk.layout import PackedLayout
@@ -40,7 +43,7 @@ class TorchBackend:
         self.dtype = dtype
         self.forwards = 0
         self.busy_tokens = BUSY_TOKENS.get(device, 4096)
-        self.lanes = available_cores() if device == "cpu" else 1
+        self.lanes = both_lanes(available_cores()) if device == "cpu" else (LaneKind.BULK,)
         self._counting = threading.Lock()
         self._device = torch.device(device)
         number = DTYPES[dtype]
@@ -51,17 +54,21 @@ class TorchBackend:
             self._lexical = lexical_weights(spec.sparse, spec.hidden_size, number, self._device)
         if spec.multivector is not None:
             self._projection = multivector_weights(spec.multivector, spec.hidden_size, number, self._device)
+            self._before = [dense_layer(module, self._device) for module in spec.multivector.before]
+        if spec.classifier is not None:
+            arrays = classifier_layers(spec.classifier, spec.folder, spec.hidden_size)
+            self._classifier = classifier_parameters(arrays, self._device)
         self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
 
-    def forward(self, batch: PackedBatch) -> HeadOutputs:
-        """See `Backend.forward`."""
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Teams of threads cost more than they bring here, so `wide` changes nothing."""
         try:
             with torch.inference_mode():
                 return self._forward(batch)
         except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
             raise BackendError(f"the forward pass failed: {error}") from error
 
-    def enter_lane(self) -> None:
+    def enter_lane(self, kind: LaneKind) -> None:
         """On a CPU each lane computes alone in its own thread: a team of threads that must meet after each operation
         loses most of its speed as soon as one core has anything else to do (measured: a factor of four)."""
         if self._device.type == "cpu":
@@ -72,7 +79,7 @@ class TorchBackend:
         del self._trunk
 
     def _forward(self, batch: PackedBatch) -> HeadOutputs:
-        layout = PackedLayout(batch.cu_seqlens, self._device)
+        layout = PackedLayout(batch.cu_seqlens, self._device, batch.unseen)
         hidden = self._trunk(batch, layout)
         with self._counting:
             self.forwards += 1
@@ -82,7 +89,13 @@ class TorchBackend:
             splade=self._splade(hidden, layout) if self.spec.is_splade and Head.SPARSE in batch.heads else None,
             multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
             tokens=Ragged(_numpy(hidden), batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
+            scores=self._scores(hidden, layout) if Head.SCORES in batch.heads else None,
+            tags=Ragged(_numpy(tag(hidden, self._classifier)), batch.cu_seqlens) if Head.TAGS in batch.heads else None,
         )
+
+    def _scores(self, hidden: Tensor, layout: PackedLayout) -> NDArray[np.float32]:
+        assert self.spec.classifier is not None
+        return _numpy(classify(hidden, layout, self.spec.classifier.pooling, self._classifier))
 
     def _wants_lexical(self, batch: PackedBatch) -> bool:
         return Head.SPARSE in batch.heads and not self.spec.is_splade
@@ -104,7 +117,8 @@ class TorchBackend:
     def _multivector(self, batch: PackedBatch, hidden: Tensor) -> Ragged:
         assert self.spec.multivector is not None
         kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
-        rows = multivector(hidden, torch.as_tensor(kept, device=self._device), *self._projection)
+        rows = tag(hidden, self._before).to(hidden.dtype) if self._before else hidden
+        rows = multivector(rows, torch.as_tensor(kept, device=self._device), *self._projection)
         return Ragged(_numpy(rows), offsets)
 
 

@@ -13,7 +13,10 @@ from typing import Any
 
 from hybridtei.errors import LoadError, MissingArtifact
 
-CONFIGURATION = ("*.json", "*/config.json", "*.txt", "*.model", "*/*.safetensors", "*/pytorch_model.bin")
+CONFIGURATION = (
+    *("*.json", "*/*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"),
+    *("*/*.safetensors", "*/pytorch_model.bin"),
+)
 HEADS = ("sparse_linear.*", "colbert_linear.*")
 NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hybridtei.checkpoint.arrays import read_linear
 from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.errors import LoadError, WeightMismatch
 
 HEADS_FILE = "hybridtei_heads.safetensors"
@@ -34,6 +35,8 @@ class SparseHead:
     `inputs` names what x joins: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
     `idf`: the weights profit from the collection's inverse document frequency on the query's side.
     `own`: the file is of our kind, which holds several heads under their names, whatever it is called.
+    `double_log`: SPLADE's weights go through log(1 + x) once more. `queries`: where the table is that queries are looked up in
+    instead (a folder, or `idf.json`).
     """
 
     kind: Literal["linear", "mlp", "splade"]
@@ -42,16 +45,25 @@ class SparseHead:
     activation: str = "relu"
     idf: bool = True
     own: bool = False
+    double_log: bool = False
+    queries: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MultivectorHead:
-    """One vector of width `dim` a token, but not for the dropped ones. `own`: as in `SparseHead`."""
+    """One vector of width `dim` a token, but not for the dropped ones. `own`: as in `SparseHead`.
+
+    Of a late-interaction model: `before`, layers that each token goes through first; `module`, the last of its Dense modules;
+    or `tensor`, the projection by its name among the model's own weights.
+    """
 
     file: Path
     dim: int
     drop: Drop = "first"
     own: bool = False
+    before: tuple[DenseModule, ...] = ()
+    module: DenseModule | None = None
+    tensor: str | None = None
 
 
 def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hybridtei.checkpoint.arrays import Arrays, read_arrays, read_linear
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
@@ -23,6 +24,18 @@ class LinearLayer:
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None = None
     activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormLayer:
+    """LayerNorm: weight float32[h], bias float32[h] or None."""
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    eps: float
+
+
+ClassifierLayer = LinearLayer | NormLayer
 
 
 def dense_layer(module: DenseModule) -> LinearLayer:
@@ -52,6 +65,19 @@ def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...
 
 def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
     """The projection of each token. Raises LoadError."""
+    if head.module is not None:
+        layer = dense_layer(head.module)
+        if layer.activation != "identity":
+            raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not served on tokens")
+        return layer
+    if head.tensor is not None:
+        weights = Weights.open(head.file)
+        if head.tensor not in weights.names():
+            raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
+        if weights.shape(head.tensor) != (head.dim, hidden_size):
+            shape = list(weights.shape(head.tensor))
+            raise WeightMismatch(f"{head.file}: `{head.tensor}` has shape {shape}, the model needs {[head.dim, hidden_size]}")
+        return LinearLayer(weights.float32(head.tensor))
     arrays, prefix = _named(head.file, "multivector" if head.own else None)
     weight = _array(arrays, f"{prefix}weight", (head.dim, hidden_size), head.file)
     bias = _array(arrays, f"{prefix}bias", (head.dim,), head.file) if f"{prefix}bias" in arrays else None

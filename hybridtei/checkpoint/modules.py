@@ -28,8 +28,10 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-ORDER = (*TRANSFORMERS, "Pooling", "SpladePooling", "Dense", "Normalize")  # only Dense may come more than once
+ORDER = (*TRANSFORMERS, "LogitScore", "Pooling", "SpladePooling", "Dense", "Normalize")  # only Dense may come more than once
+LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize")  # of models whose only vectors are tokens'
 POOLED = (None, "sentence_embedding")  # how modules call the pooled vector
+OF_TOKENS = (None, "token_embeddings")
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
 
@@ -45,7 +47,7 @@ class DenseModule:
     activation: str
 
 
-def read_modules(folder: Path) -> Modules:
+def read_modules(folder: Path, *, late: bool = False) -> Modules:
     """(type, path) of each module, () without modules.json; the type is the last dotted word, since versions moved modules."""
     file = folder / "modules.json"
     if not file.exists():
@@ -54,16 +56,64 @@ def read_modules(folder: Path) -> Modules:
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
     modules = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
-    unknown = [name for name, _ in modules if name not in ORDER]
+    order = LATE_ORDER if late else ("Router",) if [name for name, _ in modules] == ["Router"] else ORDER
+    unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
-    _check_order(file, [name for name, _ in modules])
+    _check_order(file, [name for name, _ in modules], order, orphans=late)
     return modules
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
     """Where configuration, weights and tokenizer lie: the folder itself, or `0_Transformer` in old checkpoints."""
     return inside(folder, next((path for name, path in modules if name in TRANSFORMERS), ""))
+
+
+def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
+    """Ids of the tokens whose logits make a language model's score, (true, false or None); None without such a module."""
+    path = next((path for name, path in modules if name == "LogitScore"), None)
+    if path is None:
+        return None
+    file = inside(folder, path) / "config.json"
+    settings = read_object(file)
+    ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
+    if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
+        raise UnsupportedArchitecture(f"{file}: LogitScore with other modules than a Transformer is not served")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None) or ids[0] is None:
+        raise LoadError(f"{file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
+    return ids[0], ids[1]
+
+
+def read_router(folder: Path, modules: Modules) -> tuple[Modules, Path | None]:
+    """The chain that documents go through, and the folder of the table that queries are looked up in; without a Router, the
+    modules as they are. Raises UnsupportedArchitecture for any other pair of routes."""
+    if [name for name, _ in modules] != ["Router"]:
+        return modules, None
+    home = inside(folder, modules[0][1])
+    file = home / "router_config.json"
+    settings = read_object(file)
+    types, structure = settings.get("types"), settings.get("structure")
+    if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
+        raise UnsupportedArchitecture(f"{file}: served are routers with a query and a document route")
+    routes = {
+        name: [(str(types.get(path, "?")).rsplit(".", 1)[-1], str(path)) for path in paths] for name, paths in structure.items()
+    }
+    kinds = {name: [kind for kind, _ in route] for name, route in routes.items()}
+    if kinds["query"] != ["SparseStaticEmbedding"] or kinds["document"] not in [
+        [kind, "SpladePooling"] for kind in TRANSFORMERS
+    ]:
+        raise UnsupportedArchitecture(
+            f"{file}: routes {kinds}; served: a SparseStaticEmbedding for queries, SPLADE for documents"
+        )
+    prefix = modules[0][1]
+    documents = [(kind, str(Path(prefix) / path) if prefix else path) for kind, path in routes["document"]]
+    return documents, inside(home, routes["query"][0][1])
+
+
+def splade_activation(folder: Path, modules: Modules) -> str:
+    """What stands between logit and weight before the last logarithm: "relu" or "log1p_relu"."""
+    path = next((path for name, path in modules if name == "SpladePooling"), None)
+    return "relu" if path is None else str(read_object(inside(folder, path) / "config.json").get("activation_function", "relu"))
 
 
 def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
@@ -74,9 +124,9 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
     if declared:
         settings = read_object(inside(folder, declared[0]) / "config.json")
         strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
-        if (strategy, activation) != ("max", "relu"):
+        if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared[0]}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' with 'relu'"
+                f"{folder / declared[0]}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' of relu or log1p_relu"
             )
         return True
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
@@ -100,14 +150,19 @@ def read_pooling(folder: Path, override: str | None, modules: Modules, model_typ
     return ("cls",)
 
 
-def read_dense_modules(folder: Path, modules: Modules, override: str | None, pooled_width: int) -> tuple[DenseModule, ...]:
-    """The Dense layers in their order, each as wide as what comes before it. Raises LoadError and its kinds."""
+def read_dense_modules(
+    folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
+) -> tuple[DenseModule, ...]:
+    """The Dense layers in their order, each as wide as what comes before it. `names`: how they may call what they work on.
+
+    Raises LoadError and its kinds.
+    """
     paths = [path for name, path in modules if name == "Dense"]
     if override is not None and len(paths) == 1:  # TEI: only a single Dense can be replaced
         paths = [override]
     dense, width = list[DenseModule](), pooled_width
     for path in paths:
-        dense.append(_dense_module(inside(folder, path), width))
+        dense.append(_dense_module(inside(folder, path), width, names))
         width = dense[-1].out_features
     return tuple(dense)
 
@@ -116,14 +171,14 @@ def _is_module(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("type", "path"))
 
 
-def _check_order(file: Path, names: Sequence[str]) -> None:
+def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
     """A Normalize before the end or a Dense before the pooling would change what comes after it. Whether the end is
     normalised is asked for by each request."""
-    places = [ORDER.index(name) for name in names]
+    places = [order.index(name) for name in names]
     once = [name for name in names if name != "Dense"]
-    orphaned = "Dense" in names and "Pooling" not in names
+    orphaned = "Dense" in names and "Pooling" not in names and not orphans
     if places != sorted(places) or len(set(once)) < len(once) or orphaned:
-        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(ORDER)}")
+        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(order)}")
 
 
 def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
@@ -146,14 +201,14 @@ def _pooling_name(name: object, where: Path) -> Pooling:
     raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
 
 
-def _dense_module(folder: Path, width: int) -> DenseModule:
+def _dense_module(folder: Path, width: int, names: Sequence[str | None]) -> DenseModule:
     file = folder / "config.json"
     settings = read_object(file)
     if settings.get("use_residual"):
         raise UnsupportedArchitecture(f"{file}: Dense with a residual is not served")
     for key in ("module_input_name", "module_output_name"):
-        if settings.get(key) not in POOLED:
-            raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: 'sentence_embedding'")
+        if settings.get(key) not in names:
+            raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
     in_features = positive(settings, "in_features", file)
     if in_features != width:
         raise WeightMismatch(f"{file}: `in_features` is {in_features}, but what comes before it has a width of {width}")

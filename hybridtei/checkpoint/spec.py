@@ -5,45 +5,51 @@ The surprise: a config.json never mentions BGE-M3's sparse and multi-vector head
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
+from hybridtei.checkpoint.limits import max_input_length, sentence_config
 from hybridtei.checkpoint.modules import (
+    OF_TOKENS,
     DenseModule,
+    Modules,
     Pooling,
     is_splade,
     read_dense_modules,
     read_modules,
     read_pooling,
+    read_router,
+    splade_activation,
     transformer_folder,
 )
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.checkpoint.rankers import language_ranker
+from hybridtei.checkpoint.templates import PairTemplate
+from hybridtei.checkpoint.vocabulary import read_vocabulary
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
 # Count positions from the padding id on, which is 1 for all of them where config.json is silent.
 OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "mpnet"})
 # Could be trained with relative or ALiBi positions, which transformers 5 no longer computes: it would run them as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta"})
-LENGTH_FILES = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
-UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which trunk, which heads, which limits. `folder` holds the transformer's configuration, weights and tokenizer."""
+    """Which trunk, which heads, which limits. `folder` holds the transformer's configuration, weights and tokenizer.
+
+    `template`: how a language model that ranks is asked. `activation`: what sentence-transformers would put on a reranker's
+    logit, if the checkpoint says so; for people, since scores follow TEI's rule.
+    """
 
     folder: Path
     model_type: str
@@ -62,12 +68,31 @@ class ModelSpec:
     lowercase: bool = False
     padding_id: int = 0
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    classifier: ClassifierHead | None = None
+    template: PairTemplate | None = None
+    late: LateInteraction | None = None
+    activation: str | None = None
+    unknown_token: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the model is for."""
+        return "embedding" if self.classifier is None else self.classifier.kind
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a reranker, classifier or tagger, in the order of its logits."""
+        return () if self.classifier is None else self.classifier.labels
 
     @property
     def heads(self) -> frozenset[Head]:
         """Every output this model has."""
+        if self.classifier is not None:
+            return frozenset({Head.TAGS if self.kind == "tagger" else Head.SCORES})
         if self.is_splade:
             return frozenset({Head.SPARSE})
+        if self.late is not None:
+            return frozenset({Head.MULTIVECTOR, Head.TOKENS})
         optional = {Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}
         return frozenset({Head.DENSE, Head.TOKENS} | {head for head, spec in optional.items() if spec is not None})
 
@@ -91,7 +116,10 @@ def read_spec(
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
-    modules = read_modules(folder)
+    sentence = read_object(folder / "config_sentence_transformers.json", optional=True)
+    names = read_object(folder / "config.json", optional=True).get("architectures")
+    is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
+    modules, queries = read_router(folder, read_modules(folder, late=is_colbert))
     home = transformer_folder(folder, modules)
     file = home / "config.json"
     config = read_object(file)
@@ -99,31 +127,59 @@ def read_spec(
     require(home / "tokenizer.json")
     architectures = _architectures(config, file)
     model_type = _model_type(config, file)
-    _refuse_other_tasks(home, architectures)
     hidden_size = positive(config, "dim" if config.get("dim") and not config.get("hidden_size") else "hidden_size", file)
+    idf = folder / "idf.json"
+    if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
+        pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
-    poolings = () if splade else read_pooling(folder, pooling, modules, model_type)
+    classifier = None if splade else find_classifier(home, model_type, architectures, config)
+    template = None
+    if model_type in DECODERS and not splade:
+        classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
+    late = None
+    if is_colbert:
+        late = read_late(
+            folder,
+            modules,
+            sentence=sentence,
+            transformer=sentence_config(home)[1],
+            tokenizer=tokenizer_config,
+            vocabulary=read_vocabulary(home / "tokenizer.json"),
+            stanford=STANFORD in architectures,
+        )
+    pooled = not splade and classifier is None and late is None
+    sparse = find_sparse_head(folder, hidden_size, heads_file) if pooled else None
+    if splade:
+        sparse = _splade(folder, modules, queries)
+    multivector = find_multivector_head(folder, hidden_size, heads_file) if pooled else None
+    if late is not None:
+        multivector = _token_projection(folder, home, modules, hidden_size)
+    poolings = read_pooling(folder, pooling, modules, model_type) if pooled else ()
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
-    sentence = read_object(folder / "config_sentence_transformers.json", optional=True)
     return ModelSpec(
         folder=home,
         model_type=model_type,
         architectures=architectures,
         hidden_size=hidden_size,
         vocab_size=positive(config, "vocab_size", file),
-        max_input_length=_max_input_length(home, config, tokenizer_config, positions),
+        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None),
         positions=positions,
         pooling=poolings,
-        dense_modules=() if splade else read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)),
-        sparse=SparseHead("splade") if splade else find_sparse_head(folder, hidden_size, heads_file),
-        multivector=None if splade else find_multivector_head(folder, hidden_size, heads_file),
+        dense_modules=read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)) if pooled else (),
+        sparse=sparse,
+        multivector=multivector,
+        late=late,
         prompts=_prompts(sentence, folder),
         removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
-        lowercase=bool(_sentence_config(home)[1].get("do_lower_case")),
+        lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
         padding_id=padding_id,
         config=config,
+        classifier=classifier,
+        template=template,
+        activation=_activation(config, sentence),
+        unknown_token=_token_text(tokenizer_config.get("unk_token")),
     )
 
 
@@ -144,11 +200,31 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _refuse_other_tasks(folder: Path, architectures: tuple[str, ...]) -> None:
-    if any(name.endswith("Classification") and name != "NewForTokenClassification" for name in architectures):
-        raise UnsupportedArchitecture(
-            f"{folder}: architectures {list(architectures)}: a classifier or reranker; this version serves embedding models"
-        )
+def _splade(folder: Path, modules: Modules, queries: Path | None) -> SparseHead:
+    """Where no module says it, only the name tells OpenSearch's third version, whose weights have two logarithms."""
+    if modules:
+        return SparseHead("splade", double_log=splade_activation(folder, modules) == "log1p_relu", queries=queries)
+    third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
+    return SparseHead("splade", double_log=third, queries=queries)
+
+
+def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
+    """What makes a late-interaction model's vectors of its hidden states: Dense modules, or a tensor among its weights."""
+    dense = read_dense_modules(folder, modules, None, hidden_size, names=OF_TOKENS)
+    if dense:
+        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=dense[:-1], module=dense[-1])
+    weights, name = Weights.open(home), "linear.weight"
+    if name not in weights.names():
+        raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
+    return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
+
+
+def _activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
+    """The function's name, from where each version of sentence-transformers has put it."""
+    settings = config.get("sentence_transformers")
+    inner = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
+    return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 
 def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> bool:
@@ -171,45 +247,6 @@ def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
         raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
     return declared
-
-
-def _max_input_length(
-    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
-) -> int:
-    """The smallest of what the tokenizer, sentence-transformers and the table of positions allow."""
-    sentence_file, sentence = _sentence_config(folder)
-    lengths = (
-        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
-        _length(sentence, "max_seq_length", sentence_file),
-        _table_length(config, positions, folder / "config.json"),
-    )
-    told = [length for length in lengths if length is not None]
-    if not told:
-        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file tells the length")
-    return min(told)
-
-
-def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
-    key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
-    if key is None:
-        return None
-    length = positive(config, key, file) - positions.offset
-    if length < 1:
-        raise LoadError(f"{file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
-    return length
-
-
-def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
-    if settings.get(key) is None:
-        return None
-    length = positive(settings, key, file)
-    return None if length >= UNSET_LENGTH else length
-
-
-def _sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The first of sentence-transformers' settings files that is there, and what it says."""
-    file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
-    return file, read_object(file, optional=True)
 
 
 def _prompts(sentence: Mapping[str, Any], folder: Path) -> Mapping[str, str] | None:

@@ -2,18 +2,24 @@
 
 Checkpoints of the same trunk spell its tensors with and without a prefix ("bert.encoder…", "encoder…"), so a name is found by
 its end.
+
+The surprise: a float32 tensor is a view of the file, mapped read-only, not a copy. Its pages are shared by all processes that
+serve the same file, and may be dropped at any time, since they fault in again. So a checkpoint is replaced by renaming another
+file over it, as every downloader does; writing into a file that is being served changes what is served.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches numpy bfloat16)
+import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 
 from hybridtei.checkpoint.files import inside, read_object, require
@@ -29,45 +35,97 @@ def left_over(unused: Iterable[str]) -> list[str]:
     return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
 
 
+# As safetensors spells them; always little-endian.
+DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Where a tensor lies in the mapping of its file."""
+
+    file: Path
+    name: str
+    mapping: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        if self.dtype not in DTYPES:
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; read are {', '.join(DTYPES)}")
+        stored = np.dtype(DTYPES[self.dtype])
+        values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
+        # A header of odd length puts the values at an odd address, where not every kernel may read them: those are copied.
+        whole = values.reshape(self.shape)
+        return np.require(whole if rows is None else whole[list(rows)], np.float32, ["C", "A"])
+
+
 class Weights:
     """Tensors of one checkpoint folder; nothing is read before it is asked for."""
 
-    def __init__(self, folder: Path, file_of: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, _Tensor]) -> None:
         self.folder = folder
-        self._file_of = file_of
+        self._tensors = tensors
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
         """Open `model.safetensors` or the shards its index names. Raises MissingArtifact or LoadError, naming the file."""
-        file_of: dict[str, Any] = {}
+        tensors: dict[str, _Tensor] = {}
         for path in _files(folder):
             try:
-                opened = safe_open(path, framework="numpy")
-                file_of |= dict.fromkeys(list(opened.keys()), opened)  # type: ignore[no-untyped-call]
+                tensors |= _mapped(path)
             except Exception as error:  # the library raises kinds of its own
                 raise LoadError(f"{path}: cannot be read as weights: {error}") from error
-        return cls(folder, file_of)
+        return cls(folder, tensors)
 
     def names(self) -> frozenset[str]:
         """Of all tensors."""
-        return frozenset(self._file_of)
+        return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:
         """The checkpoint's spelling of a tensor's name, or None."""
-        if name in self._file_of:
+        if name in self._tensors:
             return name
-        longer = [key for key in self._file_of if key.endswith("." + name)]
-        shorter = [key for key in self._file_of if name.endswith("." + key)]
+        longer = [key for key in self._tensors if key.endswith("." + name)]
+        shorter = [key for key in self._tensors if name.endswith("." + key)]
         found = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
         return found[0] if found else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that `find` named."""
-        return tuple(self._file_of[name].get_slice(name).get_shape())
+        return self._tensors[name].shape
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """A tensor that `find` named, widened if it is in half precision."""
-        return np.asarray(self._file_of[name].get_tensor(name), dtype=np.float32, order="C")
+        """A tensor that `find` named: a read-only view of the file, or a widened copy if it is in half precision."""
+        return self._tensors[name].array()
+
+    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Some rows of a tensor that `find` named, without reading the others."""
+        return self._tensors[name].array(rows)
+
+    def release(self) -> None:
+        """Give back the memory of all pages read so far; arrays stay valid, what is read again faults in again.
+
+        For whoever has made a copy in a form of its own, as ONNX Runtime does of every matrix.
+        """
+        for mapping in {id(tensor.mapping): tensor.mapping for tensor in self._tensors.values()}.values():
+            if hasattr(mapping, "madvise"):  # not on Windows
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapped(path: Path) -> dict[str, _Tensor]:
+    """Every tensor of a file. The library checks the header against itself and the file's size, so it need only be believed."""
+    with safe_open(path, framework="numpy"), path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        size = int.from_bytes(mapping[:8], "little")
+        header = json.loads(mapping[8 : 8 + size])
+    begin = 8 + size
+    return {
+        name: _Tensor(path, name, mapping, entry["dtype"], tuple(entry["shape"]), *(begin + at for at in entry["data_offsets"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,19 +1,20 @@
 """The queue: sequences of many requests in, batches out, outputs back to their requests. Knows no thread and no clock.
 
-Fair, not blind. Every sequence has a tag: the request's share of virtual time, which grows with each token it asks for, and
-the lowest tag rides first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
-virtual time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
+Where the backend has express lanes, short requests wait in a queue of their own; each queue is fair by itself.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from typing import cast
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
-from hybridtei.engine.scheduler import choose
+from hybridtei.engine.cache import ResultCache
+from hybridtei.engine.fair_queue import FairQueue, Rider, Waiting
+from hybridtei.engine.scheduler import EXPRESS_TOKENS, choose, is_starving, lane_for, share
+from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs, Timings
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers
@@ -34,7 +35,7 @@ class Ticket:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = len(self.encodings)
+        self._missing = len(self.encodings) if self.heads else 0  # who wants nothing of a pass waits for none
 
     @property
     def done(self) -> bool:
@@ -61,38 +62,44 @@ class Ticket:
         return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Waiting:
-    tag: int
-    number: int  # arrival, so that equal tags keep their order
-    ticket: Ticket = field(compare=False)
-    place: int = field(compare=False)
-
-    def __len__(self) -> int:
-        return len(self.ticket.encodings[self.place])
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A packed batch and whose sequences ride in it, in its order."""
+    """A packed batch, who waits for each of its sequences, and from which lane's queue they came.
+
+    `wide`: nothing else that is short runs or waits, so the pass may use all of the processor to end the sooner.
+    """
 
     packed: PackedBatch
-    riders: Sequence[tuple[Ticket, int]]
+    rows: Sequence[Sequence[Rider]]
     taken_ns: int
+    kind: LaneKind = LaneKind.BULK
+    wide: bool = False
+
+    @property
+    def riders(self) -> list[tuple[Ticket, int]]:
+        """(request, place in it) of all that is computed here."""
+        return [cast("tuple[Ticket, int]", rider) for riders in self.rows for rider in riders]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
         """Each request's share of the outputs. Copies, so do it where nobody waits for a lock."""
-        rows_of: dict[Ticket, list[int]] = {}
-        for row, (ticket, _) in enumerate(self.riders):
-            rows_of.setdefault(ticket, []).append(row)
+        rows_of: dict[Ticket, tuple[list[int], list[int]]] = {}
+        for row, riders in enumerate(self.rows):
+            for ticket, place in cast("Sequence[tuple[Ticket, int]]", riders):
+                rows, places = rows_of.setdefault(ticket, ([], []))
+                rows.append(row)
+                places.append(place)
         return [
             Part(
                 ticket,
-                [self.riders[row][1] for row in rows],
-                (outputs if len(rows) == len(self.riders) else outputs.only(ticket.heads).take(rows)),
+                places,
+                outputs if len(rows_of) == 1 and rows == list(range(len(self.rows))) else _share(outputs, ticket, rows),
             )
-            for ticket, rows in rows_of.items()
+            for ticket, (rows, places) in rows_of.items()
         ]
+
+
+def _share(outputs: HeadOutputs, ticket: Ticket, rows: list[int]) -> HeadOutputs:
+    return outputs.only(ticket.heads).take(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,84 +112,142 @@ class Part:
 
 
 class EngineCore:
-    """Not thread-safe: whoever shares one holds a lock around it."""
+    """Not thread-safe: whoever shares one holds a lock around it. `lanes`: of all callers of `take`, the kinds they will give;
+    where there are express ones among them, short requests are kept for those."""
 
     def __init__(
-        self, *, max_tokens: int, positions: Positions, max_sequences: int | None = None, padded: bool = False
+        self,
+        *,
+        max_tokens: int,
+        positions: Positions,
+        max_sequences: int | None = None,
+        padded: bool = False,
+        lanes: Sequence[LaneKind] = (LaneKind.BULK,),
+        cache: ResultCache | None = None,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
         self._padded = padded
         self._positions = positions
-        self._queue: list[_Waiting] = []
-        self._virtual_time = 0
-        self._arrivals = 0
+        self._cache = cache
+        self._bulk = FairQueue()
+        self._express = FairQueue() if LaneKind.EXPRESS in lanes else None
+        self._lanes = Counter(lanes)
+        self._express_out = 0  # batches of short requests that run now
+        self._bulk_served_ns = 0
 
     def __len__(self) -> int:
         """Sequences waiting, those of cancelled requests included until their turn comes."""
-        return len(self._queue)
+        return sum(len(queue) for queue in self._queues())
+
+    @property
+    def shared(self) -> int:
+        """Sequences, ever, that were identical to one that waited already."""
+        return sum(queue.shared for queue in self._queues())
+
+    def waiting(self, kind: LaneKind) -> int:
+        """Sequences that wait for lanes of a kind."""
+        return len(self._queue_of(kind))
 
     def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> Ticket:
-        """Queue the sequences of one request."""
+        """Queue the sequences of one request; it may be done at once, if all of them were seen before."""
         ticket = Ticket(encodings, heads, now_ns)
-        tags = accumulate((len(encoding) for encoding in encodings), initial=self._virtual_time)
-        next(tags)
-        for place, tag in enumerate(tags):
-            insort(self._queue, _Waiting(tag, self._arrivals, ticket, place))
-            self._arrivals += 1
+        if ticket.done:
+            return ticket
+        places = self._unknown(ticket) if self._cache is not None else range(len(encodings))
+        if places:
+            tokens = sum(len(encodings[place]) for place in places)
+            kind = LaneKind.BULK if self._express is None else lane_for(tokens, self._express.tokens)
+            self._queue_of(kind).add(ticket, places, encodings)
         return ticket
 
-    def take(self, now_ns: int = 0) -> Batch | None:
-        """The next batch, or None if nobody waits. Sequences of requests that were cancelled or failed are dropped."""
-        head = self._next_live()
+    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK) -> Batch | None:
+        """The next batch for a lane of a kind, or None if nobody waits for it. What nobody waits for any more is dropped."""
+        kind = self._kind_for(kind, now_ns)
+        queue = self._queue_of(kind)
+        head = queue.head(LOOK_AHEAD)
         if not head:
             return None
+        budget = share(queue.tokens, self._lanes[kind], self._max_tokens)
         lengths = [len(waiting) for waiting in head]
-        chosen = choose(lengths, max_tokens=self._max_tokens, max_sequences=self._max_sequences, padded=self._padded)
-        riding = [head[i] for i in chosen]
-        taken = set(chosen)
-        self._queue[: len(head)] = [waiting for i, waiting in enumerate(head) if i not in taken]
-        self._virtual_time = max(self._virtual_time, riding[0].tag)
-        return self._batch(riding, now_ns)
+        chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padded=self._padded)
+        batch = self._batch(queue.remove(head, chosen), now_ns, kind)
+        if kind is LaneKind.EXPRESS:
+            self._express_out += 1
+        else:
+            self._bulk_served_ns = now_ns
+        return batch
 
     def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[Ticket]:
         """Hand a batch's outputs back; the requests that are complete now."""
-        return self.settle(batch.split(outputs), now_ns - batch.taken_ns)
+        return self.settle(batch, batch.split(outputs), now_ns)
 
-    def settle(self, parts: Sequence[Part], took_ns: int = 0) -> list[Ticket]:
+    def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[Ticket]:
         """`give` in two steps: what `Batch.split` made goes to its requests; those that are complete now."""
+        self._came_back(batch)
         for part in parts:
             part.ticket.keep(part.places, part.outputs)
-            part.ticket.inference_ns += took_ns * len(part.places)
+            part.ticket.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
+            if self._cache is not None:
+                self._remember(self._cache, part)
         return [part.ticket for part in parts if part.ticket.done]
 
     def fail(self, batch: Batch, error: BaseException) -> list[Ticket]:
         """Mark the requests that rode in a batch as failed; others are untouched."""
-        failed = list(dict.fromkeys(ticket for ticket, _ in batch.riders))
-        for ticket in failed:
-            ticket.error = error
-        return failed
+        self._came_back(batch)
+        return _failed([ticket for ticket, _ in batch.riders], error)
 
     def fail_all(self, error: BaseException) -> list[Ticket]:
         """Fail every waiting request and empty the queue."""
-        waiting = list(dict.fromkeys(waiting.ticket for waiting in self._queue))
-        for ticket in waiting:
-            ticket.error = error
-        self._queue.clear()
-        return waiting
+        waiting = [waiting for queue in self._queues() for waiting in queue.clear()]
+        return _failed([cast(Ticket, ticket) for one in waiting for ticket, _ in one.riders], error)
 
-    def _next_live(self) -> list[_Waiting]:
-        """The first LOOK_AHEAD of the queue, after the dead among them were removed."""
-        while True:
-            head = self._queue[:LOOK_AHEAD]
-            live = [waiting for waiting in head if not (waiting.ticket.cancelled or waiting.ticket.done)]
-            if len(live) == len(head):
-                return live
-            self._queue[: len(head)] = live
+    def _queues(self) -> list[FairQueue]:
+        return [self._bulk] if self._express is None else [self._express, self._bulk]
 
-    def _batch(self, riding: Sequence[_Waiting], now_ns: int) -> Batch:
-        heads = frozenset[Head]().union(*(waiting.ticket.heads for waiting in riding))
-        for waiting in riding:
-            waiting.ticket.queue_ns += now_ns - waiting.ticket.added_ns
-        packed = pack([waiting.ticket.encodings[waiting.place] for waiting in riding], heads, self._positions)
-        return Batch(packed, [(waiting.ticket, waiting.place) for waiting in riding], now_ns)
+    def _queue_of(self, kind: LaneKind) -> FairQueue:
+        return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
+
+    def _kind_for(self, kind: LaneKind, now_ns: int) -> LaneKind:
+        """An express lane serves bulk that would starve otherwise; once, and then its own again."""
+        first = self._bulk.head(1) if kind is LaneKind.EXPRESS else []
+        if first and is_starving(first[0].riders[0][0].added_ns, self._bulk_served_ns, now_ns):
+            return LaneKind.BULK
+        return kind
+
+    def _came_back(self, batch: Batch) -> None:
+        if batch.kind is LaneKind.EXPRESS:
+            self._express_out -= 1
+
+    def _batch(self, riding: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
+        heads = frozenset[Head]().union(*(ticket.heads for waiting in riding for ticket, _ in waiting.riders))
+        packed = pack([waiting.encoding for waiting in riding], heads, self._positions)
+        alone = kind is LaneKind.EXPRESS and self._express_out == 0 and not len(self._queue_of(kind))
+        wide = alone and len(packed.input_ids) <= EXPRESS_TOKENS
+        batch = Batch(packed, [waiting.riders for waiting in riding], now_ns, kind, wide)
+        for ticket, _ in batch.riders:
+            ticket.queue_ns += now_ns - ticket.added_ns
+        return batch
+
+    def _unknown(self, ticket: Ticket) -> list[int]:
+        """Places of the sequences that have to be computed; the others are given their outputs."""
+        assert self._cache is not None
+        unknown = []
+        for place, encoding in enumerate(ticket.encodings):
+            found = self._cache.find(encoding, ticket.heads)
+            if found is None:
+                unknown.append(place)
+            else:
+                ticket.keep([place], found)
+        return unknown
+
+    def _remember(self, cache: ResultCache, part: Part) -> None:
+        for row, place in enumerate(part.places):
+            cache.keep(part.ticket.encodings[place], part.ticket.heads, part.outputs.only(part.ticket.heads).take([row]))
+
+
+def _failed(tickets: Sequence[Ticket], error: BaseException) -> list[Ticket]:
+    failed = list(dict.fromkeys(tickets))
+    for ticket in failed:
+        ticket.error = error
+    return failed

@@ -1,4 +1,4 @@
-"""Who rides the next forward pass: a pure function of lengths and budgets.
+"""Which lane a request waits for, and who rides the next forward pass: pure functions of lengths, budgets and ages.
 
 Where batches are packed, arrival order is kept and gaps are filled with what still fits. Where they are padded, a batch costs
 `sequences * longest`, so like lengths ride together with the one whose turn it is.
@@ -8,7 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtei.lanes import LaneKind
+
+EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
+EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, what is short is bulk in small pieces, and has to share with it
+PATIENCE_NS = 2_000_000_000  # bulk of which none was served for so long may take an express lane
 PADDING_ALLOWED = 1.25  # a padded batch may cost so many times its useful tokens
+LEAST_SHARE_TOKENS = 128  # a batch of fewer leaves a core's arithmetic waiting for weights
+
+
+def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
+    """Lane of a request of so many tokens, where so many wait on the express side already."""
+    short = request_tokens <= EXPRESS_TOKENS and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
+    return LaneKind.EXPRESS if short else LaneKind.BULK
+
+
+def is_starving(waiting_since_ns: int, last_served_ns: int, now_ns: int) -> bool:
+    """Whether bulk work has waited too long without any of it being served."""
+    return now_ns - max(waiting_since_ns, last_served_ns) > PATIENCE_NS
+
+
+def share(waiting_tokens: int, lanes: int, max_tokens: int) -> int:
+    """Budget of one batch where `lanes` of them share what waits: none should take all of it while another has nothing."""
+    return min(max_tokens, max(LEAST_SHARE_TOKENS, -(-waiting_tokens // lanes)))
 
 
 def choose(waiting: Sequence[int], *, max_tokens: int, max_sequences: int | None = None, padded: bool = False) -> list[int]:

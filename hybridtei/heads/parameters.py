@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.heads.classify import Layer, Norm
 from hybridtei.heads.dense import DenseLayer
 from hybridtei.heads.sparse import LexicalWeights
 
@@ -49,6 +50,19 @@ def multivector_weights(
 ) -> tuple[Tensor, Tensor | None]:
     """(weight [d, h], bias [d] or None) in the trunk's dtype. Raises LoadError."""
     return _tensors(layers.multivector_layer(head, hidden_size), dtype, device)
+
+
+def classifier_parameters(arrays: Sequence[layers.ClassifierLayer], device: torch.device) -> list[Layer]:
+    """A classifier's head, in float32."""
+    return [_classifier_layer(layer, device) for layer in arrays]
+
+
+def _classifier_layer(layer: layers.ClassifierLayer, device: torch.device) -> Layer:
+    if isinstance(layer, layers.NormLayer):
+        bias = None if layer.bias is None else torch.tensor(layer.bias, device=device)
+        return Norm(torch.tensor(layer.weight, device=device), bias, layer.eps)
+    weight, bias = _tensors(layer, torch.float32, device)
+    return DenseLayer(weight, bias, ACTIVATIONS[layer.activation])
 
 
 def _tensors(layer: layers.LinearLayer, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:

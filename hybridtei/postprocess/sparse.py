@@ -27,3 +27,11 @@ def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Col
     merged = np.maximum.reduceat(values, first) if len(first) else values
     lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
     return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
+
+
+def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
+    """The same vectors, less some of their columns."""
+    kept = ~np.isin(vectors.indices, list(removed))
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    lengths = np.bincount(row[kept], minlength=len(vectors))
+    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

@@ -12,7 +12,9 @@ from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from litestar import Request
+
+from hybridtei.server.coding import BrokenCoding, TooLong, UnknownCoding, unfolded
+from hybridtei.server.protocol import BROKEN_BODY
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 NOT_NULL = ("truncation_direction", "encoding_format")
@@ -47,6 +49,20 @@ class PayloadTooLarge(BodyError):
     prefix = "Failed to buffer the request body: length limit exceeded"
 
 
+class BrokenBody(BodyError):
+    """Chunks that are none."""
+
+    status = 400
+    prefix = "Failed to buffer the request body: error reading a body from connection"
+
+
+class CodingError(BodyError):
+    """Compressed in a way that is not read here."""
+
+    status = 415
+    prefix = "Expected `content-encoding` gzip, zstd or none. Given: "
+
+
 class SyntaxRefused(BodyError):
     """Not JSON."""
 
@@ -65,10 +81,45 @@ class ClientDisconnected(Exception):
     """Nobody is left to answer."""
 
 
-async def read_json(request: Request[Any, Any, Any], kind: type[T], *, limit: int, type_required: bool = True) -> T:
-    """The body as `kind`. Raises BodyError."""
-    check_content_type(request.headers.get("content-type"), required=type_required)
-    return decode(await read_body(request, limit), kind)
+async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
+    """The bytes of what should be JSON, out of their codings. Raises BodyError."""
+    check_content_type(header(scope, b"content-type"), required=type_required)
+    body = await read_body(scope, receive, limit)
+    codings = header(scope, b"content-encoding")
+    return body if codings is None else unfold(body, codings, limit)
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+def model_name(body: bytes) -> str | None:
+    """The model that a body names, if it does. Of what is no object, or no JSON, nothing is said here."""
+    try:
+        name = msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def unfold(body: bytes, codings: str, limit: int) -> bytes:
+    """A body out of its content codings. Raises PayloadTooLarge, BrokenBody or CodingError."""
+    try:
+        return unfolded(body, codings, limit)
+    except TooLong:
+        raise PayloadTooLarge from None
+    except BrokenCoding as error:
+        raise BrokenBody(f": {error}") from None
+    except UnknownCoding as error:
+        raise CodingError(str(error)) from None
+
+
+def header(scope: Any, name: bytes) -> str | None:
+    """The first of this name, in lower case, among a request's headers."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")  # type: ignore[no-any-return]
+    return None
 
 
 def check_content_type(value: str | None, *, required: bool = True) -> None:
@@ -77,19 +128,21 @@ def check_content_type(value: str | None, *, required: bool = True) -> None:
         raise ContentTypeError
 
 
-async def read_body(request: Request[Any, Any, Any], limit: int) -> bytes:
-    """All bytes of the body. Raises PayloadTooLarge, ClientDisconnected."""
-    declared = request.headers.get("content-length", "")
+async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
+    """All bytes of the body. Raises PayloadTooLarge, BrokenBody, ClientDisconnected."""
+    declared = header(scope, b"content-length") or ""
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and int(declared) > limit * DRAIN_FACTOR:
         raise PayloadTooLarge
     chunks: list[bytes] = []
     size = 0
     while True:
-        event = await request.receive()
+        event = await receive()
+        if BROKEN_BODY in (scope.get("extensions") or ()):
+            raise BrokenBody
         if event["type"] == "http.disconnect":
             raise ClientDisconnected
-        chunk: bytes = event.get("body", b"")  # type: ignore[assignment]
+        chunk: bytes = event.get("body", b"")
         size += len(chunk)
         too_large = too_large or size > limit
         if not too_large:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridtei.batch import Head
-from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.service import Answered, EngineService
 from hybridtei.errors import HybridTeiError
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.server.errors import RequestRefused
-from hybridtei.server.observe import RequestMetrics, Usage, usage_of
+from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
 
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
+T = TypeVar("T")
+Write = Callable[[T, Usage], Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A body of JSON, and what it cost where that is told."""
+    """An answer, as `encoding.to_json` takes it; what it cost where that is told; and how many numbers it holds, about."""
 
-    body: bytes
+    answer: Any
     usage: Usage | None = None
+    numbers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Context:
 
     @property
     def served_name(self) -> str:
+        if isinstance(self.model, NamedModel):  # one of several: a single name would be all of theirs
+            return self.model.alias
         return self.server.served_model_name or self.model.model_id
 
     @property
@@ -76,37 +82,56 @@ class Context:
         self,
         task: Embed,
         inputs: Inputs,
-        write: Callable[[Embeddings, Usage], bytes],
+        write: Write[Embeddings],
         *,
         refusal: HybridTeiError | None = None,
         numbers: int = 0,
     ) -> Reply:
-        """Run a task and write its answer. Raises HybridTeiError; counts and times whatever happens.
+        """Embed, and write the answer. Raises HybridTeiError; counts and times whatever happens.
 
         `refusal`: why this model cannot do it; raised in its turn, after the batch size and the permits. `numbers`: how many
         will be written, where that is more than the answer holds.
         """
-        began_ns = perf_counter_ns()
-        self.metrics.began(len(inputs.items), is_batch=inputs.is_batch)
-        with self.counting_failures():
-            if inputs.is_batch:
-                self.check_batch(len(inputs.items))
-            if refusal is not None:
-                with self.service.admission.inside(len(inputs.items)):
-                    raise refusal
-            answered = await self._run(task, inputs)
-        usage = usage_of(answered, inputs.characters, began_ns)
-        self.metrics.succeeded(usage, is_batch=inputs.is_batch)
-        if max(numbers, _numbers(answered.answer)) > OFFLOAD_NUMBERS:
-            return Reply(await asyncio.to_thread(write, answered.answer, usage), usage)
-        return Reply(write(answered.answer, usage), usage)
+        load = inputs.load
 
-    async def _run(self, task: Embed, inputs: Inputs) -> Answered[Embeddings]:
-        try:
-            return await self.service.run(task, inputs=len(inputs.items))
-        except asyncio.CancelledError:
-            self.metrics.dropped()
-            raise
+        def work() -> Coroutine[Any, Any, Answered[Embeddings]]:
+            return self.service.run(task, inputs=load.inputs, characters=load.characters)
+
+        answer, usage = await self.measured(work, load, refusal=refusal)
+        return await self.reply(write, answer, usage, max(numbers, _numbers(answer)))
+
+    async def measured(
+        self,
+        work: Callable[[], Coroutine[Any, Any, Answered[T]]],
+        load: Load,
+        *,
+        scope: Scope = "embed",
+        refusal: HybridTeiError | None = None,
+        checked: bool = True,
+    ) -> tuple[T, Usage]:
+        """Do work for a request, and count it under `scope`. Raises HybridTeiError. `checked`: the batch size matters."""
+        began_ns = perf_counter_ns()
+        self.metrics.began(load.inputs, is_batch=load.is_batch, scope=scope)
+        with self.counting_failures():
+            if checked and load.is_batch:
+                self.check_batch(load.inputs)
+            if refusal is not None:
+                with self.service.admission.inside(load.inputs):
+                    raise refusal
+            try:
+                answered = await work()
+            except asyncio.CancelledError:
+                self.metrics.dropped()
+                raise
+        usage = usage_of(answered, load, began_ns)
+        self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
+        return answered.answer, usage
+
+    async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
+        """What `write` makes of an answer; made aside where there is much of it."""
+        if numbers > OFFLOAD_NUMBERS:
+            return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
+        return Reply(write(answer, usage), usage, numbers)
 
 
 def _numbers(answer: Embeddings) -> int:

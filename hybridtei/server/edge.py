@@ -1,4 +1,4 @@
-"""What TEI does to every request that is one, whatever the route: CORS headers, OPTIONS, HEAD. Plain ASGI, no framework.
+"""What TEI does to every request that is one, whatever the route: CORS headers, OPTIONS, HEAD, 405. Plain ASGI, no framework.
 
 What is not HTTP, or beyond the bounds of a head, never comes here: `server.protocol` answers it with a bare status, as
 hyper does for TEI. Paths are compared as they are: nothing is stripped from them, and nothing merged.
@@ -9,82 +9,83 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hybridtei.server.body import BodyError
-from hybridtei.server.protocol import BROKEN_BODY
-
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")
 PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+EMPTY = (b"content-length", b"0")
+ALIASES = {
+    ("POST", "/"): "/invocations",
+    ("GET", "/docs/"): "/docs/index.html",  # without its slash it would be the redirect to it
+}
 
+ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
+BELOW = "/m/"  # each model has all routes below its alias there
 
-class BrokenBody(BodyError):
-    """Chunks that are none."""
-
-    status = 400
-    prefix = "Failed to buffer the request body: error reading a body from connection"
+Headers = list[tuple[bytes, bytes]]
 
 
 class Edge:
-    """Wraps an ASGI application. `methods`: path -> its methods, for OPTIONS."""
+    """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at."""
 
     def __init__(self, app: Any, origins: tuple[str, ...], methods: Mapping[str, frozenset[str]]) -> None:
         self._app = app
         self._any_origin = not origins or "*" in origins
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
-        self._allow = {path: allow_header(names).encode() for path, names in methods.items()}
+        self._methods = methods
+        self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        alias, path = split_alias(scope["path"])
+        if alias is not None:
+            scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
+        method = scope["method"]
         headers = self._cors(scope["headers"])
-        is_head = scope["method"] == "HEAD"
-        if scope["method"] == "OPTIONS":
-            await self._options(scope["path"], headers, send)
+        if method == "OPTIONS":
+            await _answer(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
             return
+        if "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+            await _answer(404, headers, send)  # the framework would strip slashes, TEI does not
+            return
+        is_head = method == "HEAD"
+        if is_head:  # answered wherever GET is
+            method = "GET"
+        if path in self._methods and method not in self._methods[path]:
+            await _answer(405, [*headers, *self._allow[path]], send)
+            return
+        path = ALIASES.get((method, path), path)
 
         async def send_with_cors(message: Any) -> None:
             if message["type"] == "http.response.start":
-                allow = self._allow_of(scope["path"]) if message["status"] == 405 else []
-                message["headers"] = [*message.get("headers", ()), *headers, *allow]
+                message["headers"] = [*message.get("headers", ()), *headers]
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)
 
-        async def receive_unbroken() -> Any:
-            message = await receive()
-            if BROKEN_BODY in (scope.get("extensions") or ()):
-                raise BrokenBody
-            return message
+        if is_head or path is not scope["path"]:
+            scope = {**scope, "method": method, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send_with_cors)
 
-        path = scope["path"]
-        if "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
-            await self._not_found(headers, send)  # the framework would strip slashes, TEI does not
-            return
-        inner = scope
-        if path == "/docs/":  # without its slash it would be the redirect to it
-            inner = {**scope, "path": "/docs/index.html", "raw_path": b"/docs/index.html"}
-        if is_head:  # answered wherever GET is
-            inner = {**inner, "method": "GET"}
-        await self._app(inner, receive_unbroken, send_with_cors)
-
-    async def _not_found(self, headers: list[tuple[bytes, bytes]], send: Any) -> None:
-        await send({"type": "http.response.start", "status": 404, "headers": [*headers, (b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _options(self, path: str, headers: list[tuple[bytes, bytes]], send: Any) -> None:
-        answer = [*headers, *PREFLIGHT, *self._allow_of(path), (b"content-length", b"0")]
-        await send({"type": "http.response.start", "status": 200, "headers": answer})
-        await send({"type": "http.response.body", "body": b""})
-
-    def _allow_of(self, path: str) -> list[tuple[bytes, bytes]]:
-        return [(b"allow", self._allow[path])] if path in self._allow else []
-
-    def _cors(self, request_headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def _cors(self, request_headers: Headers) -> Headers:
         if self._any_origin:
             return [VARY, (b"access-control-allow-origin", b"*")]
         origin = next((value for name, value in request_headers if name == b"origin"), None)
         return [VARY, (b"access-control-allow-origin", origin)] if origin in self._origins else [VARY]
+
+
+def split_alias(path: str) -> tuple[str | None, str]:
+    """`/m/name/embed` -> ("name", "/embed"); any other path as it is."""
+    if not path.startswith(BELOW):
+        return None, path
+    alias, _, rest = path[len(BELOW) :].partition("/")
+    return alias, f"/{rest}"
+
+
+async def _answer(status: int, headers: Headers, send: Any) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, EMPTY]})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def allow_header(methods: Iterable[str]) -> str:

@@ -29,6 +29,13 @@ class NoInputs(errors.EmptyInput):
     """A list of inputs without an input."""
 
 
+class KeyNeeded(errors.RequestError):
+    """Something that only a server with an API key offers."""
+
+    def __init__(self, what: str = "models are loaded and unloaded") -> None:
+        super().__init__(f"{what} only where the server was started with `--api-key`")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """How an exception looks on the wire."""
@@ -45,9 +52,12 @@ TABLE: Mapping[type[Exception], Row] = {
     RequestRefused: Row(422, "Validation"),
     errors.TokenizerError: Row(422, "Tokenizer"),
     errors.UnsupportedHead: Row(424, "Backend", "Backend error: "),
+    errors.UnknownModel: Row(404, "NotFound"),
+    KeyNeeded: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
     errors.Overloaded: Row(429, "Overloaded"),
     errors.BackendError: Row(424, "Backend", "Backend error: "),
+    errors.NotANumber: Row(424, "Backend"),
     errors.Unhealthy: Row(503, "Unhealthy"),
     errors.LoadError: Row(500, "Backend"),
     errors.HybridTeiError: Row(500, "Backend"),
@@ -69,6 +79,13 @@ def openai_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     """`{"message", "code", "type"}`, flat."""
     row, message = _told(error)
     return _json(row.status, {"message": message, "code": row.status, "type": row.error_type})
+
+
+def listed_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """`openai_error`, with `detail` as a list: some clients look for that word, and infinity's fails unless it holds a list."""
+    row, message = _told(error)
+    detail = [{"loc": ["body"], "msg": message, "type": row.error_type}]
+    return _json(row.status, {"message": message, "code": row.status, "type": row.error_type, "detail": detail})
 
 
 def _told(error: Exception) -> tuple[Row, str]:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hybridtei import errors
 from hybridtei.engine.service import Answered
-from hybridtei.metrics import Registry, duration_buckets, powers_of_two
+from hybridtei.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.outputs import Timings
 from hybridtei.server.errors import NoInputs, RequestRefused
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
+
+Scope = Literal["embed", "predict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much a request asks for: inputs, their characters, and whether they came as a list."""
+
+    inputs: int
+    characters: int
+    is_batch: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost: characters and tokens summed over its inputs, and its times."""
 
-    characters: int
+    load: Load
     lengths: list[int]
     timings: Timings
     began_ns: int = field(default_factory=perf_counter_ns)
@@ -28,54 +39,50 @@ class Usage:
     def tokens(self) -> int:
         return sum(self.lengths)
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> list[tuple[bytes, bytes]]:
         """TEI's `x-compute-*` and timing headers; `gpu+optimized` is what it says on every device."""
-        elapsed = str((perf_counter_ns() - self.began_ns) // MILLISECOND_NS)
-        return {
-            "x-compute-type": "gpu+optimized",
-            "x-compute-time": elapsed,
-            "x-compute-characters": str(self.characters),
-            "x-compute-tokens": str(self.tokens),
-            "x-total-time": elapsed,
-            "x-tokenization-time": str(self.timings.tokenization_ns // MILLISECOND_NS),
-            "x-queue-time": str(self.timings.queue_ns // MILLISECOND_NS),
-            "x-inference-time": str(self.timings.inference_ns // MILLISECOND_NS),
-        }
+        elapsed = b"%d" % ((perf_counter_ns() - self.began_ns) // MILLISECOND_NS)
+        times = self.timings
+        return [
+            (b"x-compute-type", b"gpu+optimized"),
+            (b"x-compute-time", elapsed),
+            (b"x-compute-characters", b"%d" % self.load.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", elapsed),
+            (b"x-tokenization-time", b"%d" % (times.tokenization_ns // MILLISECOND_NS)),
+            (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
+            (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
+        ]
 
 
 class RequestMetrics:
-    """TEI's `te_request_*` and `te_embed_*`."""
+    """TEI's `te_request_*`, `te_embed_*` and `te_predict_*`."""
 
     def __init__(self, registry: Registry, max_input_length: int) -> None:
         self._count = registry.counter("te_request_count")
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
-        self._embed_count = registry.counter("te_embed_count")
-        self._embed_success = registry.counter("te_embed_success")
         self._input_length = registry.histogram("te_request_input_length", powers_of_two(max_input_length))
-        self._stages = {
-            scope: {stage: registry.histogram(f"te_{scope}_{stage}duration", duration_buckets()) for stage in STAGES}
-            for scope in ("request", "embed")
-        }
+        self._of_request = _stages(registry, "request")
+        self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
 
-    def began(self, inputs: int, *, is_batch: bool) -> None:
+    def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
         """A request of `inputs` inputs came in."""
         self._count.add(method=_method(is_batch))
-        self._embed_count.add(inputs)
+        self._scopes[scope].count.add(inputs)
 
-    def succeeded(self, usage: Usage, *, is_batch: bool) -> None:
+    def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
         """A request was answered."""
+        inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._success.add(method=_method(is_batch))
-        self._embed_success.add(len(usage.lengths))
+        of_scope.success.add(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)
-        total = perf_counter_ns() - usage.began_ns
-        times = usage.timings
-        stages = {"": total, "tokenization_": times.tokenization_ns, "queue_": times.queue_ns, "inference_": times.inference_ns}
-        for stage, took_ns in stages.items():
-            self._stages["request"][stage].observe(took_ns / SECOND_NS)
-            for _ in usage.lengths:
-                self._stages["embed"][stage].observe(took_ns / SECOND_NS)
+        total_ns = perf_counter_ns() - usage.began_ns
+        took = (total_ns, times.tokenization_ns, times.queue_ns, times.inference_ns)
+        for took_ns, of_request, of_input in zip(took, self._of_request, of_scope.stages, strict=True):
+            of_request.observe(took_ns / SECOND_NS)
+            of_input.observe(took_ns / SECOND_NS, inputs)
 
     def dropped(self) -> None:
         """A client went away before its answer."""
@@ -84,6 +91,20 @@ class RequestMetrics:
     def failed(self, error: Exception) -> None:
         """A request was refused or failed."""
         self._failure.add(err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference"))
+
+
+class _ScopeMetrics:
+    """Of one kind of work, an input at a time."""
+
+    def __init__(self, registry: Registry, scope: Scope) -> None:
+        self.count = registry.counter(f"te_{scope}_count")
+        self.success = registry.counter(f"te_{scope}_success")
+        self.stages = _stages(registry, scope)
+
+
+def _stages(registry: Registry, scope: str) -> list[Histogram]:
+    bounds = duration_buckets()
+    return [registry.histogram(f"te_{scope}_{stage}duration", bounds) for stage in STAGES]
 
 
 STAGES = ("", "tokenization_", "queue_", "inference_")
@@ -97,9 +118,9 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def usage_of(answered: Answered[Any], characters: int, began_ns: int) -> Usage:
+def usage_of(answered: Answered[Any], load: Load, began_ns: int) -> Usage:
     """From the engine's account of a request."""
-    return Usage(characters, list(answered.lengths), answered.timings, began_ns)
+    return Usage(load, list(answered.lengths), answered.timings, began_ns)
 
 
 def _method(is_batch: bool) -> str:

@@ -11,6 +11,7 @@ left would be noticed only once the answer is written, with the work done for no
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -23,8 +24,52 @@ URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
 LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
+CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
-BROKEN_BODY = "hybridtei.broken_body"  # in a scope's extensions: no more of the body will come, and its client still listens
+# In a scope's extensions: no more of the body will come, and its client still listens; and a Departure.
+BROKEN_BODY, DEPARTURE = "hybridtei.broken_body", "hybridtei.departure"
+
+
+class Departure:
+    """Whether a request's client went away before its answer; `tell` is called when it does."""
+
+    __slots__ = ("happened", "tell")
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.tell: Callable[[], object] | None = None
+
+    def happens(self) -> None:
+        self.happened = True
+        if self.tell is not None:
+            self.tell()
+
+
+class _Gathered:
+    """A transport for one answer, whose head waits for its body: one packet and one system call, where upstream takes two.
+
+    Waking a client costs as much as all the Python of a short request, and it can do nothing with a head alone.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
+            self._transport.write(data)
+        else:
+            self._parts.append(data)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._transport.writelines(self._parts)
+            self._parts.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class _Refused(Exception):
@@ -81,6 +126,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {DEPARTURE: Departure()}  # type: ignore[dict-item]
         self._fields = self._field_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -108,6 +154,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_body = True
         self._fields = self._field_bytes = 0  # trailers may come
+        self.cycle.transport = _Gathered(self.transport)  # type: ignore[assignment]
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
             self.flow.resume_reading()
@@ -125,7 +172,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._open:
-            self._open.popleft()
+            self._open.popleft().transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
         if self._last_words is not None and not self._open and not self.transport.is_closing():
             self._hang_up(self._last_words)
@@ -135,6 +182,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for cycle in self._open:  # upstream tells only the one that came last
             cycle.disconnected = True
             cycle.message_event.set()
+            cycle.scope["extensions"][DEPARTURE].happens()  # type: ignore[attr-defined]
         self._open.clear()
         super().connection_lost(exc)
 
@@ -152,7 +200,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self._last_words = b""
             if not self.cycle.response_complete:
-                self.cycle.scope["extensions"] = {BROKEN_BODY: {}}
+                self.cycle.scope["extensions"][BROKEN_BODY] = {}
                 self.cycle.message_event.set()
         if not self._open:
             self._hang_up(self._last_words)

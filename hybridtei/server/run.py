@@ -6,6 +6,7 @@ Whoever has not finished when the drain is over (a client may stall in the middl
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import uvicorn
 from hybridtei.config import ServerConfig
 from hybridtei.server.protocol import BoundedHttpProtocol
 
+BACKLOG = 2048  # connections that may wait to be accepted
 log = logging.getLogger(__name__)
 
 
@@ -40,10 +42,15 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # modules and model live as long as the process: no collection need walk through them again
         if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2] if self.servers else ("?", 0)
-            log.info("Starting HTTP server: %s:%d", host, port)
-            log.info("Ready")
+            self.announce()
+
+    def announce(self) -> None:
+        """Tell that it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2] if self.servers else ("?", 0)
+        announce(host, port)
 
     async def shutdown(self, sockets: Any = None) -> None:
         end = asyncio.get_running_loop().call_later(self._drain_seconds, self._cut_off)
@@ -58,6 +65,12 @@ class DrainingServer(uvicorn.Server):
             log.warning("the drain is over: %d connections are cut off", len(connections))
         for connection in connections:
             connection.transport.abort()
+
+
+def announce(host: str, port: int) -> None:
+    """Clients are answered from now on."""
+    log.info("Starting HTTP server: %s:%d", host, port)
+    log.info("Ready")
 
 
 def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
@@ -75,7 +88,7 @@ def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         date_header=True,
-        backlog=2048,
+        backlog=BACKLOG,
         timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )

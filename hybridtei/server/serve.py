@@ -1,64 +1,143 @@
-"""The one way from an HTTP request to an answer: read, decode, run while the client is there, respond."""
+"""The one way from an HTTP request to an answer: read, decode, run while the client is there, respond.
+
+Routes that take JSON are ASGI applications inside the framework: it finds them and writes their errors. Its request, guard,
+signature and response objects, which take longer than all that would be done with them here, are left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from litestar import Request
+from litestar import asgi
+from litestar.handlers import ASGIRouteHandler
 from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
 
-from hybridtei.server.body import ClientDisconnected, read_json
-from hybridtei.server.context import Context, Reply
+from hybridtei.config import ServerConfig
+from hybridtei.server.auth import check_key
+from hybridtei.server.body import ClientDisconnected, decode, model_name, read_plain
+from hybridtei.server.coding import Form, wanted_form, written
+from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
+from hybridtei.server.edge import ALIAS
+from hybridtei.server.errors import KeyNeeded
+from hybridtei.server.jobs import ANY, Able
+from hybridtei.server.models import Models
+from hybridtei.server.protocol import DEPARTURE, Departure
+
+COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
 T = TypeVar("T")
 Answer = Callable[[Context, T], Coroutine[Any, Any, Reply]]
-AnyRequest = Request[Any, Any, Any]
+Act = Callable[[Models, Context, T], Coroutine[Any, Any, Reply]]
 
 
-async def serve(request: AnyRequest, kind: type[T], answer: Answer[T], *, type_required: bool = True) -> ASGIResponse:
-    """Answer a POST with JSON. Errors are raised, and written by the handlers of `server.errors`."""
-    context = context_of(request)
-    wire = await read_json(request, kind, limit=context.server.payload_limit, type_required=type_required)
-    reply = await while_connected(request, answer(context, wire))
-    return json_response(reply)
+def posted(
+    path: str,
+    kind: type[T],
+    answer: Answer[T],
+    *,
+    job: Sequence[Able] = ANY,
+    type_required: bool = True,
+    errors: Mapping[Any, Any] | None = None,
+) -> ASGIRouteHandler:
+    """A route: POST with JSON of `kind` -> what `answer` says. Other methods never come here: the edge refuses them.
+
+    `job`: which of several models is to answer where the request names none. What is raised here is written by the handlers of
+    `server.errors`, or by `errors`, which are this route's own.
+    """
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        models, server = models_of(scope), server_of(scope)
+        check_key(scope, server.api_key)  # a guard would cost a copy of the route for each request
+        body = await read_plain(scope, receive, limit=server.payload_limit, type_required=type_required)
+        wire = decode(body, kind)
+        alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
+        context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
+        reply = await while_connected(scope, answer(context, wire))
+        await respond(reply, form_of(scope), send)
+
+    return asgi(path, copy_scope=False, exception_handlers=dict(errors or {}))(handle)
 
 
-def context_of(request: AnyRequest) -> Context:
-    """The application's context."""
-    return request.app.state.context  # type: ignore[no-any-return]
+def managed(path: str, kind: type[T], act: Act[T], *, errors: Mapping[Any, Any]) -> ASGIRouteHandler:
+    """A route that changes what is served: POST with JSON, only where there is an API key. A client's leaving stops nothing."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        models, server = models_of(scope), server_of(scope)
+        check_key(scope, server.api_key)
+        if server.api_key is None:
+            raise KeyNeeded
+        body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
+        reply = await asyncio.shield(act(models, models.default, decode(body, kind)))
+        await respond(reply, form_of(scope), send)
+
+    return asgi(path, copy_scope=False, exception_handlers=dict(errors))(handle)
 
 
-def json_response(reply: Reply) -> ASGIResponse:
+def models_of(scope: Any) -> Models:
+    """The application's models."""
+    return scope["app"].state.models  # type: ignore[no-any-return]
+
+
+def server_of(scope: Any) -> ServerConfig:
+    """The application's settings."""
+    return scope["app"].state.server  # type: ignore[no-any-return]
+
+
+def context_of(scope: Any) -> Context:
+    """Of the model that the path names, or the first. Raises UnknownModel."""
+    return models_of(scope).choose(scope.get(ALIAS), None, ANY)
+
+
+def form_of(scope: Any) -> Form:
+    """How the client wants its answer written."""
+    accept = accept_encoding = None
+    for name, value in scope["headers"]:
+        if name == b"accept":
+            accept = accept or value
+        elif name == b"accept-encoding":
+            accept_encoding = accept_encoding or value
+    return wanted_form(accept, accept_encoding)
+
+
+def told(scope: Any, answer: Any) -> ASGIResponse:
+    """The answer of a route that takes no body."""
+    body, headers = written(answer, form_of(scope))
+    return ASGIResponse(body=body, headers=[(name.decode(), value.decode()) for name, value in headers])
+
+
+async def respond(reply: Reply, form: Form, send: Send) -> None:
     """200 with the reply, and its timing headers if it has any."""
-    headers = reply.usage.headers() if reply.usage is not None else {}
-    return ASGIResponse(body=reply.body, headers=headers, media_type="application/json", status_code=200)
+    if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
+        body, headers = await asyncio.to_thread(written, reply.answer, form)
+    else:
+        body, headers = written(reply.answer, form)
+    if reply.usage is not None:
+        headers = [*reply.usage.headers(), *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def while_connected(request: AnyRequest, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, and cancel it if the client goes away first. Raises ClientDisconnected then.
 
-    ASGI servers tell of it only to whoever waits in `receive`, so a task of its own does.
+    ASGI servers tell of it only to whoever waits in `receive`, for which each request would need a task of its own; our
+    protocol tells whoever asks the scope. Under another server nobody is told, and such work is done for nobody.
     """
+    departure: Departure | None = (scope.get("extensions") or {}).get(DEPARTURE)
+    if departure is None:
+        return await work
     running = asyncio.current_task()
     assert running is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        running.cancel()
-
-    watcher = asyncio.create_task(watch())
+    departure.tell = running.cancel
     try:
         return await work
     except asyncio.CancelledError:
-        if not left:
+        if not departure.happened:
             raise
         running.uncancel()
         raise ClientDisconnected from None
     finally:
-        watcher.cancel()
+        departure.tell = None

@@ -6,7 +6,8 @@ Everything in which two requests may differ without needing two forward passes (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -14,24 +15,33 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
-from hybridtei.postprocess.sparse import strongest
+from hybridtei.postprocess.sparse import strongest, without
 from hybridtei.postprocess.vectors import cut, unit
 from hybridtei.ragged import Ragged, offsets_of
+from hybridtei.text.late import read_side
 from hybridtei.text.reader import Input, TextReader
 from hybridtei.text.tokenizer import Direction
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What tasks need to know of a loaded model."""
+    """What tasks need to know of a loaded model. `query_weights` float32[v]: of one that looks its queries up."""
 
     spec: ModelSpec
     reader: TextReader
+    query_weights: Floats | None = None
+
+
+InputType = Literal["query", "document"]
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider."""
+    """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
+
+    `input_type` matters to models that read queries otherwise than documents; None is "document" to those that must choose, and
+    to others names no prompt.
+    """
 
     inputs: Sequence[Input]
     heads: frozenset[Head]
@@ -40,9 +50,12 @@ class Embed:
     prompt_name: str | None = None
     normalize: bool = True
     dimensions: int | None = None
+    input_type: InputType | None = None
 
     def check(self, spec: ModelSpec) -> None:
         """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
+        if spec.kind != "embedding":
+            raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
         if missing:
             raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
@@ -51,12 +64,27 @@ class Embed:
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
-        encodings = model.reader.read(
-            self.inputs, truncate=self.truncate, direction=self.direction, prompt_name=self.prompt_name
-        )
+        encodings = self.read(model, allow_empty=False)
         if self.dimensions is not None and self.dimensions > self._width(model.spec):
             raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
         return encodings
+
+    def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
+        """Tokenise, and no more. Raises RequestError."""
+        late, reader = model.spec.late, model.reader
+        if late is not None and self.prompt_name is None:
+            side = late.query if self.input_type == "query" else late.document
+            return read_side(
+                reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
+            )
+        named = self.input_type if self.input_type in (reader.prompts.table or ()) else None
+        return reader.read(
+            self.inputs,
+            truncate=self.truncate,
+            direction=self.direction,
+            prompt_name=self.prompt_name or named,
+            allow_empty=allow_empty,
+        )
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Cut, normalise and merge what the pass computed for this task."""
@@ -64,7 +92,7 @@ class Embed:
         return Embeddings(
             dense=self._dense(outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
-            multivector=self._multivector(outputs.multivector),
+            multivector=self._multivector(_scored(model.spec, self.input_type, encodings, outputs.multivector)),
             tokens=outputs.tokens,
         )
 
@@ -85,12 +113,29 @@ class Embed:
         return Ragged(unit(cut(multivector.values, self.dimensions)), multivector.offsets)
 
 
+def _scored(spec: ModelSpec, input_type: InputType | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
+    """Of a late-interaction model, without the tokens that only the model should see."""
+    side = None if spec.late is None else spec.late.query if input_type == "query" else spec.late.document
+    if rows is None or side is None or not side.skipped:
+        return rows
+    kept = [~np.isin(encoding.input_ids, list(side.skipped)) for encoding in encodings]
+    return Ragged(rows.values[np.concatenate(kept)], offsets_of([int(mask.sum()) for mask in kept]))
+
+
 def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
     if outputs.token_weights is None:
-        return outputs.splade
+        return None if outputs.splade is None else _splade(spec, outputs.splade)
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
     return strongest(input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size)
+
+
+def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
+    """As the model's pooling has it: a second logarithm; and no special tokens where queries are looked up, and have none."""
+    assert spec.sparse is not None
+    if spec.sparse.double_log:
+        vectors = replace(vectors, values=np.log1p(vectors.values))
+    return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
 
 
 def _listed(heads: frozenset[Head]) -> str:

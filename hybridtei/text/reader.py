@@ -7,16 +7,21 @@ tokens, as TEI does: clients that send ids rely on seeing the same counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import numpy as np
 from tokenizers import Encoding as RawEncoding
 
-from hybridtei.batch import Encoding
+from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.checkpoint.templates import SLOT, PairTemplate
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.text.prompts import Prompts
-from hybridtei.text.tokenizer import Direction, Token, Tokenizer
+from hybridtei.text.tokenizer import Direction, Text, Token, Tokenizer
 
 Input = str | list[int]
+T = TypeVar("T", str, list[int], Input)
+Item = TypeVar("Item")
 CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
 
 
@@ -24,7 +29,7 @@ CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
 class _Ready:
     """A text to tokenise, and whether special tokens go around it."""
 
-    text: str
+    text: Text
     special_tokens: bool = True
 
 
@@ -39,11 +44,85 @@ class TextReader:
     lowercase: bool = False
 
     def read(
-        self, inputs: Sequence[Input], *, truncate: bool, direction: Direction = "right", prompt_name: str | None = None
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        prompt_name: str | None = None,
+        allow_empty: bool = False,
+        special_tokens: bool = True,
     ) -> list[Encoding]:
         """One encoding an input, in order. Raises RequestError for the first input, by place, that breaks a rule."""
-        ready, refused = _until_refused(inputs, lambda item: self._prepare(item, truncate, direction, prompt_name))
+        ready, refused = _until_refused(
+            inputs, lambda item: self._prepare(item, truncate, direction, prompt_name, allow_empty=allow_empty)
+        )
+        if not special_tokens:
+            ready = [replace(item, special_tokens=False) for item in ready]
         encodings = self._encode(ready, truncate, direction)
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction = "right") -> list[Encoding]:
+        """One encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
+        ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, direction))
+        encodings = self._encode(ready, truncate, direction)
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def ask(
+        self,
+        template: PairTemplate,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        truncate: bool,
+        direction: Direction = "right",
+    ) -> list[Encoding]:
+        """One question a pair (query, document), as the template puts it. What it puts in is spelled out: no text of a user's
+        becomes a special token. Raises RequestError as `read` does."""
+        ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, direction))
+        told = template.instruction if instruction is None else instruction
+        prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
+        pieces = self.tokenizer.around_specials(template.body)
+        slots = [piece for piece, special in pieces if not special]
+        filled = [_filled(slot, told, item.text) for item in ready for slot in slots]
+        raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else [])
+        encodings = []
+        for _ in ready:
+            body = [i for piece, special in pieces for i in (self._trusted(piece) if special else next(raws).ids)]
+            encodings.append(self._fitted_question(prefix, body, suffix, truncate, direction))
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def _trusted(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids) if text else []
+
+    def _fitted_question(
+        self, prefix: list[int], body: list[int], suffix: list[int], truncate: bool, direction: Direction
+    ) -> Encoding:
+        given, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
+        if room < 1 or (given > self.max_input_length and not truncate):
+            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {given}")
+        return self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
+
+    def locate(self, texts: Sequence[str], *, truncate: bool, direction: Direction = "right") -> list[LocatedEncoding]:
+        """One encoding a text, whose tokens know their places in it; without prompts. Raises RequestError as `read` does."""
+        ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, direction)))
+        bodies = [str(item.text) for item in ready]
+        if self.lowercase:
+            bodies = [_lowered(body) for body in bodies]
+        raws = self.tokenizer.encode(bodies, offsets=True) if bodies else []
+        encodings = []
+        for text, body, raw in zip(texts, bodies, raws, strict=False):
+            self._check_length(raw, truncate)
+            shift = len(text) - len(body) if direction == "left" else 0
+            located = self.tokenizer.cut_located(raw, text, self.max_input_length, direction, shift=shift)
+            self._checked(located)
+            encodings.append(located)
         if refused is not None:
             raise refused
         return encodings
@@ -53,21 +132,43 @@ class TextReader:
         ready, refused = _until_refused(texts, lambda text: self._prepare(text, False, "right", prompt_name))
         if refused is not None:
             raise refused
-        return self.tokenizer.tokens([item.text for item in ready], add_special_tokens=add_special_tokens)
+        return self.tokenizer.tokens([str(item.text) for item in ready], add_special_tokens=add_special_tokens)
 
-    def _prepare(self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None) -> _Ready:
-        if not item:
+    def _prepare(
+        self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None, *, allow_empty: bool = False
+    ) -> _Ready:
+        if not item and not allow_empty:
             raise EmptyInput("`inputs` cannot be empty")
         prompt = self.prompts.named(prompt_name)
-        limit = self.max_input_length * CHARACTERS_PER_TOKEN
-        if len(item) > limit and not truncate:
-            raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
-        if len(item) > limit:
-            item = item[-limit:] if direction == "left" else item[:limit]
+        item = self._bounded(item, truncate, direction)
         # Under a prompt, the ids' own special tokens give way to those put around the whole.
         whole = isinstance(item, str) or prompt is not None
         text = (prompt or "") + (item if isinstance(item, str) else self.tokenizer.text_of(item, skip_special_tokens=whole))
         return _Ready(text.lower() if self.lowercase else text, special_tokens=whole)
+
+    def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
+        if isinstance(item, str):
+            return self._prepare(item, truncate, direction, None)
+        if not any(item):
+            raise EmptyInput("`inputs` cannot be empty")
+        if self.prompts.named(None) is not None:
+            raise InvalidInput("`prompt_name` cannot be set with dual inputs")
+        limit, given = self._most_characters, len(item[0]) + len(item[1])
+        if given > limit:
+            if not truncate:
+                raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {given}")
+            item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
+        return _Ready((item[0].lower(), item[1].lower()) if self.lowercase else item)
+
+    @property
+    def _most_characters(self) -> int:
+        return self.max_input_length * CHARACTERS_PER_TOKEN
+
+    def _bounded(self, item: T, truncate: bool, direction: Direction) -> T:
+        limit = self._most_characters
+        if len(item) > limit and not truncate:
+            raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
+        return _cut(item, limit, direction)
 
     def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
         raws: dict[int, RawEncoding] = {}
@@ -78,9 +179,12 @@ class TextReader:
                 raws.update(zip(places, self.tokenizer.encode(texts, add_special_tokens=special_tokens), strict=True))
         return [self._fitted(raws[i], truncate, direction) for i in range(len(ready))]
 
-    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction) -> Encoding:
+    def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
         if len(raw) > self.max_input_length and not truncate:
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
+
+    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction) -> Encoding:
+        self._check_length(raw, truncate)
         return self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
 
     def _checked(self, encoding: Encoding) -> Encoding:
@@ -93,7 +197,30 @@ class TextReader:
         return encoding
 
 
-def _until_refused(items: Sequence[Input], prepare: Callable[[Input], _Ready]) -> tuple[list[_Ready], RequestError | None]:
+def _filled(slot: str, instruction: str, pair: Text) -> str:
+    values = {"instruction": instruction, "query": pair[0], "document": pair[1]}
+    return SLOT.sub(lambda match: values[match[1]], slot)
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise EmptyInput("`inputs` cannot be empty")
+    return text
+
+
+def _cut(item: T, limit: int, direction: Direction) -> T:
+    """At most `limit` characters (or ids)."""
+    if len(item) <= limit:
+        return item
+    return item[-limit:] if direction == "left" else item[:limit]
+
+
+def _lowered(text: str) -> str:
+    """In small letters, each in its place: a capital whose small form has another length stays."""
+    return "".join(small if len(small := letter.lower()) == 1 else letter for letter in text)
+
+
+def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> tuple[list[_Ready], RequestError | None]:
     ready: list[_Ready] = []
     for item in items:
         try:

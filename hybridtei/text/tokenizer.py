@@ -1,14 +1,18 @@
 """A checkpoint's `tokenizer.json` as the engine needs it: texts or ids in, `Encoding`s out, and back.
 
 The tokenizer is used without padding and without truncation of its own, so one object serves all threads and all requests:
-truncation happens here, on the ids. Batches go through `encode_batch`, which frees the GIL; `encode` does not.
+truncation happens here, on the ids. Texts go through `encode_batch`, which frees the GIL; `encode`, for a short one, does not.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from secrets import token_hex
 from typing import Literal
 
 import numpy as np
@@ -16,10 +20,13 @@ from numpy.typing import NDArray
 from tokenizers import Encoding as RawEncoding
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.batch import Encoding
+from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 
+SHORT_CHARACTERS = 256  # a text of no more keeps the GIL: to get it back from another thread takes longer than to tokenise
+
 Direction = Literal["left", "right"]
+Text = str | tuple[str, str]  # a pair is laid into one input, by the checkpoint's template for pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +58,78 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[RawEncoding]:
-        """All texts, whole. Raises TokenizerError."""
+    def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:
+        """All texts and pairs, whole; with their tokens' places in them only for `offsets`. Raises TokenizerError."""
         try:
-            return self._raw.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
+                return [self._raw.encode(texts[0], add_special_tokens=add_special_tokens)]
+            encode_batch = self._raw.encode_batch if offsets else self._raw.encode_batch_fast
+            return encode_batch(list(texts), add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises bare kinds
             raise _refusal(texts, error) from error
 
     def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
         """To at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
 
-        Equal to the tokenizer's own truncation: the text's tokens are cut first, then the template is laid around.
+        Equal to the tokenizer's own truncation: the text's tokens are cut first, then the template is laid around. Of a pair
+        the longer side is cut first.
         """
         input_ids = np.array(raw.ids, dtype=np.int64)
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
-        if len(input_ids) > max_length:
-            kept = _kept(np.array(raw.special_tokens_mask, dtype=bool), max_length, direction)
-            input_ids = input_ids[kept]
-            type_ids = None if type_ids is None else type_ids[kept]
-        return Encoding(input_ids, type_ids)
+        kept = _kept(raw, max_length, direction)
+        if kept is None:
+            return Encoding(input_ids, type_ids)
+        return Encoding(input_ids[kept], None if type_ids is None else type_ids[kept])
+
+    def cut_located(
+        self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
+    ) -> LocatedEncoding:
+        """`cut`, with each token's place in `text`; what was tokenised begins there at the character `shift`."""
+        encoding = self.cut(raw, max_length, direction)
+        special = np.array(raw.special_tokens_mask, dtype=bool)
+        offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
+        offsets[special] = 0
+        kept = _kept(raw, max_length, direction)
+        if kept is not None:
+            special, offsets = special[kept], offsets[kept]
+        return LocatedEncoding(encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special)
+
+    @property
+    def continues_words(self) -> bool:
+        """Whether the vocabulary spells a word's later pieces apart from its first (WordPiece's ##)."""
+        return bool(getattr(self._raw.model, "continuing_subword_prefix", None))
+
+    @cached_property
+    def leading_specials(self) -> int:
+        """How many special tokens the checkpoint's template puts before a text."""
+        mask = self._raw.encode("a").special_tokens_mask
+        return mask.index(0) if 0 in mask else len(mask)
+
+    def id_of(self, token: str | None) -> int | None:
+        """Of a token of the vocabulary."""
+        return None if token is None else self._raw.token_to_id(token)
+
+    def around_specials(self, text: str) -> list[tuple[str, bool]]:
+        """A trusted text in pieces, in order, and whether each is a special token."""
+        added = {token.content for token in self._raw.get_added_tokens_decoder().values()}
+        if not added:
+            return [(text, False)]
+        pattern = "|".join(re.escape(content) for content in sorted(added, key=len, reverse=True))
+        return [(piece, piece in added) for piece in re.split(f"({pattern})", text) if piece]
+
+    @cached_property
+    def literal(self) -> Tokenizer:
+        """This tokenizer, but for text that is nobody's command: what looks like a special token in it is spelled out."""
+        described = json.loads(self._raw.to_str())
+        specials = {token["content"] for token in described["added_tokens"]}
+        described["added_tokens"] = []
+        vocabulary = described["model"].get("vocab")
+        if isinstance(vocabulary, list):  # Unigram has them among its pieces; called what nobody can guess, they match nothing
+            secret = token_hex(16)
+            for entry in vocabulary:
+                entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
+        raw = RawTokenizer.from_str(json.dumps(described))
+        return Tokenizer(raw, has_token_types=self._has_token_types)
 
     def text_of(self, input_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text whose tokens the ids are. Raises InvalidInput on an id that the vocabulary does not have."""
@@ -97,20 +157,42 @@ class Tokenizer:
         return [_tokens(text, raw) for text, raw in zip(texts, encodings, strict=True)]
 
 
-def _refusal(texts: Sequence[str], error: Exception) -> TokenizerError:
+def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
     for text in texts:
         try:
-            text.encode()
+            for side in (text,) if isinstance(text, str) else text:
+                side.encode()
         except UnicodeEncodeError as surrogate:  # the library's own words for it would blame the type
             return TokenizerError(f"tokenizer error: a lone surrogate at character {surrogate.start} of an input")
     return TokenizerError(f"tokenizer error {error}")
 
 
-def _kept(special: NDArray[np.bool_], max_length: int, direction: Direction) -> NDArray[np.intp]:
-    text = np.flatnonzero(~special)
+def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np.intp] | None:
+    """Places of the tokens that fit, or None where all do."""
+    if len(raw) <= max_length:
+        return None
+    special = np.array(raw.special_tokens_mask, dtype=bool)
     room = max(max_length - int(special.sum()), 0)
-    text = text[len(text) - room :] if direction == "left" else text[:room]
-    return np.sort(np.concatenate([np.flatnonzero(special), text]))[:max_length]
+    if raw.n_sequences == 1:
+        sides, lengths = [np.flatnonzero(~special)], [room]
+    else:
+        side_of = np.array([-1 if side is None else side for side in raw.sequence_ids])
+        sides = [np.flatnonzero(side_of == side) for side in (0, 1)]
+        lengths = [*shares(len(sides[0]), len(sides[1]), room)]
+    cut = [side[len(side) - keep :] if direction == "left" else side[:keep] for side, keep in zip(sides, lengths, strict=True)]
+    return np.sort(np.concatenate([np.flatnonzero(special), *cut]))[:max_length]
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each side of a pair fit: the longer side gives way first, then both have half.
+
+    Source: `longest_first` of the tokenizers library; an odd token goes to the longer side, to the second where both are alike.
+    """
+    short, long = sorted((first, second))
+    long = max(short, room - short) if short <= room else short
+    if short + long > room:
+        short, long = room // 2, room // 2 + room % 2
+    return (short, long) if first <= second else (long, short)
 
 
 def _tokens(text: str, raw: RawEncoding) -> list[Token]:

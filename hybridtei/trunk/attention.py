@@ -8,14 +8,26 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def sdpa_per_sequence(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], *, scale: float, window: int | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    *,
+    scale: float,
+    window: int | None,
+    causal: bool,
+    seen: list[int] | None = None,
 ) -> Tensor:
-    """Attention of packed sequences, one SDPA call each: on a CPU this costs less than the padding it avoids."""
+    """Attention of packed sequences, one SDPA call each: on a CPU this costs less than the padding it avoids.
+
+    `seen`: of each sequence only so many tokens from the first on are keys.
+    """
     out = torch.empty_like(q)
     start = 0
-    for length in lengths:
-        rows = slice(start, start + length)
-        out[rows] = _one_sequence(q[rows], k[rows], v[rows], scale, _mask(length, window, causal, q.device))
+    for length, keys in zip(lengths, seen or lengths, strict=True):
+        rows, others = slice(start, start + length), slice(start, start + keys)
+        mask = _mask(length, window, causal, q.device)
+        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, None if mask is None else mask[:, :keys])
         start += length
     return out
 

@@ -33,17 +33,18 @@ class Layout(Protocol):
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty."""
+    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to."""
 
-    def __init__(self, cu_seqlens: Offsets, device: torch.device | str = "cpu") -> None:
+    def __init__(self, cu_seqlens: Offsets, device: torch.device | str = "cpu", unseen: Offsets | None = None) -> None:
         self.cu_seqlens = cu_seqlens
         self.lengths: list[int] = np.diff(cu_seqlens).tolist()
+        self._seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
         self._starts = torch.as_tensor(cu_seqlens[:-1], device=device)
         self._ends = torch.as_tensor(cu_seqlens[1:], device=device)
         self._counts = (self._ends - self._starts).unsqueeze(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
-        return sdpa_per_sequence(q, k, v, self.lengths, scale=scale, window=window, causal=causal)
+        return sdpa_per_sequence(q, k, v, self.lengths, scale=scale, window=window, causal=causal, seen=self._seen)
 
     def first(self, x: Tensor) -> Tensor:
         return x[self._starts]

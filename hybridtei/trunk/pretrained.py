@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtei.batch import PackedBatch, pad
+from hybridtei.batch import PackedBatch, pad, seen_mask
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over
@@ -47,7 +47,8 @@ class Trunk:
     def __call__(self, batch: PackedBatch, layout: PackedLayout) -> Tensor:
         """Last hidden states float[t, h], flat whichever way the family runs."""
         if self._alone and len(batch) > 1:
-            return torch.cat([self(part, PackedLayout(part.cu_seqlens, self._device)) for part in _sequences(batch)])
+            parts = _sequences(batch)
+            return torch.cat([self(part, PackedLayout(part.cu_seqlens, self._device, part.unseen)) for part in parts])
         return self._run_packed(batch, layout) if self._packed else self._run_padded(batch)
 
     def word_embeddings(self, batch: PackedBatch) -> Tensor:
@@ -63,7 +64,7 @@ class Trunk:
 
     def _run_padded(self, batch: PackedBatch) -> Tensor:
         input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
-        inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(mask).long()}
+        inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(seen_mask(mask, batch)).long()}
         if self._spec.has_token_types:
             type_ids, _ = pad(self._token_types(batch).cpu().numpy(), batch.cu_seqlens, 0)
             inputs["token_type_ids"] = self._tensor(type_ids)
@@ -84,14 +85,15 @@ class Trunk:
 
 def _sequences(batch: PackedBatch) -> Iterator[PackedBatch]:
     """Each sequence of a batch as a batch of its own."""
-    types = batch.token_type_ids
-    for start, stop in pairwise(batch.cu_seqlens.tolist()):
+    types, unseen = batch.token_type_ids, batch.unseen
+    for place, (start, stop) in enumerate(pairwise(batch.cu_seqlens.tolist())):
         yield replace(
             batch,
             input_ids=batch.input_ids[start:stop],
             position_ids=batch.position_ids[start:stop],
             token_type_ids=None if types is None else types[start:stop],
             cu_seqlens=offsets_of([stop - start]),
+            unseen=None if unseen is None else unseen[place : place + 1],
         )
 
 

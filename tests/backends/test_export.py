@@ -13,13 +13,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
+import onnx_ir
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from hybridtei.backends import export
 from hybridtei.backends.export import check_graph, export_graph, main
-from hybridtei.backends.graphs import Graph, graph_name
+from hybridtei.backends.graph_names import FAMILY_IRRELEVANT, FREE_SIZES, graph_name
+from hybridtei.backends.graphs import Graph
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
@@ -63,6 +65,24 @@ def test_a_graph_holds_no_weights(model_type: str, tmp_path: Path) -> None:
 def test_a_graph_keeps_nothing_of_the_machine_that_made_it(model_type: str) -> None:
     content = graph_of(model_type).onnx
     assert not [word for word in (b"site-packages", b"/tmp", str(Path.home()).encode(), b".py") if word in content]
+
+
+@pytest.mark.parametrize("model_type", sorted(FREE_SIZES))
+def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_type: str) -> None:
+    """Byte for byte: other numbers of words and of positions, another padding id where the name leaves it out too."""
+    others = {
+        key: size for key, size in {"vocab_size": 333, "max_position_embeddings": 777}.items() if key in FREE_SIZES[model_type]
+    }
+    if "pad_token_id" in FAMILY_IRRELEVANT.get(model_type, ()):
+        others["pad_token_id"] = 7
+    spec = read_spec(tiny.write_family(tmp_path / "one", model_type), pooling="mean")
+    other = read_spec(tiny.write_family(tmp_path / "other", model_type, **others), pooling="mean")
+    assert graph_name(spec) == graph_name(other)
+    graphs = export_graph(spec), export_graph(other)
+    for graph, name in zip(graphs, ("one.zip", "other.zip"), strict=True):
+        graph.write(tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
+    assert graphs[0].free
 
 
 @pytest.mark.parametrize("changes", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.5}, {"num_attention_heads": 2}])
@@ -121,11 +141,11 @@ def test_weights_that_transformers_renames_would_stay_in_the_graph_and_are_refus
         export_graph(read_spec(folder, pooling="mean"))
 
 
-def only_weights(trunk: Any) -> onnx.ModelProto:
+def only_weights(trunk: Any) -> onnx_ir.Model:
     """What a trace gives, but for its nodes."""
     tensors = {name: value.detach().numpy() for name, value in trunk.named_parameters() if "pooler" not in name}
     initializers = [onnx.numpy_helper.from_array(value, f"trunk.{name}") for name, value in tensors.items()]
-    return onnx.helper.make_model(onnx.helper.make_graph([], "trunk", [], [], initializers))
+    return onnx_ir.from_proto(onnx.helper.make_model(onnx.helper.make_graph([], "trunk", [], [], initializers)))
 
 
 def test_a_model_that_cannot_be_loaded_or_traced_is_refused_with_the_reason(
@@ -171,7 +191,8 @@ def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
     assert run_module(monkeypatch, str(folder), "--output", str(tmp_path / "out" / "graphs")) == 0
     (written,) = (tmp_path / "out" / "graphs").iterdir()
     assert written.name == graph_name(read_spec(folder, pooling="mean"))
-    assert Graph.read(written) == graph_of("distilbert")
+    config = read_spec(folder, pooling="mean").config
+    assert Graph.read(written, config) == graph_of("distilbert")
     assert f"{written}: {written.stat().st_size} bytes" in capsys.readouterr().out
 
 
@@ -181,7 +202,7 @@ def test_the_command_writes_to_the_cache_unless_told(
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {"a": (1,)}))
     assert main([str(bert)]) == 0
-    assert Graph.read(tmp_path / "cache" / graph_name(read_spec(bert))) == Graph(b"onnx", {"a": (1,)})
+    assert Graph.read(tmp_path / "cache" / graph_name(read_spec(bert)), {}) == Graph(b"onnx", {"a": (1,)})
     assert "1 tensors" in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 
 from hybridtei.backends import graphs
 from hybridtei.backends.graphs import Graph, cache_folder, find_graph, graph_name
+from hybridtei.batch import Positions
 from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.errors import LoadError
 from tests import tiny
 
-GRAPH = Graph(b"onnx " * 200, {"embeddings.weight": (90, 32), "bias": (32,), "scale": ()})
+CONFIG = {"vocab_size": 90, "max_position_embeddings": 128}
+GRAPH = Graph(b"onnx " * 200, {"embeddings.weight": (90, 32), "bias": (32,), "scale": ()}, {"embeddings.weight": "vocab_size"})
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_what_is_written_is_read(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.zip"
     Graph(onnx, weights).write(path)
-    assert Graph.read(path) == Graph(onnx, weights)
+    assert Graph.read(path, {}) == Graph(onnx, weights)
 
 
 def test_the_same_graph_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,21 +76,51 @@ def write_zip(path: Path, **members: bytes) -> None:
 
 @pytest.mark.parametrize("member", ["graph_onnx", "weights_json"])
 def test_a_file_that_lacks_a_member_is_refused_by_name(tmp_path: Path, member: str) -> None:
-    members = {"graph_onnx": b"onnx", "weights_json": b"{}"}
+    members = {"graph_onnx": b"onnx", "weights_json": b'{"weights": {}}'}
     del members[member]
     write_zip(tmp_path / "g.zip", **members)
     with pytest.raises(LoadError, match=rf"{tmp_path}/g\.zip.*{member.replace('_', '.')}"):
-        Graph.read(tmp_path / "g.zip")
+        Graph.read(tmp_path / "g.zip", CONFIG)
 
 
 @pytest.mark.parametrize(
     "weights",
-    [b"", b"not json", b"[]", b"null", b'{"a": 3}', b'{"a": "12"}', b'{"a": ["x"]}', b'{"a": [1.5]}', b'{"a": null}', b"\xff"],
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff",
+        *(b'{"weights": {"a": %s}}' % shape for shape in (b"3", b'"12"', b"[1.5]", b"null")),
+        b'{"weights": {}, "held": 3}',
+    ],
 )
 def test_weights_that_are_no_names_and_shapes_are_refused(tmp_path: Path, weights: bytes) -> None:
     write_zip(tmp_path / "g.zip", graph_onnx=b"onnx", weights_json=weights)
     with pytest.raises(LoadError, match=rf"{tmp_path}/g\.zip: not a readable graph"):
-        Graph.read(tmp_path / "g.zip")
+        Graph.read(tmp_path / "g.zip", CONFIG)
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": None}, {"vocab_size": "90"}, {"vocab_size": True}])
+def test_a_size_that_config_json_does_not_tell_is_an_error_that_names_it(tmp_path: Path, config: dict[str, Any]) -> None:
+    GRAPH.write(tmp_path / "g.zip")
+    with pytest.raises(LoadError, match=rf"{tmp_path}/g\.zip.*`vocab_size` of config\.json"):
+        Graph.read(tmp_path / "g.zip", config)
+
+
+def test_a_size_is_kept_by_name_and_read_from_config_json(tmp_path: Path) -> None:
+    GRAPH.write(tmp_path / "g.zip")
+    read = Graph.read(tmp_path / "g.zip", {"vocab_size": 1234})
+    assert read.weights == {**GRAPH.weights, "embeddings.weight": (1234, 32)}
+    read.write(tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "g.zip").read_bytes()
+
+
+def test_what_a_graph_holds_itself_is_kept(tmp_path: Path) -> None:
+    graph = Graph(b"onnx", {"bias": (32,)}, held=("layer.weight",))
+    graph.write(tmp_path / "g.zip")
+    assert Graph.read(tmp_path / "g.zip", {}) == graph
 
 
 def test_a_file_cut_short_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -97,7 +130,7 @@ def test_a_file_cut_short_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
     for left in range(len(whole)):
         path.write_bytes(whole[:left])
         with pytest.raises(LoadError, match=r"g\.zip"):
-            Graph.read(path)
+            Graph.read(path, CONFIG)
 
 
 def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
@@ -109,7 +142,7 @@ def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
-            assert Graph.read(path) == GRAPH
+            assert Graph.read(path, CONFIG) == GRAPH
         except LoadError as error:
             refused.append(str(error))
     assert len(refused) > len(whole) / 2
@@ -119,7 +152,7 @@ def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.zip", tmp_path):
         with pytest.raises(LoadError, match=str(path)):
-            Graph.read(path)
+            Graph.read(path, CONFIG)
 
 
 # --- names -------------------------------------------------------------------------------------------------------------
@@ -132,12 +165,10 @@ def test_a_file_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path: Path)
         {"num_hidden_layers": 3},
         {"num_attention_heads": 2},
         {"intermediate_size": 64},
-        {"vocab_size": 1000},
-        {"max_position_embeddings": 512},
         {"type_vocab_size": 1},
         {"hidden_act": "relu"},
         {"layer_norm_eps": 1e-5},
-        {"pad_token_id": 1},
+        {"layer_norm_eps": 0.5},
         {"is_decoder": True},  # it looks back only
         {"add_cross_attention": True},
         {"an_option_nobody_knows_yet": 1},
@@ -161,6 +192,10 @@ def test_an_architecture_has_a_name_of_its_own(spec_of: Callable[..., ModelSpec]
         {"is_decoder": False, "add_cross_attention": False},
         {"is_decoder": ..., "add_cross_attention": ..., "position_embedding_type": ...},
         {"position_embedding_type": "absolute"},
+        {"vocab_size": 1000},
+        {"max_position_embeddings": 512},
+        {"pad_token_id": 1, "sep_token_id": 2, "cls_token_id": 3},
+        {"sentence_transformers": {"version": "6"}, "pooler_type": "first_token_transform", "directionality": "bidi"},
     ],
 )
 def test_what_is_no_architecture_changes_no_name(spec_of: Callable[..., ModelSpec], changes: dict[str, Any]) -> None:
@@ -179,6 +214,53 @@ def test_families_differ_in_name_and_show_it(tmp_path: Path) -> None:
         graph_name(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean")) for family in ("bert", "electra")
     ]
     assert [name.split("-")[0] for name in names] == ["bert", "electra"]
+
+
+DIFFERENT: dict[str, list[dict[str, Any]]] = {
+    "xlm-roberta": [{"pad_token_id": 0}, {"num_hidden_layers": 3}],
+    "modernbert": [
+        {"max_position_embeddings": 64},
+        {"global_attn_every_n_layers": 2},
+        {"local_attention": 64},
+        {"global_rope_theta": 10000.0},
+        {"norm_eps": 1e-12},
+        {"hidden_activation": "relu"},
+        {"norm_bias": True},
+    ],
+    "qwen3": [{"vocab_size": 1000}, {"pad_token_id": 5}, {"rope_theta": 5.0}],
+    "mpnet": [{"relative_attention_num_buckets": 16}],
+}
+ALIKE: dict[str, list[dict[str, Any]]] = {
+    "xlm-roberta": [{"vocab_size": 1000}, {"max_position_embeddings": 1026}, {"output_past": True}],
+    "modernbert": [
+        {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0},
+        {"norm_eps": 1e-5, "layer_norm_eps": 1e-12, "norm_bias": False, "hidden_activation": "gelu"},
+        {"classifier_pooling": "mean", "decoder_bias": False, "reference_compile": True},
+    ],
+    "distilbert": [{"sinusoidal_pos_embds": False, "tie_weights_": True, "pad_token_id": 7}],
+}
+
+
+def named(model_type: str, changes: dict[str, Any]) -> str:
+    base = {"model_type": model_type, "num_hidden_layers": 2, "vocab_size": 9, "pad_token_id": 1, "max_position_embeddings": 8}
+    return graph_name(replace(SPEC, model_type=model_type, config={**base, **changes}))
+
+
+SPEC = ModelSpec(Path(), "", (), 1, 1, 1, Positions(), ())
+
+
+@pytest.mark.parametrize(("model_type", "changes"), [(family, one) for family, all_ in DIFFERENT.items() for one in all_])
+def test_what_shapes_a_family_changes_its_name(model_type: str, changes: dict[str, Any]) -> None:
+    assert named(model_type, changes) != named(model_type, {})
+
+
+@pytest.mark.parametrize(("model_type", "changes"), [(family, one) for family, all_ in ALIKE.items() for one in all_])
+def test_what_shapes_no_graph_of_a_family_changes_no_name(model_type: str, changes: dict[str, Any]) -> None:
+    assert named(model_type, changes) == named(model_type, {})
+
+
+def test_what_else_a_graph_is_made_of_is_part_of_its_name() -> None:
+    assert len({graph_name(SPEC), graph_name(SPEC, "int8 of one"), graph_name(SPEC, "int8 of another")}) == 3
 
 
 # --- places ------------------------------------------------------------------------------------------------------------
@@ -213,4 +295,5 @@ def test_the_package_carries_the_graph_of_the_embedded_model(cache: Path) -> Non
     assert path is not None
     assert path.parent == graphs.SHIPPED
     assert path.stat().st_size < 100_000
-    assert Graph.read(path).weights["embeddings.word_embeddings.weight"] == (30522, 384)
+    spec = read_spec(folder, heads_file=heads)
+    assert Graph.read(path, spec.config).weights["embeddings.word_embeddings.weight"] == (30522, 384)

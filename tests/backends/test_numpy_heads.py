@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends import numpy_heads
+from hybridtei.backends.host_heads import HostHeads
+from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
+from hybridtei.checkpoint.spec import read_spec
 from hybridtei.heads import dense as torch_dense
 from hybridtei.heads import parameters
 from hybridtei.heads.multivector import multivector
@@ -142,3 +148,34 @@ def test_no_head_writes_into_its_input() -> None:
         numpy_heads.ACTIVATIONS[name](hidden)
     numpy_heads.layer_norm(hidden)
     np.testing.assert_array_equal(hidden, before)
+
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "electra": {},
+    "distilbert": {},
+    "xlm-roberta": {},
+    "deberta-v2": {},
+    "modernbert": {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    "eurobert": {"classifier_pooling": "late"},
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+def test_classifiers_are_their_twins(tmp_path: Path, model_type: str, task: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
+    spec = read_spec(folder)
+    head = Head.TAGS if spec.kind == "tagger" else Head.SCORES
+    texts = [Encoding(np.random.default_rng(size).integers(5, 60, size)) for size in (3, 40, 1, 17)]
+    batch = pack(texts, frozenset({head, Head.TOKENS}), spec.positions)
+    theirs = TorchBackend(spec).forward(batch)
+    assert theirs.tokens is not None
+    ours = HostHeads(spec).outputs(batch, theirs.tokens.values)
+    if head is Head.SCORES:
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5, rtol=0)
+    else:
+        assert ours.tags is not None
+        assert theirs.tags is not None
+        np.testing.assert_allclose(ours.tags.values, theirs.tags.values, atol=1e-5, rtol=0)

@@ -13,6 +13,7 @@ from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import BackendError
+from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
 from tests import tiny, tolerances
 
@@ -175,7 +176,7 @@ def test_a_backend_tells_whether_it_pads(tmp_path: Path, model_type: str, padded
     assert backend.padded is padded
     assert (backend.name, backend.dtype) == ("torch", "float32")
     assert backend.busy_tokens > 0
-    assert backend.lanes >= 1
+    assert len(backend.lanes) >= 1
 
 
 @pytest.mark.parametrize("wrong", [[2, 10_000, 3], [5] * 1000])
@@ -207,7 +208,7 @@ def test_threads_share_a_backend(hybrid_backend: TorchBackend) -> None:
     before = hybrid_backend.forwards
 
     def lane(encoding: Encoding) -> np.ndarray | None:
-        hybrid_backend.enter_lane()
+        hybrid_backend.enter_lane(LaneKind.BULK)
         return run(hybrid_backend, [encoding]).dense
 
     with ThreadPoolExecutor(4) as pool:

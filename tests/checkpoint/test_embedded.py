@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridtei.checkpoint import embedded
 from hybridtei.checkpoint.embedded import PACKAGE, SHA256, embedded_model
 from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.encoder import Encoder
@@ -39,3 +40,9 @@ def test_the_real_package_has_the_right_weights() -> None:
     folder, heads = embedded_model()
     assert (folder / "tokenizer.json").is_file()
     assert heads.suffix == ".safetensors"
+
+
+def test_without_that_package_the_folder_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PACKAGE", "hybridtei_no_such_package")
+    monkeypatch.setattr(embedded, "assembled_model", lambda: tmp_path)
+    assert embedded_model() == (tmp_path, embedded.HEADS)

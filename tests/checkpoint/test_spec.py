@@ -52,15 +52,6 @@ def test_a_fact_that_config_must_tell(bert: Path, copied: Copied, key: str, valu
     assert key in raised(LoadError, folder, "config.json")
 
 
-@pytest.mark.parametrize(
-    "architecture", ["BertForSequenceClassification", "BertForTokenClassification", "XLMRobertaForSequenceClassification"]
-)
-def test_classifiers_are_refused(bert: Path, copied: Copied, architecture: str) -> None:
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", architectures=[architecture])
-    assert architecture in raised(UnsupportedArchitecture, folder, "")
-
-
 def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: Any = ...) -> Path:
     tiny.edit_json(folder / "config.json", max_position_embeddings=table)
     tiny.edit_json(folder / "tokenizer_config.json", model_max_length=tokenizer)

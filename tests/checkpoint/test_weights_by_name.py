@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,70 @@ def test_a_scalar_keeps_its_shape(tmp_path: Path) -> None:
     assert weights.float32("a").shape == ()
 
 
+# --- views of the file -------------------------------------------------------------------------------------------------
+
+
+def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path: Path) -> None:
+    found = Weights.open(write(tmp_path, "a")).float32("a")
+    assert not found.flags.owndata
+    assert not found.flags.writeable
+    assert found.flags.aligned
+
+
+def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+    values = torch.randn(300, 700, generator=torch.Generator().manual_seed(0))
+    save_file({"a": values, "half": values.half()}, tmp_path / "model.safetensors")
+    weights = Weights.open(tmp_path)
+    before, half = weights.float32("a"), weights.float32("half")
+    for _ in range(2):
+        weights.release()
+        np.testing.assert_array_equal(before, values.numpy())
+        np.testing.assert_array_equal(half, values.half().float().numpy())
+        np.testing.assert_array_equal(weights.float32("a"), values.numpy())
+
+
+def test_arrays_outlive_the_weights_and_the_file(tmp_path: Path) -> None:
+    found = Weights.open(write(tmp_path, "a", "b")).float32("b")
+    (tmp_path / "model.safetensors").unlink()
+    np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
+
+
+def raw(folder: Path, header: Any, content: bytes) -> Path:
+    """A file with just this header, of whatever length."""
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return folder
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
+    values = np.arange(6, dtype=np.float32)
+    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    header = {"__metadata__": {"pad": "x" * padding}, "a": entry}
+    found = Weights.open(raw(tmp_path, header, values.tobytes())).float32("a")
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, values.reshape(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_a_tensor_of_nothing_has_its_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save_file({"a": torch.empty(shape), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert Weights.open(tmp_path).float32("a").shape == shape
+    save_file({"a": torch.empty(shape)}, tmp_path / "model.safetensors")
+    assert Weights.open(tmp_path).float32("a").shape == shape
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I8", "F8_E4M3", "BOOL"])
+def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path: Path, dtype: str) -> None:
+    size = 8 if dtype == "I64" else 1
+    weights = Weights.open(
+        raw(tmp_path, {"ids": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4 * size]}}, b"\0" * 4 * size)
+    )
+    assert weights.shape("ids") == (4,)
+    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: `ids` is {dtype}"):
+        weights.float32("ids")
+
+
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +183,37 @@ def test_a_file_cut_short_is_named(tmp_path: Path, left: int) -> None:
     file = write(tmp_path, "a") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(LoadError, match=f"{file}: cannot be read as weights"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 25]}},
+        {"a": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [24, 0]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-24, 0]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [4, 28]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [2**63, 2**63 + 24]}},
+        {"a": {"dtype": "F33", "shape": [2, 3], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}},
+        {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} for name in "ab"},
+        {"a": None},
+        [],
+    ],
+)
+def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any) -> None:
+    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
+        Weights.open(raw(tmp_path, entries, bytes(24)))
+
+
+@pytest.mark.parametrize("size", [0, 2**31, 2**63, 2**64 - 1])
+def test_a_header_of_another_length_than_it_says_is_named_with_its_file(tmp_path: Path, size: int) -> None:
+    (tmp_path / "model.safetensors").write_bytes(size.to_bytes(8, "little") + b"{}")
+    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
         Weights.open(tmp_path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,13 +11,17 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
+from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import LOOK_AHEAD, EngineCore
+from hybridtei.engine.scheduler import PATIENCE_NS
 from hybridtei.errors import BackendError
+from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
 from tests.engine import small
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})
 SPEC = small.model_spec()
+PAIRS = itertools.cycle(itertools.product(range(SPEC.vocab_size), repeat=2))
 requests = st.lists(st.lists(st.integers(1, 30), max_size=12), max_size=12)
 
 
@@ -25,6 +31,11 @@ def core(max_tokens: int = 64, **settings) -> EngineCore:
 
 def encoding(length: int, first: int = 0) -> Encoding:
     return Encoding(np.arange(first, first + length, dtype=np.int64) % SPEC.vocab_size)
+
+
+def different(count: int, length: int) -> list[Encoding]:
+    """So many encodings of one length, no two alike."""
+    return [Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64)) for pair in itertools.islice(PAIRS, count)]
 
 
 def drain(queue: EngineCore, backend: FakeBackend) -> list:
@@ -62,7 +73,7 @@ def assert_alone_is_the_same(encodings, outputs: HeadOutputs) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padded):
     queue = core(512, padded=padded)
-    queue.add([encoding(50) for _ in range(1000)], DENSE)
+    queue.add(different(1000, 50), DENSE)
     query = queue.add([encoding(5)], DENSE)
     batches = [queue.take(), queue.take()]
     assert any(ticket is query for batch in batches for ticket, _ in batch.riders)
@@ -70,7 +81,7 @@ def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padded):
 
 def test_a_query_that_comes_while_bulk_runs_rides_next():
     queue = core(500)
-    queue.add([encoding(50) for _ in range(1000)], DENSE)
+    queue.add(different(1000, 50), DENSE)
     for _ in range(20):
         queue.take()
     query = queue.add([encoding(5)], DENSE)
@@ -80,7 +91,7 @@ def test_a_query_that_comes_while_bulk_runs_rides_next():
 @pytest.mark.parametrize("padded", [False, True])
 def test_bulk_is_not_starved_by_an_endless_stream_of_queries(padded):
     queue, backend = core(20, padded=padded), FakeBackend(SPEC)
-    bulk = queue.add([encoding(20) for _ in range(10)], DENSE)
+    bulk = queue.add(different(10, 20), DENSE)
     fair = sum(4 * (texts + 1) for texts in range(11))  # each bulk text leaves four more queries waiting, and all share alike
     for _ in range(fair):
         for _ in range(4):  # the stream alone fills every pass
@@ -92,16 +103,16 @@ def test_bulk_is_not_starved_by_an_endless_stream_of_queries(padded):
 
 def test_two_bulk_requests_share():
     queue = core(100)
-    one = queue.add([encoding(10) for _ in range(100)], DENSE)
-    two = queue.add([encoding(10) for _ in range(100)], DENSE)
+    one = queue.add(different(100, 10), DENSE)
+    two = queue.add(different(100, 10), DENSE)
     riders = [ticket for _ in range(10) for ticket, _ in queue.take().riders]
     assert abs(riders.count(one) - riders.count(two)) <= 10
 
 
-@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=40))
+@given(st.lists(st.tuples(st.integers(2, 20), st.booleans()), max_size=40))
 def test_the_cancelled_never_cost_a_pass(requests):
     queue, backend = core(40), FakeBackend(SPEC)
-    tickets = [queue.add([encoding(length)] * 2, DENSE) for length, _ in requests]
+    tickets = [queue.add(different(2, length), DENSE) for length, _ in requests]
     for ticket, (_, cancelled) in zip(tickets, requests, strict=True):
         ticket.cancelled = cancelled
     wanted = sum(2 * length for length, cancelled in requests if not cancelled)
@@ -116,7 +127,7 @@ def test_the_cancelled_never_cost_a_pass(requests):
 
 def test_more_cancelled_than_one_look_ahead():
     queue = core()
-    queue.add([encoding(1)] * (2 * LOOK_AHEAD + 3), DENSE).cancelled = True
+    queue.add(different(2 * LOOK_AHEAD + 3, 2), DENSE).cancelled = True
     last = queue.add([encoding(40)], DENSE)
     assert [ticket for ticket, _ in queue.take().riders] == [last]
     assert queue.take() is None
@@ -125,7 +136,7 @@ def test_more_cancelled_than_one_look_ahead():
 
 def test_a_failed_batch_fails_its_riders_only():
     queue, backend = core(10), FakeBackend(SPEC)
-    failing = queue.add([encoding(5), encoding(5), encoding(5)], DENSE)
+    failing = queue.add(different(3, 5), DENSE)
     other = queue.add([encoding(10)], DENSE)
     batch = queue.take()
     assert {ticket for ticket, _ in batch.riders} == {failing}
@@ -138,7 +149,7 @@ def test_a_failed_batch_fails_its_riders_only():
 
 def test_a_failed_request_leaves_the_queue():
     queue = core(10)
-    failing = queue.add([encoding(10) for _ in range(5)], DENSE)
+    failing = queue.add(different(5, 10), DENSE)
     queue.fail(queue.take(), BackendError("no"))
     assert failing.done
     assert queue.take() is None
@@ -147,7 +158,7 @@ def test_a_failed_request_leaves_the_queue():
 
 def test_fail_all_empties_the_queue():
     queue = core()
-    tickets = [queue.add([encoding(3)] * 2, DENSE) for _ in range(3)]
+    tickets = [queue.add(different(2, 3), DENSE) for _ in range(3)]
     assert queue.fail_all(BackendError("no")) == tickets
     assert queue.take() is None
     assert all(ticket.done for ticket in tickets)
@@ -164,8 +175,136 @@ def test_the_heads_of_a_batch_are_the_union_of_its_riders():
 
 def test_times_are_means_over_sequences():
     queue, backend = core(10), FakeBackend(SPEC)
-    ticket = queue.add([encoding(10), encoding(10)], DENSE, now_ns=100)
+    ticket = queue.add(different(2, 10), DENSE, now_ns=100)
     for taken, given_back in ((110, 115), (130, 145)):
         batch = queue.take(taken)
         queue.give(batch, backend.forward(batch.packed), given_back)
     assert (ticket.timings().queue_ns, ticket.timings().inference_ns) == (20, 10)
+
+
+def test_what_waits_already_is_computed_once():
+    queue, backend = core(), FakeBackend(SPEC)
+    one = queue.add([encoding(5), encoding(7), encoding(5)], DENSE)
+    other = queue.add([encoding(7)], TOKENS)
+    batch = queue.take()
+    assert batch.packed.lengths.tolist() == [5, 7]
+    assert queue.shared == 2
+    done = queue.give(batch, backend.forward(batch.packed))
+    assert done == [one, other]
+    assert_alone_is_the_same_dense(one)
+    assert other.outputs().dense is None
+    assert other.outputs().tokens.lengths.tolist() == [7]
+    assert len(queue) == 0
+
+
+def assert_alone_is_the_same_dense(ticket) -> None:
+    for place, one in enumerate(ticket.encodings):
+        queue = core()
+        alone = queue.add([one], DENSE)
+        drain(queue, FakeBackend(SPEC))
+        assert np.array_equal(ticket.outputs().dense[place], alone.outputs().dense[0])
+
+
+def test_what_runs_already_is_computed_again():
+    queue = core()
+    queue.add([encoding(5)], DENSE)
+    running = queue.take()
+    queue.add([encoding(5)], DENSE)
+    assert queue.shared == 0
+    assert len(queue.take().packed) == len(running.packed) == 1
+
+
+def test_a_shared_text_runs_while_anybody_waits_for_it():
+    queue = core()
+    first = queue.add([encoding(5)], DENSE)
+    second = queue.add([encoding(5)], DENSE)
+    first.cancelled = True
+    assert second in [ticket for ticket, _ in queue.take().riders]
+    third, fourth = queue.add([encoding(6)], DENSE), queue.add([encoding(6)], DENSE)
+    third.cancelled = fourth.cancelled = True
+    assert queue.take() is None
+    fifth = queue.add([encoding(6)], DENSE)  # not one with those that were dropped
+    assert [ticket for ticket, _ in queue.take().riders] == [fifth]
+
+
+def test_types_tell_texts_apart():
+    ids = np.array([1, 2, 3, 4], dtype=np.int64)
+    pair, text = Encoding(ids[:2], ids[2:]), Encoding(ids)
+    assert pair.key != text.key
+    assert Encoding(ids, np.zeros(4, dtype=np.int64)).key == text.key
+
+
+BOTH = (LaneKind.EXPRESS, LaneKind.EXPRESS, LaneKind.BULK, LaneKind.BULK)
+
+
+def test_short_requests_go_to_express_lanes_and_the_rest_to_bulk():
+    queue = core(lanes=BOTH)
+    bulk = queue.add(different(30, 20), DENSE)
+    query = queue.add([encoding(5)], DENSE)
+    assert [ticket for ticket, _ in queue.take(kind=LaneKind.EXPRESS).riders] == [query]
+    assert queue.take(kind=LaneKind.EXPRESS) is None
+    assert {ticket for ticket, _ in queue.take(kind=LaneKind.BULK).riders} == {bulk}
+
+
+def test_without_express_lanes_everything_is_taken():
+    queue = core()
+    query = queue.add([encoding(5)], DENSE)
+    batch = queue.take()
+    assert [ticket for ticket, _ in batch.riders] == [query]
+    assert not batch.wide
+
+
+def test_a_short_text_that_is_alone_may_spread():
+    queue, backend = core(lanes=BOTH), FakeBackend(SPEC)
+    queue.add([encoding(5)], DENSE)
+    first = queue.take(kind=LaneKind.EXPRESS)
+    queue.add([encoding(6)], DENSE)
+    second = queue.take(kind=LaneKind.EXPRESS)  # while the first runs
+    assert (first.wide, second.wide) == (True, False)
+    queue.give(first, backend.forward(first.packed))
+    queue.fail(second, BackendError("no"))
+    queue.add([encoding(7)], DENSE)
+    assert queue.take(kind=LaneKind.EXPRESS).wide
+
+
+def test_two_lanes_share_what_waits():
+    queue = core(512, lanes=BOTH, padded=True)
+    for _ in range(40):
+        queue.add(different(1, 10), DENSE)
+    sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
+    assert sizes == [20, 12]  # half of what waits each time, but no less than keeps a core busy
+
+
+def test_bulk_behind_endless_queries_is_served_by_an_express_lane_at_last():
+    queue = core(64, lanes=BOTH)
+    bulk = queue.add(different(20, 30), DENSE, now_ns=0)
+    kinds = []
+    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
+        queue.add([encoding(5, now // 1000)], DENSE, now_ns=now)
+        kinds.append(queue.take(now, LaneKind.EXPRESS).kind)
+    assert kinds.count(LaneKind.BULK) == 3  # once each time it had none for so long
+    assert not bulk.done
+
+
+def test_bulk_that_is_served_takes_no_express_lane():
+    queue = core(64, lanes=BOTH)
+    queue.add(different(100, 30), DENSE, now_ns=0)
+    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
+        queue.take(now, LaneKind.BULK)
+        assert queue.take(now, LaneKind.EXPRESS) is None
+
+
+def test_what_was_computed_is_remembered():
+    cache = ResultCache(1_000_000)
+    queue, backend = core(cache=cache), FakeBackend(SPEC)
+    first = queue.add([encoding(5), encoding(7)], DENSE)
+    drain(queue, backend)
+    again = queue.add([encoding(7), encoding(9), encoding(5)], DENSE)
+    assert len(queue) == 1
+    drain(queue, backend)
+    assert np.array_equal(again.outputs().dense[[2, 0]], first.outputs().dense)
+    known = queue.add([encoding(9)], DENSE)
+    assert known.done
+    assert np.array_equal(known.outputs().dense[0], again.outputs().dense[1])
+    assert queue.add([encoding(9)], TOKENS).done is False
+    assert (cache.hits, cache.misses) == (3, 4)

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.scheduler import PADDING_ALLOWED, choose
+from hybridtei.engine.scheduler import (
+    EXPRESS_BACKLOG_TOKENS,
+    EXPRESS_TOKENS,
+    LEAST_SHARE_TOKENS,
+    PADDING_ALLOWED,
+    PATIENCE_NS,
+    choose,
+    is_starving,
+    lane_for,
+    share,
+)
+from hybridtei.lanes import LaneKind
 
 queues = st.lists(st.integers(1, 200), max_size=60)
 budgets = st.integers(1, 400)
@@ -84,3 +95,26 @@ def test_a_sequence_longer_than_the_budget_rides_alone():
 
 def test_nobody_waits():
     assert choose([], max_tokens=1) == []
+
+
+@given(st.integers(1, 10_000), st.integers(0, 20_000))
+def test_express_is_what_is_short_and_not_behind_too_much(tokens, backlog):
+    express = tokens <= EXPRESS_TOKENS and backlog + tokens <= EXPRESS_BACKLOG_TOKENS
+    assert (lane_for(tokens, backlog) is LaneKind.EXPRESS) == express
+    if lane_for(tokens, backlog) is LaneKind.EXPRESS:  # who asks for less, or comes earlier, is never worse off
+        assert lane_for(max(tokens - 1, 1), max(backlog - 1, 0)) is LaneKind.EXPRESS
+
+
+def test_starving_begins_after_the_last_service_or_the_arrival():
+    assert not is_starving(10, 0, 10 + PATIENCE_NS)
+    assert is_starving(10, 0, 11 + PATIENCE_NS)
+    assert not is_starving(10, 50, 50 + PATIENCE_NS)
+    assert is_starving(10, 50, 51 + PATIENCE_NS)
+
+
+@given(st.integers(0, 100_000), st.integers(1, 64), st.integers(1, 20_000))
+def test_a_share_is_no_more_than_the_budget_and_no_less_than_keeps_a_core_busy(waiting, lanes, budget):
+    got = share(waiting, lanes, budget)
+    assert got <= budget
+    assert got >= min(budget, LEAST_SHARE_TOKENS)
+    assert got * lanes >= min(waiting, budget * lanes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -14,6 +16,7 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
+from hybridtei.lanes import LaneKind
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.tasks.embed import Embed, Model
@@ -22,6 +25,9 @@ from tests.engine import small
 HANG = 30  # seconds after which a test that should end at once has hung
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 POISON = small.IDS["poison"]
+
+
+PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
 
 
 class Gate:
@@ -72,6 +78,11 @@ def embed(*texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENS
     return Embed(list(texts), heads, **settings)
 
 
+def different(count: int) -> list[str]:
+    """Texts of four tokens each, no two alike: identical ones would wait as one."""
+    return [f"{first} {second}" for first, second in itertools.islice(PAIRS, count)]
+
+
 async def answer(service: EngineService, task: Embed) -> Embeddings:
     return (await service.run(task, inputs=len(task.inputs))).answer
 
@@ -99,7 +110,9 @@ def test_requests_that_wait_together_cost_one_pass_with_the_union_of_their_heads
         async with running(small.service(gate=gate)) as service:
             first = asyncio.create_task(answer(service, embed("one")))
             await gate.someone_waits()
-            others = [asyncio.create_task(answer(service, embed("two", heads=frozenset({head})))) for head in sorted(ALL)]
+            others = [
+                asyncio.create_task(answer(service, embed(*different(1), heads=frozenset({head})))) for head in sorted(ALL)
+            ]
             while queued(service) < len(others):
                 await asyncio.sleep(0.001)
             gate.open()
@@ -118,7 +131,7 @@ def test_one_request_of_many_batches_wakes_every_lane():
     async def scenario() -> None:
         gate = Gate()
         async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
-            asking = asyncio.create_task(answer(service, embed(*["one"] * 12)))
+            asking = asyncio.create_task(answer(service, embed(*different(12))))
             for _ in range(3):  # three passes stand at the gate at once: nobody sleeps while there is work
                 await gate.someone_waits()
             gate.open()
@@ -134,7 +147,7 @@ def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padded)
         seen: list[PackedBatch] = []
         registry = Registry()
         async with running(small.service(lanes=lanes, padded=padded, gate=seen.append, registry=registry)) as service:
-            texts = [" ".join(small.WORDS[: 1 + i % 15]) for i in range(100)]
+            texts = [" ".join([*small.WORDS[: 1 + i % 15], *text.split()]) for i, text in enumerate(different(100))]
             answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
             assert service.backend.forwards == len(seen) == service.metrics.forwards.value()
             assert sum(len(batch) for batch in seen) == 100
@@ -149,12 +162,97 @@ def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padded)
     run(scenario)
 
 
+BOTH = (LaneKind.EXPRESS, LaneKind.BULK)
+LONG = " ".join(["a"] * 50)
+
+
+def test_a_query_does_not_wait_for_a_long_pass():
+    async def scenario() -> None:
+        gate = Gate()
+
+        def long_ones(batch: PackedBatch) -> None:
+            if len(batch.input_ids) > 48:
+                gate(batch)
+
+        async with running(small.service(lanes=BOTH, gate=long_ones)) as service:
+            bulk = asyncio.create_task(answer(service, embed(LONG)))
+            await gate.someone_waits()
+            assert len((await answer(service, embed("one"))).dense) == 1
+            assert not bulk.done()
+            gate.open()
+            await bulk
+
+    run(scenario)
+
+
+def test_bulk_lanes_give_way_and_express_lanes_do_not():
+    async def scenario() -> None:
+        seen: dict[int, int] = {}
+
+        def note(batch: PackedBatch) -> None:
+            seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        async with running(small.service(lanes=BOTH, gate=note, config={"bulk_niceness": own + 4})) as service:
+            await answer(service, embed("one"))
+            await answer(service, embed(LONG))
+        assert seen == {3: own, 52: own + 4}
+
+    run(scenario)
+
+
+def test_where_priorities_are_refused_work_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr("hybridtei.engine.device.lower_priority", lambda _: False)
+
+    async def scenario() -> None:
+        async with running(small.service(lanes=BOTH)) as service:
+            assert len((await answer(service, embed(LONG))).dense) == 1
+
+    run(scenario)
+    assert "refuses a lower priority" in caplog.text
+
+
+def test_the_same_text_asked_for_by_many_at_once_is_computed_once():
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(small.service(gate=gate)) as service:
+            held = asyncio.create_task(answer(service, embed("one")))
+            await gate.someone_waits()
+            asking = [asyncio.create_task(answer(service, embed("two", "three"))) for _ in range(10)]
+            while service.metrics.shared.value() < 18:
+                await asyncio.sleep(0.001)
+            gate.open()
+            answers = await asyncio.gather(*asking)
+            await held
+            assert [len(batch) for batch in gate.seen] == [1, 2]
+            assert all(np.array_equal(one.dense, answers[0].dense) for one in answers)
+
+    run(scenario)
+
+
+def test_a_cache_answers_what_was_asked_before():
+    async def scenario() -> None:
+        registry = Registry()
+        async with running(small.service(config={"embedding_cache_mb": 1}, registry=registry)) as service:
+            first = await answer(service, embed("one", "two", heads=ALL))
+            again = await answer(service, embed("two", heads=ALL))
+            mixed = await answer(service, embed("three", "one"))
+            assert service.backend.forwards == 2
+        assert np.array_equal(first.dense[1], again.dense[0])
+        assert np.array_equal(first.multivector.row(1), again.multivector.row(0))
+        assert np.array_equal(first.dense[0], mixed.dense[1])
+        lines = registry.text().splitlines()
+        assert {"hybridtei_cache_hits 2", "hybridtei_cache_misses 3"} <= set(lines)
+
+    run(scenario)
+
+
 def test_no_batch_exceeds_its_budget_or_count():
     async def scenario() -> None:
         seen: list[PackedBatch] = []
         service = small.service(budget_tokens=40, config={"max_batch_requests": 4}, gate=seen.append)
         async with running(service):
-            await asyncio.gather(*(answer(service, embed(*["a b c d e"] * 3, "one")) for _ in range(20)))
+            await asyncio.gather(*(answer(service, embed(*different(4))) for _ in range(20)))
         assert max(len(batch.input_ids) for batch in seen) <= 40
         assert max(len(batch) for batch in seen) == 4
 
@@ -169,7 +267,7 @@ def test_a_failed_batch_fails_its_own_riders_only():
             await gate.someone_waits()
             tasks = [
                 asyncio.create_task(answer(service, embed(text)))
-                for text in ("two", "poison", "three", "poison", "four", "five")
+                for text in ("two", "poison", "three", "poison one", "four", "five")
             ]
             while queued(service) < len(tasks):
                 await asyncio.sleep(0.001)
@@ -246,7 +344,7 @@ def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
         async with running(small.service(gate=gate, config={"max_concurrent_requests": 50}, registry=registry)) as service:
             held = asyncio.create_task(answer(service, embed("one")))
             await gate.someone_waits()
-            gone = [asyncio.create_task(answer(service, embed("two", "three"))) for _ in range(20)]
+            gone = [asyncio.create_task(answer(service, embed(*different(2)))) for _ in range(20)]
             while queued(service) < 40:
                 await asyncio.sleep(0.001)
             assert service.admission.free == 9
@@ -343,7 +441,7 @@ def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
         await service.start()
         riding = asyncio.create_task(answer(service, embed("one")))
         await gate.someone_waits()
-        waiting = [asyncio.create_task(answer(service, embed("two"))) for _ in range(5)]
+        waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
         while queued(service) < 5:
             await asyncio.sleep(0.001)
         stopping = asyncio.create_task(service.stop())
@@ -352,7 +450,7 @@ def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
         gate.open()
         await stopping
         assert len((await riding).dense) == 1
-        assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("lane-")]
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("express", "bulk"))]
         with pytest.raises(Unhealthy):
             await service.check_health()
         with pytest.raises(Unhealthy):
@@ -406,7 +504,7 @@ def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
         async with running(small.service(gate=die)) as service:
             riding = asyncio.create_task(answer(service, embed("one")))
             await gate.someone_waits()
-            waiting = [asyncio.create_task(answer(service, embed("two"))) for _ in range(5)]
+            waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
             while queued(service) < 5:
                 await asyncio.sleep(0.001)
             gate.open()
@@ -424,7 +522,7 @@ def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
 class Homeless(FakeBackend):
     """Its lanes cannot even begin."""
 
-    def enter_lane(self) -> None:
+    def enter_lane(self, kind: LaneKind) -> None:
         raise OSError("no device")
 
 

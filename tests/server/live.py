@@ -74,6 +74,7 @@ def serving(
     *,
     server: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
     model_id: str = "small",
     **backend: Any,
 ) -> Iterator[Running]:
@@ -81,7 +82,7 @@ def serving(
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
-    app = create_app(service, settings, ModelConfig(model_id=model_id), registry=registry)
+    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry)
     uvicorn_server = uvicorn.Server(settings_of(app, settings))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -13,17 +13,22 @@ from hypothesis import strategies as st
 from hybridtei.outputs import SparseVectors
 from hybridtei.ragged import Ragged
 from hybridtei.server import encoding
+from hybridtei.server.wire.tei import SparseValue
 
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=8)
+
+
+def through(answer):
+    return json.loads(encoding.to_json(answer))
 
 
 @given(floats)
 def test_float32_survives_the_round_trip(values):
     row = np.array(values, dtype=np.float32)
-    text = encoding.array(row)
+    text = encoding.to_json(row)
     assert b" " not in text
     np.testing.assert_array_equal(np.array(json.loads(text), dtype=np.float32), row)
-    unpacked = np.frombuffer(base64.b64decode(json.loads(encoding.dense_or_base64(row, "base64"))), dtype="<f4")
+    unpacked = np.frombuffer(base64.b64decode(encoding.as_base64(row)), dtype="<f4")
     np.testing.assert_array_equal(unpacked, row)
 
 
@@ -43,7 +48,7 @@ def test_float32_survives_the_round_trip(values):
     ],
 )
 def test_numbers_as_tei_prints_them(value, text):
-    assert encoding.array(np.array([value], dtype=np.float32)) == b"[" + text + b"]"
+    assert encoding.to_json(np.array([value], dtype=np.float32)) == b"[" + text + b"]"
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 50), st.floats(2**-10, 10, width=32), max_size=6), min_size=1, max_size=4))
@@ -54,9 +59,9 @@ def test_sparse_formats_agree(rows):
             dense[i, index] = value
     vectors = SparseVectors.from_dense(dense)
     for i, row in enumerate(rows):
-        tei = json.loads(encoding.sparse(vectors, i, "tei", str))
-        qdrant = json.loads(encoding.sparse(vectors, i, "qdrant", str))
-        tokens = json.loads(encoding.sparse(vectors, i, "tokens", lambda ids: [f"piece {k}" for k in ids]))
+        tei = through(encoding.sparse(vectors, i, "tei", str))
+        qdrant = through(encoding.sparse(vectors, i, "qdrant", str))
+        tokens = through(encoding.sparse(vectors, i, "tokens", lambda ids: [f"piece {k}" for k in ids]))
         wanted = sorted((index, np.float32(value)) for index, value in row.items())
         assert [(entry["index"], np.float32(entry["value"])) for entry in tei] == wanted
         assert list(zip(qdrant["indices"], map(np.float32, qdrant["values"]), strict=True)) == wanted
@@ -66,4 +71,23 @@ def test_sparse_formats_agree(rows):
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_ragged_is_a_list_of_lists_of_vectors(lengths):
     rows = [np.full((length, 2), i, dtype=np.float32) for i, length in enumerate(lengths)]
-    assert json.loads(encoding.ragged(Ragged.from_rows(rows))) == [row.tolist() for row in rows]
+    assert through(encoding.ragged(Ragged.from_rows(rows))) == [row.tolist() for row in rows]
+
+
+def test_views_with_gaps_and_structs():
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert through({"cut": matrix[:, :2], "every": matrix[0, ::2], "one": matrix[1, 1]}) == {
+        "cut": matrix[:, :2].tolist(),
+        "every": [0, 2],
+        "one": 5,
+    }
+    assert through([SparseValue(1, 0.5), encoding.Fragment(b"[1]")]) == [{"index": 1, "value": 0.5}, [1]]
+    with pytest.raises(TypeError):
+        encoding.to_json(object())
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "f2", "i1", "u1"])
+def test_base64_is_little_endian(dtype):
+    row = np.array([1, 2, 3]).astype(dtype)
+    unpacked = np.frombuffer(base64.b64decode(encoding.as_base64(row)), row.dtype.newbyteorder("<"))
+    np.testing.assert_array_equal(unpacked, row)

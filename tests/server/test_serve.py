@@ -10,8 +10,12 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from hybridtei.batch import PackedBatch
+from hybridtei.server.body import ClientDisconnected
+from hybridtei.server.protocol import DEPARTURE, Departure
+from hybridtei.server.serve import while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 
@@ -120,10 +124,10 @@ def test_overload_is_told_at_once_and_permits_come_back():
 
 async def leave_after_sending(running: Running, clients: int) -> None:
     """So many clients send a request; they all go away once everything they asked for waits inside."""
-    body = json.dumps({"inputs": ["two", "three"]}).encode()
-    head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
     connections = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", running.port) for _ in range(clients)))
-    for _, writer in connections:
+    for i, (_, writer) in enumerate(connections):
+        body = json.dumps({"inputs": [f"two {i}", f"three {i}"]}).encode()  # equal texts would share a place in the queue
+        head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
     await asyncio.to_thread(until, lambda: running.service.metrics.queued.value() >= 2 * clients)
     for _, writer in connections:
@@ -151,11 +155,42 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
 
 def test_a_failing_text_harms_only_those_who_rode_with_it():
     with serving(fail_on=small.IDS["poison"], budget_tokens=8, engine={"max_concurrent_requests": CONCURRENT}) as running:
-        requests: list[Request] = [("/embed", {"inputs": "poison" if i % 8 == 0 else "one"}) for i in range(80)]
+        # Equal texts would share one place in a pass.
+        requests: list[Request] = [("/embed", {"inputs": f"{'one' if i % 8 else 'poison'} {i}"}) for i in range(80)]
         responses = asyncio.run(all_at_once(running, requests))
-        good = running.post("/embed", {"inputs": "one"}).json()
-        for (_, body), response in zip(requests, responses, strict=True):
-            assert response.status_code in ((424,) if body["inputs"] == "poison" else (200, 424))
-            assert response.status_code == 424 or response.json() == good
+        for (path, body), response in zip(requests, responses, strict=True):
+            assert response.status_code in ((424,) if "poison" in body["inputs"] else (200, 424))
+            assert response.status_code == 424 or response.json() == running.post(path, body).json()
         assert sum(response.status_code == 200 for response in responses) >= 80 - 2 * 10
         running.is_well()
+
+
+def test_work_ends_when_its_client_leaves_and_only_then():
+    async def leave() -> int:
+        departure, ended = Departure(), []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        asyncio.get_running_loop().call_soon(departure.happens)
+        with pytest.raises(ClientDisconnected):
+            await while_connected({"extensions": {DEPARTURE: departure}}, work())
+        assert ended == [True]
+        departure.happens()  # once more, when nobody works any longer
+        return await while_connected({"type": "http"}, asyncio.sleep(0, 7))  # under a server that does not tell
+
+    assert asyncio.run(leave()) == 7
+
+
+def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
+    async def cancel() -> None:
+        task = asyncio.ensure_future(while_connected({"extensions": {DEPARTURE: Departure()}}, asyncio.sleep(HANG)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())

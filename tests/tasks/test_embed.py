@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import Head, pack
+from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, HeadOutputs
 from hybridtei.tasks.embed import Embed
 from tests.engine import small
 
 MODEL = small.model()
-EVERY = frozenset(Head)
+EVERY = EMBEDDINGS
 COLUMNS = ("dense", "sparse", "multivector", "tokens")
 texts = st.lists(st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=9).map(" ".join), min_size=1, max_size=4)
 heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)

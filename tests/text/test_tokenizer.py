@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
-from hybridtei.text.tokenizer import Tokenizer
+from hybridtei.text.tokenizer import Tokenizer, shares
 from tests import vocabulary
 
 KINDS = ["wordpiece", "unigram", "roberta", "bytes"]
@@ -50,6 +50,53 @@ def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, s
         assert cut.input_ids.tolist() == theirs.encode(text, add_special_tokens=special).ids, text
         assert cut.token_type_ids is None
         assert len(cut) <= longest
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("longest", [4, 5, 6, 9, 30, 31, 1000])
+def test_pairs_are_cut_as_the_library_cuts_them(raw: RawTokenizer, direction: str, longest: int) -> None:
+    theirs = copy.deepcopy(raw)
+    theirs.enable_truncation(longest, strategy="longest_first", direction=direction)
+    tokenizer = ours(raw, has_token_types=True)
+    texts = ["", "ba", "baka bake", "a" * 50, *vocabulary.texts(6)]
+    pairs = [(one, other) for one in texts for other in texts if one or other]
+    for pair, whole in zip(pairs, tokenizer.encode(pairs), strict=True):
+        cut, expected = tokenizer.cut(whole, longest, direction), theirs.encode(*pair)  # type: ignore[arg-type]
+        assert cut.input_ids.tolist() == expected.ids, pair
+        assert cut.token_type_ids is not None
+        assert cut.token_type_ids.tolist() == expected.type_ids, pair
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_both_sides_of_a_pair_have_a_fair_share(first: int, second: int, room: int) -> None:
+    one, other = (min(given, share) for given, share in zip((first, second), shares(first, second, room), strict=True))
+    assert one + other == min(first + second, room)  # no room is wasted
+    assert one == first or other == second or abs(one - other) <= 1  # cut is the longer side, or both, to alike
+
+
+def test_a_located_token_is_where_its_text_is(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    text = "baka  é bulo 東京 bake"
+    (whole,) = tokenizer.encode([text], offsets=True)
+    located = tokenizer.cut_located(whole, text, 100, "right")
+    assert located.input_ids.tolist() == whole.ids
+    words = {text[start:end].strip() for start, end in located.offsets[~located.special].tolist()}
+    assert {"baka", "bulo", "bake"} <= words
+    shifted = tokenizer.cut_located(whole, text, 100, "right", shift=7)
+    np.testing.assert_array_equal(shifted.offsets[~located.special], located.offsets[~located.special] + 7)
+    assert (shifted.offsets[located.special] == 0).all()
+
+
+def test_what_looks_like_a_command_is_spelled_out(raw: RawTokenizer) -> None:
+    tokenizer = ours(raw)
+    special = next(iter(raw.get_added_tokens_decoder().values())).content
+    both = (tokenizer, tokenizer.literal)
+    trusted, anyones = (one.encode([f"baka {special} bake"], add_special_tokens=False)[0] for one in both)
+    assert raw.token_to_id(special) in trusted.ids
+    assert raw.token_to_id(special) not in anyones.ids
+    plain = [one.encode(["baka bake"], add_special_tokens=False)[0].ids for one in both]
+    assert plain[0] == plain[1]
+    assert tokenizer.around_specials(f"a{special}b") == [("a", False), (special, True), ("b", False)]
 
 
 def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without() -> None:

@@ -1,23 +1,15 @@
-"""Our own routes: several outputs of one forward pass."""
+"""Our own routes: several outputs of one forward pass; and the tags of tokens, which are Baseten's."""
 
 from __future__ import annotations
 
-from litestar import post
-from litestar.response.base import ASGIResponse
-
-from hybridtei.server import answers
-from hybridtei.server.serve import AnyRequest, serve
+from hybridtei.server import jobs
+from hybridtei.server.answers import embed, tag
+from hybridtei.server.serve import posted
 from hybridtei.server.wire.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
+from hybridtei.server.wire.tag import PredictTokensRequest
 
-
-@post("/embed_hybrid", status_code=200)
-async def embed_hybrid(request: AnyRequest) -> ASGIResponse:
-    return await serve(request, EmbedHybridRequest, answers.embed_hybrid)
-
-
-@post("/embed_multivector", status_code=200)
-async def embed_multivector(request: AnyRequest) -> ASGIResponse:
-    return await serve(request, EmbedMultivectorRequest, answers.embed_multivector)
-
-
-ROUTES = (embed_hybrid, embed_multivector)
+ROUTES = (
+    posted("/embed_hybrid", EmbedHybridRequest, embed.embed_hybrid, job=jobs.EMBED_HYBRID),
+    posted("/embed_multivector", EmbedMultivectorRequest, embed.embed_multivector, job=jobs.EMBED_MULTIVECTOR),
+    posted("/predict_tokens", PredictTokensRequest, tag.predict_tokens, job=jobs.TAG),
+)

@@ -1,26 +1,21 @@
-"""OpenAI's embeddings route, under both of its paths."""
+"""Embeddings under the paths of OpenAI and Cohere."""
 
 from __future__ import annotations
 
-from litestar import post
-from litestar.response.base import ASGIResponse
-
 from hybridtei.errors import HybridTeiError
-from hybridtei.server import answers
+from hybridtei.server.answers import cohere
+from hybridtei.server.answers.openai import openai_embed
 from hybridtei.server.errors import openai_error
-from hybridtei.server.serve import AnyRequest, serve
+from hybridtei.server.jobs import EMBED
+from hybridtei.server.serve import posted
+from hybridtei.server.wire.cohere import CohereEmbedRequest
 from hybridtei.server.wire.openai import OpenAICompatRequest
 
+ERRORS = {HybridTeiError: openai_error}
 
-@post("/v1/embeddings", status_code=200, exception_handlers={HybridTeiError: openai_error})
-async def v1_embeddings(request: AnyRequest) -> ASGIResponse:
-    """A missing content type passes here: some clients of this route send none."""
-    return await serve(request, OpenAICompatRequest, answers.openai_embed, type_required=False)
-
-
-@post("/embeddings", status_code=200, exception_handlers={HybridTeiError: openai_error})
-async def embeddings(request: AnyRequest) -> ASGIResponse:
-    return await serve(request, OpenAICompatRequest, answers.openai_embed)
-
-
-ROUTES = (v1_embeddings, embeddings)
+ROUTES = (
+    # A missing content type passes here: some clients of this route send none.
+    posted("/v1/embeddings", OpenAICompatRequest, openai_embed, job=EMBED, type_required=False, errors=ERRORS),
+    posted("/v2/embed", CohereEmbedRequest, cohere.embed, job=EMBED, type_required=False, errors=ERRORS),
+    posted("/embeddings", OpenAICompatRequest, openai_embed, job=EMBED, errors=ERRORS),
+)

@@ -6,11 +6,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from hybridtei.postprocess.quantize import Precision
 from hybridtei.server.wire.tei import EmbedAllRequest, Size, SparseValue
 
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens"]
+OutputDtype = Annotated[
+    Precision | None,
+    Meta(description="What numbers vectors are made of; binary: one bit each, eight in an int8, ubinary: in a uint8."),
+]
 
 
 class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
@@ -25,12 +30,14 @@ class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
         SparseFormat,
         Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
     ] = "tei"
+    output_dtype: OutputDtype = None
 
 
 class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed_multivector`."""
 
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
+    output_dtype: OutputDtype = None
 
 
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):

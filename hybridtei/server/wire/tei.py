@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.server.body import SchemaError
+from hybridtei.server.observe import Load
 from hybridtei.text.reader import Input
-from hybridtei.text.tokenizer import Direction
+from hybridtei.text.tokenizer import Direction, Text
 
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Meta(ge=0)]
@@ -78,30 +79,32 @@ class DecodeRequest(Struct, frozen=True):
     skip_special_tokens: bool = True
 
 
-class PredictRequest(Struct, frozen=True):
+class PredictRequest(Struct, frozen=True, kw_only=True):
     """`/predict`."""
 
-    inputs: str | list[str | list[str]]
-    truncate: bool | None = None
-    truncation_direction: TruncationDirection = "Right"
-    raw_scores: bool = False
-
-
-class RerankRequest(Struct, frozen=True):
-    """`/rerank`."""
-
-    query: str
-    texts: list[str]
-    truncate: bool | None = None
-    truncation_direction: TruncationDirection = "Right"
-    raw_scores: bool = False
-    return_text: bool = False
+    inputs: Annotated[
+        str | list[str | list[str]],
+        Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
+    ]
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
+    parameters: Annotated[
+        Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
+    ] = None
 
 
 class VertexRequest(Struct, frozen=True):
     """`/vertex`."""
 
     instances: list[Raw]
+
+
+class Prediction(Struct, frozen=True):
+    """A label and how likely it is."""
+
+    score: float
+    label: str
 
 
 class SparseValue(Struct, frozen=True):
@@ -136,9 +139,23 @@ class Inputs:
     is_batch: bool
 
     @property
-    def characters(self) -> int:
+    def load(self) -> Load:
         """Unicode characters of texts, length of id lists: what `x-compute-characters` counts."""
-        return sum(map(len, self.items))
+        return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The same of `/predict`, whose items are texts and pairs."""
+
+    items: list[Text]
+    is_batch: bool
+
+    @property
+    def load(self) -> Load:
+        """Of a pair, both sides count."""
+        characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in self.items)
+        return Load(len(self.items), characters, self.is_batch)
 
 
 def direction(name: TruncationDirection) -> Direction:
@@ -155,3 +172,27 @@ def parse_inputs(raw: Any, field: str = "inputs") -> Inputs:
     if any(isinstance(item, int) for item in raw):
         raise SchemaError(f"{field}: data did not match any variant of untagged enum Input: ids and texts mixed in one list")
     return Inputs(raw, is_batch=True)
+
+
+PREDICT_FORMS = (
+    "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
+    "[[string], [string, string], ...]"
+)
+
+
+def parse_predict(raw: str | list[str | list[str]]) -> Texts:
+    """A text, [text], [text, text] (one pair), or a batch of lists of these. Raises SchemaError."""
+    if isinstance(raw, str):
+        return Texts([raw], is_batch=False)
+    lists = [item for item in raw if isinstance(item, list)]
+    if not lists:
+        return Texts([_one_or_two([item for item in raw if isinstance(item, str)])], is_batch=False)
+    if len(lists) < len(raw):
+        raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
+    return Texts([_one_or_two(item) for item in lists], is_batch=True)
+
+
+def _one_or_two(texts: list[str]) -> Text:
+    if len(texts) not in (1, 2):
+        raise SchemaError(f"inputs: invalid length {len(texts)}, {PREDICT_FORMS}")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])

@@ -97,11 +97,14 @@ def test_openapi_names_the_routes(server):
     assert document["info"]["title"] == "Text Embeddings Inference"
     assert document["info"]["version"] == __version__
     wanted = (
-        "/decode /embed /embed_all /embed_sparse /embed_hybrid /embed_multivector /health /info /metrics /similarity /tokenize"
+        "/decode /embed /embed_all /embed_sparse /embed_hybrid /embed_multivector /health /info /metrics /similarity /tokenize "
+        "/models /v1/models /v2/embed /predict /predict_tokens /rerank /v1/rerank /v2/rerank /score /v1/score /classify "
+        "/v1/classify"
     )
     assert {*wanted.split(), "/v1/embeddings"} <= set(document["paths"])
     schemas = set(document["components"]["schemas"])
     assert {"EmbedRequest", "EmbedHybridRequest", "OpenAICompatRequest", "ErrorResponse", "SimpleToken"} <= schemas
+    assert {"PredictRequest", "RerankRequest", "DocumentsRequest", "Rank", "Prediction", "TokenPrediction"} <= schemas
     references = _references(document)
     assert references
     assert {reference.rpartition("/")[2] for reference in references} <= schemas
@@ -119,3 +122,23 @@ def test_every_documented_route_is_there(server):
         for method in operations:
             response = server.client.request(method.upper(), path)
             assert response.status_code not in (404, 405), path
+
+
+def test_models_are_listed_for_openais_clients_and_for_infinitys(server, reranker):
+    answer = server.get("/v1/models").json()
+    assert answer["object"] == "list"
+    (item,) = answer["data"]
+    assert (item["id"], item["object"], item["owned_by"]) == ("small", "model", "hybridtei")
+    assert isinstance(item["created"], int)
+    (item,) = server.get("/models").json()["data"]
+    assert "owned_by" not in item
+    assert item["stats"] == {}
+    assert item["capabilities"] == ["embed", "rerank"]
+    assert reranker.get("/models").json()["data"][0]["capabilities"] == ["rerank", "classify"]
+
+
+def test_models_are_behind_the_key():
+    with serving(server={"api_key": "s3cret"}) as running:
+        for path in ("/models", "/v1/models"):
+            assert running.get(path).status_code == 401
+            assert running.get(path, headers={"authorization": "Bearer s3cret"}).status_code == 200

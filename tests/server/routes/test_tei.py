@@ -179,8 +179,8 @@ def test_vertex_answers_each_instance_as_the_root(server):
         ([{"query": "one", "texts": ["two"]}], 424, "Backend error: model is not a re-ranker model"),
     ],
 )
-def test_the_first_failing_instance_decides(server, instances, status, error):
-    response = server.post("/vertex", {"instances": instances})
+def test_the_first_failing_instance_decides(dense_server, instances, status, error):
+    response = dense_server.post("/vertex", {"instances": instances})
     assert (response.status_code, response.json()["error"]) == (status, error)
 
 
@@ -201,7 +201,7 @@ def test_splade_gives_sparse_and_its_dense_form(splade_server: Running):
         ("splade_server", "/embed_all", {"inputs": "one"}, "`embed_all` is not available for SPLADE models"),
         ("dense_server", "/embed_sparse", {"inputs": "one"}, "Model is not an embedding model with SPLADE pooling"),
         ("server", "/predict", {"inputs": "one"}, "Model is not a classifier model"),
-        ("server", "/rerank", {"query": "one", "texts": ["two"]}, "model is not a re-ranker model"),
+        ("dense_server", "/rerank", {"query": "one", "texts": ["two"]}, "model is not a re-ranker model"),
         ("dense_server", "/embed_multivector", {"inputs": "one"}, "Model has no `multivector` output. It has: dense, tokens"),
         (
             "dense_server",

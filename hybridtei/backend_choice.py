@@ -1,0 +1,184 @@
+"""Which backend runs a model here, and why; alone names concrete backends, and imports them late.
+
+A plain install has ONNX Runtime alone. What `hybridtei tune` measured on this machine decides between several; before that, the
+order of `PREFERRED`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridtei import tuning
+from hybridtei.backends.base import Backend
+from hybridtei.backends.graphs import Graph, find_graph
+from hybridtei.backends.onnx_files import find_own_graph
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
+# On CPUs, the first that can run the model. ONNX Runtime before OpenVINO in float32: a tenth slower, but half the memory.
+PREFERRED: Mapping[str, tuple[str, ...]] = {
+    "float32": ("ort", "openvino", "torch"),
+    "bfloat16": ("openvino", "torch"),
+    "float16": ("torch",),
+    "int8": ("ort",),
+}
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "ort": ("float32", "int8"),
+    "openvino": ("float32", "bfloat16"),
+    "torch": ("float32", "float16", "bfloat16"),
+}
+PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend by name, at a precision, and the reason for it."""
+
+    name: str
+    dtype: str
+    why: str
+
+
+def open_backend(config: ModelConfig, spec: ModelSpec, *, threads: int = 1, bulk_niceness: int = 0) -> Backend:
+    """The configured backend, or the best that can run the model. Raises LoadError."""
+    failure: LoadError | None = None
+    for choice in choices(config, spec, threads):
+        try:
+            backend = _OPENERS[choice.name](config, spec, choice.dtype, threads, bulk_niceness)
+        except LoadError as error:
+            if config.backend != "auto":
+                raise
+            log.warning("%s cannot run this model, the next is tried: %s", choice.name, error)
+            failure = failure or error
+        else:
+            log.info("backend %s, %s: %s", choice.name, choice.dtype, choice.why)
+            return backend
+    assert failure is not None
+    raise failure
+
+
+def choices(config: ModelConfig, spec: ModelSpec, threads: int = 1) -> list[Choice]:
+    """What may run the model, the best first. Raises LoadError if nothing may, with every reason."""
+    if config.backend != "auto":
+        reason = why_not(config.backend, config.dtype, spec)
+        if reason is not None:
+            raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
+        return [Choice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
+    if NVIDIA.exists() and _installed("torch"):
+        return [Choice("torch", _dtype(config.dtype, "torch"), "there is an NVIDIA device")]
+    dtype = config.dtype or "float32"
+    refused = {name: why_not(name, config.dtype, spec) for name in PREFERRED[dtype]}
+    able = [name for name, reason in refused.items() if reason is None]
+    if not able:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
+    return ranked(able, dtype, {name: _rate(name, dtype, spec, threads) for name in able})
+
+
+def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -> list[Choice]:
+    """The fastest first where all were measured on this machine, else in the order given."""
+    order = list(able)
+    measured = {name: rate for name in order if (rate := rates.get(name)) is not None}
+    if len(order) > 1 and len(measured) == len(order):
+        order.sort(key=lambda name: -measured[name])
+        shown = ", ".join(f"{name} {measured[name]:.0f}" for name in order)
+        return [Choice(name, dtype, f"measured here, tokens/s in a lane: {shown}") for name in order]
+    why = "the only one that can" if len(order) == 1 else "usually the best here; `hybridtei tune` measures all"
+    return [Choice(name, dtype, why) for name in order]
+
+
+def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
+    """Why a backend cannot run a model, or None if it may."""
+    if dtype not in (None, *DTYPES[name]):
+        return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
+    lacking = [package for package in PACKAGES[name] if not _installed(package)]
+    if lacking:
+        return f"this needs {' and '.join(lacking)}: pip install 'hybridtei[{name}]'"
+    if name == "openvino" and spec.is_splade:
+        return "SPLADE is not served there yet"
+    if name == "torch" or (name == "ort" and find_own_graph(spec, dtype or "float32") is not None):
+        return None
+    return _why_no_graph(spec)
+
+
+def _why_no_graph(spec: ModelSpec) -> str | None:
+    if not any(spec.folder.glob("model*.safetensors")):
+        return "the weights are not in safetensors"
+    if find_graph(spec) is None:
+        return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
+    return None
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _cuda() -> bool:
+    """Whether torch can use a device; it is imported only where there is one."""
+    if not (NVIDIA.exists() and _installed("torch")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _dtype(wanted: str | None, backend: str) -> str:
+    return wanted or ("float16" if backend == "torch" and _cuda() else "float32")
+
+
+def _rate(name: str, dtype: str, spec: ModelSpec, threads: int) -> float | None:
+    curve = tuning.remembered(name, dtype, spec, threads)
+    return None if curve is None else curve.best_rate
+
+
+def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+    from hybridtei.backends.onnx_backend import OnnxBackend
+
+    if _why_no_graph(spec) is not None:  # then it has a graph of its own
+        own = find_own_graph(spec, dtype)
+        assert own is not None
+        return OnnxBackend.from_file(spec, own, dtype=dtype, threads=threads)
+    graph, weights = _graph(spec), Weights.open(spec.folder)
+    if dtype == "int8":
+        from hybridtei.backends.int8 import int8_graph
+
+        graph = int8_graph(spec, graph, weights)
+    return OnnxBackend(spec, graph, weights, threads=threads)
+
+
+def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+    from hybridtei.backends.openvino_backend import OpenVinoBackend
+
+    weights = Weights.open(spec.folder)
+    return OpenVinoBackend(spec, _graph(spec), weights, dtype=dtype, threads=threads, bulk_niceness=niceness)
+
+
+def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+    from hybridtei.backends.torch_backend import TorchBackend
+
+    device = "cuda" if _cuda() else "cpu"
+    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+
+
+_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int, int], Backend]] = {
+    "ort": _ort,
+    "openvino": _openvino,
+    "torch": _torch,
+}
+
+
+def _graph(spec: ModelSpec) -> Graph:
+    path = find_graph(spec)
+    assert path is not None
+    return Graph.read(path, spec.config)

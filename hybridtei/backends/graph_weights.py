@@ -1,0 +1,71 @@
+"""The tensors that a weightless graph wants, out of a checkpoint, under the graph's names for them.
+
+Knows no runtime. A checkpoint's names may all carry one prefix that the graph's lack, or lack one; whatever else differs is
+another model, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hybridtei.backends.graphs import Graph
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights, left_over
+from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.outputs import Floats
+
+
+def graph_tensors(graph: Graph, weights: Weights) -> dict[str, Floats]:
+    """Each tensor that the graph wants, under its name for it. Raises WeightMismatch."""
+    key_of = {name: find_tensor(weights, name) for name in (*graph.weights, *graph.held)}
+    _check_names(key_of, weights)
+    return {name: _tensor(weights, name, key_of[name], shape) for name, shape in graph.weights.items()}
+
+
+def find_tensor(weights: Weights, name: str) -> str | None:
+    """The checkpoint's spelling of a tensor's name; old BERTs say gamma and beta."""
+    return weights.find(name) or weights.find(old_name(name))
+
+
+def old_name(name: str) -> str:
+    """As checkpoints converted from TensorFlow call the parameters of a norm."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def word_table(spec: ModelSpec, graph: Graph) -> str | None:
+    """Name of the word embeddings where the sparse head reads them, else None. Raises LoadError."""
+    read = spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)
+    return _one_word_table(spec, graph) if read else None
+
+
+def _one_word_table(spec: ModelSpec, graph: Graph) -> str:
+    """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
+    tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
+    if len(tables) != 1:
+        raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
+    return tables[0]
+
+
+def _check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
+    """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
+    shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
+    if len(shifts) > 1:
+        raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
+    left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
+    if left:
+        raise WeightMismatch(f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
+
+
+def _shift(name: str, key: str) -> str:
+    """What the checkpoint puts before a name, or leaves out before it."""
+    name = name if key.endswith(name) or name.endswith(key) else old_name(name)
+    return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
+
+
+def _tensor(weights: Weights, name: str, key: str | None, shape: tuple[int, ...]) -> Floats:
+    if key is None:
+        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the graph needs")
+    if weights.shape(key) != shape:
+        found = list(weights.shape(key))
+        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the graph needs {list(shape)}")
+    return weights.float32(key)

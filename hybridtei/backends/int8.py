@@ -1,0 +1,134 @@
+"""int8 for ONNX Runtime: a checkpoint's graph with its matrices in eight bits, made once, judged, and kept on this machine.
+
+Each row of activations has a scale of its own (a row is a token), each column of a matrix too. The runtime's usual dynamic
+quantisation takes one scale for a whole batch: a text's vectors would depend on its neighbours, and it is further off. What
+is not a product stays float32 and comes from the checkpoint.
+
+The surprise: this is also faster than the usual way, since what is quantised once serves query, key and value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridtei.backends.graph_names import graph_name
+from hybridtei.backends.graph_weights import graph_tensors
+from hybridtei.backends.graphs import Graph, cache_folder
+from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.sample_texts import SAMPLE
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError
+from hybridtei.outputs import Floats
+from hybridtei.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+NEIGHBOURS = 10
+SAMPLE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """How close to float32 an approximation must be: cosines of the vectors of sample texts, the worst and on average."""
+
+    worst: float = 0.97
+    mean: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """How close it is. `overlap`: share of each text's nearest neighbours among the others that are the same."""
+
+    worst: float
+    mean: float
+    overlap: float
+
+    def passes(self, guard: Guard) -> bool:
+        return self.worst >= guard.worst and self.mean >= guard.mean
+
+    def __str__(self) -> str:
+        return f"cosine to float32 {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.0%} of neighbours kept"
+
+
+def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | None = None) -> Graph:
+    """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
+    path = cache_folder() / graph_name(spec, f"int8 {_digest(spec)}")
+    if guard is None and path.is_file():  # it passed the usual guard then
+        return Graph.read(path, spec.config)
+    made, fidelity = make_int8(spec, graph, weights, guard or Guard())
+    log.info("int8: %s", fidelity)
+    try:
+        made.write(path)
+    except OSError as error:
+        log.warning("the int8 graph cannot be kept, each start will make it again: %s", error)
+    return made
+
+
+def make_int8(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+    """Quantise and judge. Raises LoadError with the figures if it is too far off."""
+    try:
+        from hybridtei.backends.quantize import quantised
+    except ImportError as error:
+        raise LoadError(
+            f"int8 needs the package onnx once, to make the graph: pip install 'hybridtei[int8]' ({error})"
+        ) from error
+    made = quantised(graph, graph_tensors(graph, weights))
+    if not made.held:
+        raise LoadError(f"{spec.folder}: int8: the graph of {spec.model_type} has no products with known matrices")
+    fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, made, weights))
+    if not fidelity.passes(guard):
+        raise LoadError(
+            f"{spec.folder}: int8 is too far from float32 for this model: {fidelity}; asked for: {guard.worst} at worst, "
+            f"{guard.mean} on average"
+        )
+    return made, fidelity
+
+
+def compare(exact: OnnxBackend, approximate: OnnxBackend, texts: Sequence[str] = SAMPLE) -> Fidelity:
+    """Vectors of the same texts from two backends of one model."""
+    encodings = _encodings(exact.spec, texts)
+    ours, theirs = _vectors(approximate, encodings), _vectors(exact, encodings)
+    cosines = (ours * theirs).sum(1)
+    found, expected = _neighbours(ours), _neighbours(theirs)
+    kept = [len(set(one) & set(other)) / len(one) for one, other in zip(found, expected, strict=True)]
+    return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(kept)))
+
+
+def _encodings(spec: ModelSpec, texts: Sequence[str]) -> list[Encoding]:
+    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
+    longest = min(spec.max_input_length, SAMPLE_TOKENS)
+    encodings = [tokenizer.cut(raw, longest, "right") for raw in tokenizer.encode(texts)]
+    return [encoding for encoding in encodings if len(encoding)]
+
+
+def _vectors(backend: OnnxBackend, encodings: Sequence[Encoding]) -> Floats:
+    """Unit vectors float32[n, d], each text alone."""
+    spec = backend.spec
+    head = Head.SPARSE if spec.is_splade else Head.DENSE
+    outputs = [backend.forward(pack([encoding], frozenset({head}), spec.positions)) for encoding in encodings]
+    rows = [one.dense if one.splade is None else one.splade.to_dense() for one in outputs]
+    vectors = np.concatenate([row for row in rows if row is not None])
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12)))
+
+
+def _neighbours(vectors: Floats) -> list[list[int]]:
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -np.inf)
+    nearest: list[list[int]] = np.argsort(-similarity, axis=1)[:, : min(NEIGHBOURS, len(vectors) - 1)].tolist()
+    return nearest
+
+
+def _digest(spec: ModelSpec) -> str:
+    """Of the weights, by content: what was made of a file is not what is to be made of another under its name."""
+    digest = hashlib.sha256()
+    for path in sorted(spec.folder.glob("model*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,262 @@
+"""OpenVINO on the CPU, in float32 or bfloat16: the graphs and heads of ONNX Runtime's backend, another engine for the trunk.
+
+Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
+a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
+third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share.
+
+Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
+sizes, which costs no more than it saves, and each thread keeps a bounded number of kernels.
+
+The surprise: inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
+address, and the next request whose inputs are copied has them written there, by then into whatever the heap made of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.backends.graph_weights import graph_tensors, word_table
+from hybridtei.backends.graphs import Graph
+from hybridtei.backends.host_heads import Feed, HostHeads, in_rectangle
+from hybridtei.backends.mlm_head import MlmHead
+from hybridtei.backends.onnx_bytes import inputs
+from hybridtei.batch import PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.cores import available_cores
+from hybridtei.errors import BackendError, LoadError
+from hybridtei.lanes import LaneKind, both_lanes, lower_priority
+from hybridtei.outputs import Floats, HeadOutputs
+
+# Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+# Importing openvino tells its makers so, over the network and into the home folder, unless this package is missing.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
+
+import openvino as ov  # noqa: E402
+
+BUSY_TOKENS = 512  # of a padded micro-batch: one core gains nothing from more
+PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
+THREADS = Path("/proc/self/task")
+KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
+ATTEMPTS = 8  # closed models whose idle threads may be in the way of new ones
+
+
+class OpenVinoBackend:
+    """See `backends.base.Backend`."""
+
+    name = "openvino"
+    padded = True
+    busy_tokens = BUSY_TOKENS
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: Graph,
+        weights: Weights,
+        *,
+        dtype: str = "float32",
+        threads: int = 1,
+        bulk_niceness: int = 10,
+    ) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+
+        `bulk_niceness`: what bulk lanes compute at; the callers' own priority does not reach OpenVINO's threads.
+        Raises LoadError.
+        """
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        cores = available_cores()
+        self.lanes = both_lanes(cores) if threads == 1 else (LaneKind.BULK,)
+        self._counting = threading.Lock()
+        self._lane = threading.local()
+        words = word_table(spec, graph)
+        tensors = graph_tensors(graph, weights)
+        table = None if words is None else tensors[words]
+        try:
+            self._models = _Models(graph, tensors, PRECISIONS[dtype], cores=cores, threads=threads, bulk_niceness=bulk_niceness)
+        except LoadError as error:
+            raise LoadError(f"{weights.folder}: {error}") from error
+        except Exception as error:  # bare RuntimeErrors
+            raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
+        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        weights.release()
+        self._heads = HostHeads(spec, table, mlm)
+
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            outputs = self._heads.outputs(batch, self._hidden(batch, wide=wide), wide=wide)
+        except Exception as error:  # the library raises bare RuntimeErrors
+            raise BackendError(f"the forward pass failed: {error}") from error
+        with self._counting:
+            self.forwards += 1
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Whose threads compute what this one asks for; numpy's products stay in this one, or lanes would wait for others."""
+        self._lane.kind = kind
+        threadpool_limits(limits=1, user_api="blas")
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._models
+
+    def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
+        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), wide=wide)
+        _check_ids(batch, self.spec, model.inputs)
+
+        def run(feed: Feed) -> Floats:
+            n, length = feed["input_ids"].shape
+            return model.run(_grown(feed, self.spec))[:n, :length]
+
+        return in_rectangle(batch, model.inputs, self.spec.padding_id, run)
+
+
+class _Models:
+    """The graph, compiled for each kind of caller.
+
+    Threads inherit their starter's priority, and some are shared by all models of a process; so the bulk model comes last.
+    """
+
+    def __init__(
+        self, graph: Graph, tensors: Mapping[str, Floats], precision: ov.Type, *, cores: int, threads: int, bulk_niceness: int
+    ) -> None:
+        core = ov.Core()
+        _check_processor(core, precision)
+        model = _model(core, graph, tensors)
+        if threads > 1:
+            self._wide = self._express = self._bulk = _compile(core, model, precision, threads=threads, streams=1)
+            return
+        self._wide = _compile(core, model, precision, threads=cores, streams=1)
+        if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
+            self._express = self._wide
+        else:
+            self._express = _compile(core, model, precision, threads=cores, streams=cores)
+        with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
+            self._bulk = thread.submit(_compile, core, model, precision, threads=cores, streams=cores).result()
+
+    def of(self, kind: LaneKind, *, wide: bool) -> _Compiled:
+        if wide:
+            return self._wide
+        return self._bulk if kind is LaneKind.BULK else self._express
+
+
+class _Compiled:
+    """A compiled model and its idle requests, one for each caller there ever was at once.
+
+    Requests are kept as long as the model, since it may hold on to the memory of one that is gone.
+    """
+
+    def __init__(self, model: ov.CompiledModel) -> None:
+        self._model = model
+        self._idle: list[ov.InferRequest] = []
+        self.inputs = frozenset(port.any_name for port in model.inputs)
+
+    def run(self, feed: Feed) -> Floats:
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._model.create_infer_request()
+        try:
+            hidden: Floats = request.infer(feed, share_inputs=False, share_outputs=False)[0]
+        finally:
+            self._idle.append(request)
+        return hidden
+
+
+class _Lent:
+    """An array's memory as if it could be written: OpenVINO takes no other by reference, though it writes into no constant."""
+
+    def __init__(self, array: Floats) -> None:
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _grown(feed: Feed, spec: ModelSpec) -> Feed:
+    """The same texts in one of few shapes: more padding, and rows that hold nothing but one token."""
+    n, length = feed["input_ids"].shape
+    table = spec.config.get("max_position_embeddings")
+    longest = max(length, table - spec.positions.offset) if isinstance(table, int) else None
+    rows, columns = grown(n, 1, 8), grown(length, 8, 16)
+    columns = columns if longest is None else min(columns, longest)
+    larger: Feed = {}
+    for name, values in feed.items():
+        larger[name] = np.full((rows, columns), spec.padding_id if name == "input_ids" else 0, dtype=np.int64)
+        larger[name][:n, :length] = values
+    larger["attention_mask"][n:, 0] = 1  # a row that may attend to nothing is not a number
+    return larger
+
+
+def grown(size: int, least: int, parts: int) -> int:
+    """The next multiple of `least`, or of a power of two that is at most 2 / `parts` of it."""
+    step = max(least, (1 << (size - 1).bit_length()) // parts)
+    return -(-size // step) * step
+
+
+def _model(core: ov.Core, graph: Graph, tensors: Mapping[str, Floats]) -> ov.Model:
+    """The graph with its weights, which stay where they are: declared as inputs, then replaced by constants."""
+    model = core.read_model(graph.body + inputs(graph.weights))
+    for parameter in model.get_parameters():
+        name = parameter.get_friendly_name()
+        if name in tensors:
+            constant = ov.opset13.constant(np.asarray(_Lent(tensors[name])), shared_memory=True)
+            parameter.output(0).replace(constant.output(0))
+            model.remove_parameter(parameter)
+    return model
+
+
+def _compile(core: ov.Core, model: ov.Model, precision: ov.Type, *, threads: int, streams: int) -> _Compiled:
+    """In threads of its own: those of a closed model, which OpenVINO would take over, may have another priority."""
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
+        "ENABLE_CPU_PINNING": False,
+        "CPU_RUNTIME_CACHE_CAPACITY": str(KERNELS),
+    }
+    others = []
+    for _ in range(ATTEMPTS):
+        before = _threads()
+        others.append(core.compile_model(model, "CPU", settings))
+        if not before or _threads() - before:
+            break
+    compiled = others[-1]
+    found = compiled.get_property("INFERENCE_PRECISION_HINT")
+    if found != precision:
+        raise LoadError(f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}")
+    return _Compiled(compiled)
+
+
+def _threads() -> frozenset[str]:
+    """Of this process; none where the operating system does not say."""
+    return frozenset(os.listdir(THREADS)) if THREADS.exists() else frozenset()
+
+
+def _check_processor(core: ov.Core, precision: ov.Type) -> None:
+    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision == ov.Type.bf16 and "BF16" not in able:
+        raise LoadError(f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})")
+
+
+def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
+    """Raises IndexError: OpenVINO reads beyond a table without a word."""
+    types = batch.token_type_ids if "token_type_ids" in taken else None
+    tables = (
+        ("input id", batch.input_ids, spec.vocab_size),
+        ("position", batch.position_ids, spec.config.get("max_position_embeddings")),
+        ("token type", types, spec.config.get("type_vocab_size")),
+    )
+    for name, ids, size in tables:
+        if ids is not None and isinstance(size, int) and size > 0 and not 0 <= ids.min() <= ids.max() < size:
+            raise IndexError(f"{name}s from {ids.min()} to {ids.max()}, in a table of {size}")

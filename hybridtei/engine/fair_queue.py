@@ -1,0 +1,109 @@
+"""Sequences that wait, in the order of their turn; identical ones wait as one.
+
+Fair, not blind. Every sequence has a tag: the request's share of virtual time, which grows with each token it asks for, and
+the lowest tag rides first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
+virtual time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hybridtei.batch import Encoding, Head
+
+
+class Caller(Protocol):
+    """Who asked for a sequence."""
+
+    heads: frozenset[Head]
+    added_ns: int
+    cancelled: bool
+
+    @property
+    def done(self) -> bool: ...
+
+
+Rider = tuple[Caller, int]  # a request, and the place of the sequence in it
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Waiting:
+    """One sequence, and everyone who waits for it: the first is whose turn it takes."""
+
+    tag: int
+    number: int  # arrival, so that equal tags keep their order
+    encoding: Encoding = field(compare=False)
+    riders: list[Rider] = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.encoding)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        return any(not (caller.cancelled or caller.done) for caller, _ in self.riders)
+
+
+class FairQueue:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.shared = 0  # sequences, ever, that were found waiting here already
+        self._queue: list[Waiting] = []
+        self._by_key: dict[bytes, Waiting] = {}
+        self._virtual_time = 0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, caller: Caller, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
+        """Queue some sequences of one request."""
+        tag = self._virtual_time
+        for place in places:
+            encoding = encodings[place]
+            waiting = self._by_key.get(encoding.key)
+            if waiting is not None:
+                waiting.riders.append((caller, place))
+                self.shared += 1
+                continue
+            tag += len(encoding)
+            waiting = Waiting(tag, self._arrivals, encoding, [(caller, place)])
+            insort(self._queue, waiting)
+            self._by_key[encoding.key] = waiting
+            self._arrivals += 1
+            self.tokens += len(encoding)
+
+    def head(self, most: int) -> list[Waiting]:
+        """The first `most` of the queue, after those that nobody waits for any more were removed."""
+        while True:
+            head = self._queue[:most]
+            wanted = [waiting for waiting in head if waiting.wanted]
+            if len(wanted) == len(head):
+                return head
+            self._queue[: len(head)] = wanted
+            self._forget([waiting for waiting in head if not waiting.wanted])
+
+    def remove(self, head: Sequence[Waiting], places: Sequence[int]) -> list[Waiting]:
+        """Take those at `places` of what `head` gave, out of the queue; virtual time moves on to the first one's turn."""
+        taken = set(places)
+        riding = [head[place] for place in places]
+        self._queue[: len(head)] = [waiting for place, waiting in enumerate(head) if place not in taken]
+        self._forget(riding)
+        self._virtual_time = max(self._virtual_time, riding[0].tag)
+        return riding
+
+    def clear(self) -> list[Waiting]:
+        """Empty the queue; what was in it."""
+        everything, self._queue = self._queue, []
+        self._forget(everything)
+        return everything
+
+    def _forget(self, gone: Sequence[Waiting]) -> None:
+        for waiting in gone:
+            del self._by_key[waiting.encoding.key]
+            self.tokens -= len(waiting)

@@ -1,0 +1,242 @@
+"""A model's seat on its device, from another process: `Rides` over a socket, and who answers at the engine.
+
+Many requests are under way at once, each with a number. A caller that leaves is told to the engine, which drops what has not
+run; a process that ends leaves with all its requests. `now_ns` may cross, since the clock is one for the whole machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei import errors
+from hybridtei.batch import Encoding, Head, Ids, PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.engine.channel import Channel
+from hybridtei.engine.rides import BatchMetrics, Seat
+from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
+from hybridtei.lanes import LaneKind
+from hybridtei.metrics import Registry
+from hybridtei.outputs import HeadOutputs, Timings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ride:
+    """`Encoding`s end to end; `token_type_ids` only where there are any."""
+
+    number: int
+    heads: frozenset[Head]
+    now_ns: int
+    input_ids: Ids
+    token_type_ids: Ids | None
+    lengths: list[int]
+    unseen: list[int]
+
+    @classmethod
+    def of(cls, number: int, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> Ride:
+        types = [encoding.token_type_ids for encoding in encodings]
+        return cls(
+            number,
+            heads,
+            now_ns,
+            _joined([encoding.input_ids for encoding in encodings]),
+            None if all(one is None for one in types) else _joined([_types(encoding) for encoding in encodings]),
+            [len(encoding) for encoding in encodings],
+            [encoding.unseen for encoding in encodings],
+        )
+
+    def encodings(self) -> list[Encoding]:
+        """As they were, but that token types of zeros may stand for none, which mean the same."""
+        ids, types = self.input_ids, self.token_type_ids
+        cuts = [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
+        return [
+            Encoding(ids[cut], None if types is None else types[cut], unseen)
+            for cut, unseen in zip(cuts, self.unseen, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Is the engine well?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rode:
+    """A request's answer; a probe's has no outputs."""
+
+    number: int
+    outputs: HeadOutputs
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request's end otherwise: the name of a class in `errors`, and its message."""
+
+    number: int
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, number: int, error: Exception) -> Failed:
+        if not isinstance(error, HybridTeiError):
+            return cls(number, BackendError.__name__, f"{type(error).__name__}: {error}")
+        known = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return cls(number, known.__name__, str(error))
+
+    def error(self) -> HybridTeiError:
+        kind: type[HybridTeiError] = getattr(errors, self.kind)
+        error = kind.__new__(kind)  # some take no message of their own
+        error.args = (self.message,)
+        return error
+
+
+@dataclass(slots=True)
+class FarBackend:
+    """What is known, where the model is not, of the backend that runs it."""
+
+    spec: ModelSpec
+    name: str
+    dtype: str
+    padded: bool
+    busy_tokens: int
+    lanes: tuple[LaneKind, ...]
+    forwards: int = 0
+
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        raise BackendError("the model is in another process")
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """No lane comes here."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class RemoteRides:
+    """See `rides.Seat`; `metrics` are counted where the engine is, so these stay at nothing."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.metrics = BatchMetrics(Registry())
+        self._end = end
+        self._channel = Channel(self._received, self._lost)
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[tuple[HeadOutputs, Timings]]] = {}
+        self._closed = False
+
+    async def start(self) -> None:
+        """Answers will arrive on the running loop."""
+        await self._channel.open(self._end)
+
+    async def stop(self) -> None:
+        """Fail what still waits."""
+        self._lost()
+        self._channel.close()
+
+    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
+        """See `Rides.ride`. Raises Unhealthy if the engine is gone."""
+        number = next(self._numbers)
+        return await self._answer(number, Ride.of(number, encodings, heads, now_ns))
+
+    async def check_health(self) -> None:
+        """See `Rides.check_health`."""
+        number = next(self._numbers)
+        await self._answer(number, Probe(number))
+
+    async def _answer(self, number: int, question: Ride | Probe) -> tuple[HeadOutputs, Timings]:
+        if self._closed:
+            raise Unhealthy
+        arrived: asyncio.Future[tuple[HeadOutputs, Timings]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = arrived
+        self._channel.send(question)
+        try:
+            return await arrived
+        except asyncio.CancelledError:
+            self._channel.send(Cancel(number))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def _received(self, answer: Rode | Failed) -> None:
+        arrived = self._waiting.get(answer.number)
+        if arrived is None or arrived.done():  # its caller has left
+            return
+        if isinstance(answer, Failed):
+            arrived.set_exception(answer.error())
+        else:
+            arrived.set_result((answer.outputs, answer.timings))
+
+    def _lost(self) -> None:
+        self._closed = True
+        for arrived in self._waiting.values():
+            if not arrived.done():
+                arrived.set_exception(Unhealthy())
+
+
+class Porter:
+    """At the engine, for one process that asks it: takes requests to the seat, and answers back."""
+
+    def __init__(self, rides: Seat) -> None:
+        self._rides = rides
+        self._channel = Channel(self._received, self._left)
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    async def open(self, end: socket.socket) -> None:
+        await self._channel.open(end)
+
+    def close(self) -> None:
+        """What is under way is dropped."""
+        self._channel.close()
+        self._left()
+
+    def _received(self, message: Ride | Probe | Cancel) -> None:
+        if isinstance(message, Cancel):
+            running = self._running.get(message.number)
+            if running is not None:
+                running.cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(message))
+        self._running[message.number] = task
+        task.add_done_callback(lambda _: self._running.pop(message.number, None))
+
+    async def _serve(self, message: Ride | Probe) -> None:
+        try:
+            if isinstance(message, Probe):
+                await self._rides.check_health()
+                answer: Rode | Failed = Rode(message.number, HeadOutputs(), Timings())
+            else:
+                outputs, timings = await self._rides.ride(message.encodings(), message.heads, message.now_ns)
+                answer = Rode(message.number, outputs, timings)
+        except Exception as error:  # whatever it is, someone waits for it
+            answer = Failed.of(message.number, error)
+        self._channel.send(answer)
+
+    def _left(self) -> None:
+        for task in [*self._running.values()]:
+            task.cancel()
+
+
+def _types(encoding: Encoding) -> Ids:
+    types = encoding.token_type_ids
+    return np.zeros(len(encoding), dtype=np.int64) if types is None else types
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

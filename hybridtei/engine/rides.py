@@ -1,0 +1,161 @@
+"""From awaiting callers to a device's lanes and back: the seat of one model on its device.
+
+One wake-up a batch, whatever the number of its riders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Protocol
+
+import numpy as np
+
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Encoding, Head
+from hybridtei.engine.cache import ResultCache
+from hybridtei.engine.core import Batch, EngineCore, Ticket
+from hybridtei.engine.device import Device, Member
+from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.metrics import Registry, powers_of_two
+from hybridtei.outputs import HeadOutputs, Timings
+
+
+class BatchMetrics:
+    """What is counted per batch, under TEI's names; and passes, under ours."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
+        self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
+        self.queued = registry.gauge("te_queue_size")
+        self.forwards = registry.counter("hybridtei_forward_passes")
+        self.dropped = registry.counter("hybridtei_dropped_requests")  # whose caller left while they waited for a pass
+        self.shared = registry.counter("hybridtei_shared_inputs")  # identical to one that waited already
+        self.cache_hits = registry.counter("hybridtei_cache_hits")
+        self.cache_misses = registry.counter("hybridtei_cache_misses")
+        self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
+        self.queued.set(0)
+
+    def taken(self, batch: Batch) -> None:
+        """A batch goes to a lane."""
+        self.size.observe(len(batch.packed))
+        self.tokens.observe(len(batch.packed.input_ids))
+        self.forwards.add()
+
+    def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
+        """What did not have to be computed, so far."""
+        if core.shared > self.shared.value():
+            self.shared.add(core.shared - self.shared.value())
+        if cache is not None:
+            self.cache_hits.add(cache.hits - self.cache_hits.value())
+            self.cache_misses.add(cache.misses - self.cache_misses.value())
+            self.cache_bytes.set(cache.bytes)
+
+
+class Seat(Protocol):
+    """Where a service's encodings become outputs: here (`Rides`), or in another process (`remote.RemoteRides`)."""
+
+    metrics: BatchMetrics
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]: ...
+
+    async def check_health(self) -> None: ...
+
+
+class Rides:
+    """One model's queue on a device, awaited on one event loop."""
+
+    def __init__(
+        self, core: EngineCore, backend: Backend, device: Device, registry: Registry, cache: ResultCache | None = None
+    ) -> None:
+        self.metrics = BatchMetrics(registry)
+        self._core = core
+        self._cache = cache
+        self._backend = backend
+        self._device = device
+        self._member = Member(core, backend, self._looked, self._finished, self._died)
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Join the device; futures will be resolved on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._device.join(self._member)
+
+    async def stop(self) -> None:
+        """Fail what still waits, and let running batches end."""
+        with self._device.lock:
+            self._closing = True
+            failed = self._core.fail_all(Unhealthy())
+        self._wake(failed)
+        await asyncio.to_thread(self._device.leave, self._member)
+        self._backend.close()
+
+    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
+        """Outputs of all encodings, in their order. Raises BackendError if a pass fails, Unhealthy when closing.
+
+        Cancelling the caller takes what has not run out of the queue.
+        """
+        with self._device.lock:
+            if self._closing or self._device.dead is not None:
+                raise Unhealthy
+            ticket = self._core.add(encodings, heads, now_ns)
+            self.metrics.queued.set(len(self._core))
+            self.metrics.saved(self._core, self._cache)
+            if ticket.done:  # all of it was in the cache
+                return ticket.outputs(), ticket.timings()
+            arrived = asyncio.get_running_loop().create_future()
+            self._waiters[ticket] = arrived  # before a lane can be done with it
+            self._device.added(self._member)
+        try:
+            await arrived
+        except asyncio.CancelledError:
+            ticket.cancelled = True
+            self.metrics.dropped.add()
+            raise
+        finally:
+            self._waiters.pop(ticket, None)
+        return ticket.outputs(), ticket.timings()
+
+    async def check_health(self) -> None:
+        """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
+        if self._closing or self._device.dead is not None or not self._device.alive:
+            raise Unhealthy
+        if self._member.healthy:
+            return
+        spec = self._backend.spec
+        probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))
+        try:
+            await self.ride([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
+        except BackendError as error:
+            raise Unhealthy from error
+
+    def _looked(self, batch: Batch | None) -> None:
+        self.metrics.queued.set(len(self._core))
+        if batch is not None:
+            self.metrics.taken(batch)
+
+    def _finished(self, tickets: Sequence[Ticket]) -> None:
+        if tickets and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, tickets)
+
+    def _died(self, error: BackendError) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail_waiters, error)
+
+    def _fail_waiters(self, error: BackendError) -> None:
+        for ticket in self._waiters:
+            ticket.error = error
+        self._wake(list(self._waiters))
+
+    def _wake(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            arrived = self._waiters.get(ticket)
+            if arrived is not None and not arrived.done():
+                arrived.set_result(None)

@@ -1,0 +1,135 @@
+"""`hybridtei export`: a model as ONNX files that hold their weights, for us and for whoever else reads ONNX.
+
+The folder is laid out as optimum and sentence-transformers have it: `onnx/model.onnx` or `onnx/model_quantized.onnx`, and
+beside it the checkpoint's own configuration, tokenizer, modules and heads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hybridtei.backends.graph_names import graph_name
+from hybridtei.backends.graph_weights import graph_tensors, word_table
+from hybridtei.backends.graphs import Graph, cache_folder, find_graph
+from hybridtei.backends.int8 import Fidelity, Guard, make_int8
+from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.onnx_files import FILES, WORDS
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.load import find_model
+from hybridtei.outputs import Floats
+
+OUTPUT = "last_hidden_state"  # optimum's name
+LARGEST_FILE = 1_500_000_000  # bytes of tensors; a protobuf message ends at 2 GB, more goes into a file beside it
+DESCRIBING = frozenset({".json", ".txt", ".model"})
+NO_COPY = frozenset({"onnx", "openvino"})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was written, and how close to float32 it is, where it is not that itself."""
+
+    path: Path
+    size: int
+    fidelity: Fidelity | None
+
+    def __str__(self) -> str:
+        told = f"{self.path}: {self.size / 1e6:.1f} MB"
+        return told if self.fidelity is None else f"{told}, {self.fidelity}"
+
+
+def export_model(
+    config: ModelConfig, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
+) -> Report:
+    """Write a model's folder anew around an ONNX file. Raises LoadError, and for int8 if `guard` does not let it pass."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise LoadError("export needs the package onnx: pip install 'hybridtei[export]'") from error
+    spec = find_model(config)
+    if spec.is_splade:
+        raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
+    weights = Weights.open(spec.folder)
+    graph, fidelity = _graph(spec, weights), None
+    words = word_table(spec, graph)
+    tensors = graph_tensors(graph, weights)
+    if dtype == "int8":
+        graph, fidelity = make_int8(spec, graph, weights, guard or Guard())
+    path = out / FILES[dtype][0]
+    _write(graph, {name: tensors[name] for name in graph.weights}, path)
+    if words is not None:
+        _write_words(tensors[words], path.parent / WORDS)
+    _copy_files(spec, out)
+    return Report(path, sum(file.stat().st_size for file in path.parent.iterdir()), fidelity)
+
+
+def _graph(spec: ModelSpec, weights: Weights) -> Graph:
+    """Shipped, kept, or made now and kept."""
+    path = find_graph(spec)
+    if path is not None:
+        graph = Graph.read(path, spec.config)
+        OnnxBackend(spec, graph, weights)  # takes it, or says why not
+        return graph
+    try:
+        from hybridtei.backends.export import export_graph
+    except ImportError as error:
+        raise LoadError(
+            f"{spec.folder}: no graph of this architecture is known; making one needs pip install 'hybridtei[export]'"
+        ) from error
+    graph = export_graph(spec)
+    graph.write(cache_folder() / graph_name(spec))
+    return graph
+
+
+def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
+    import onnx
+
+    model = onnx.load_from_string(graph.body)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items())
+    _rename(model.graph, "hidden", OUTPUT)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = f"{path.name}_data"
+    (path.parent / data).unlink(missing_ok=True)  # it would be appended to
+    large = sum(value.nbytes for value in tensors.values()) > LARGEST_FILE
+    onnx.save(model, path, save_as_external_data=large, location=data if large else None)
+
+
+def _rename(graph: object, old: str, new: str) -> None:
+    for node in graph.node:  # type: ignore[attr-defined]
+        node.output[:] = [new if name == old else name for name in node.output]
+        node.input[:] = [new if name == old else name for name in node.input]
+    graph.output[0].name = new  # type: ignore[attr-defined]
+
+
+def _write_words(table: Floats, path: Path) -> None:
+    """The word embeddings once more, where a head of ours reads them."""
+    from safetensors.numpy import save_file
+
+    save_file({"words": np.ascontiguousarray(table)}, path)
+
+
+def _copy_files(spec: ModelSpec, out: Path) -> None:
+    """All but the weights of the trunk; heads that lie elsewhere come along."""
+    root = spec.folder.parent if spec.folder.name == "0_Transformer" else spec.folder
+    heads = {head.file for head in (spec.sparse, spec.multivector) if head is not None and head.file is not None}
+    for file in (*_described(root, spec.folder), *sorted(heads)):
+        target = out / (file.relative_to(root) if file.is_relative_to(root) else f"hybridtei_heads{file.suffix}")
+        if target.resolve() != file.resolve():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+
+
+def _described(root: Path, home: Path) -> Iterator[Path]:
+    for file in sorted((*root.glob("*"), *root.glob("*/*"))):
+        described = file.suffix in DESCRIBING and not file.name.endswith(".index.json")
+        of_module = file.suffix == ".safetensors" and file.parent not in (root, home)
+        if file.is_file() and file.parent.name not in NO_COPY and (described or of_module):
+            yield file

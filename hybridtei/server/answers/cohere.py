@@ -1,0 +1,61 @@
+"""Cohere's embeddings."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hybridtei.batch import Head
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.encoding import as_base64
+from hybridtei.server.errors import NoInputs
+from hybridtei.server.observe import Usage
+from hybridtei.server.quantised import Quantise, quantiser
+from hybridtei.server.wire.cohere import CohereEmbedRequest, EmbeddingType
+from hybridtei.server.wire.tei import Inputs
+from hybridtei.tasks.embed import Embed, InputType
+
+SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
+
+
+async def embed(context: Context, request: CohereEmbedRequest) -> Reply:
+    """`/v2/embed`: of unit length, and only in the forms that were asked for: some clients fail on null."""
+    texts = request.read
+    if not texts:
+        raise NoInputs("`texts` cannot be empty")
+    inputs = Inputs([*texts], is_batch=True)
+    task = Embed(
+        inputs.items,
+        frozenset({Head.DENSE}),
+        truncate=request.truncate != "NONE",
+        direction="left" if request.truncate == "START" else "right",
+        dimensions=request.output_dimension,
+        input_type=SIDES.get(request.input_type or ""),
+    )
+
+    whole = context.service.model.spec.dense_width
+    width = min(request.output_dimension or whole, whole)
+    with context.counting_failures():
+        makers = {form: _maker(context, form, width) for form in request.embedding_types or ["float"]}
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        assert answer.dense is not None
+        dense = answer.dense
+        return {
+            "id": str(uuid.uuid4()),
+            "response_type": "embeddings_by_type",
+            "embeddings": {form: make(dense) for form, make in makers.items()},
+            "texts": texts,
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": usage.tokens}},
+        }
+
+    return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole)
+
+
+def _maker(context: Context, form: EmbeddingType, width: int) -> Quantise:
+    return _texts if form == "base64" else quantiser(context, form, "dense", width)
+
+
+def _texts(rows: Floats) -> list[str]:
+    return [as_base64(row) for row in rows]

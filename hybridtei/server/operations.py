@@ -1,0 +1,68 @@
+"""What each route takes and gives, for the OpenAPI document. Handlers read bodies themselves, so nothing else knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hybridtei.server.wire import classify, cohere, hybrid, openai, rerank, score, tag, tei
+
+Vector = list[float]
+FLAT, LISTED = openai.OpenAICompatErrorResponse, openai.ListedErrorResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route: what it takes and gives. A tuple of types means one of these, which a union of msgspec's cannot say."""
+
+    method: str
+    path: str
+    summary: str
+    takes: Any = None
+    gives: Any = None
+    error: Any = tei.ErrorResponse
+
+
+def _get(path: str, summary: str, gives: Any = None) -> Operation:
+    return Operation("get", path, summary, gives=gives)
+
+
+def _post(path: str, summary: str, takes: Any, gives: Any, error: Any = tei.ErrorResponse) -> Operation:
+    return Operation("post", path, summary, takes, gives, error)
+
+
+RERANK, DOCUMENTS, RANKED = "Reranking of documents", rerank.DocumentsRequest, rerank.DocumentsResponse
+CLASSIFIED = (classify.ClassifyResponse, classify.VllmClassifyResponse)
+
+OPERATIONS = (
+    _get("/health", "Health check"),
+    _get("/info", "The model and the limits", dict[str, Any]),
+    _get("/metrics", "Prometheus metrics"),
+    _get("/models", "The models, with what infinity's clients look for", openai.ModelList),
+    _get("/v1/models", "The models", openai.ModelList),
+    _post("/embed", "Dense vectors", tei.EmbedRequest, list[Vector]),
+    _post("/embed_all", "A raw vector for each token", tei.EmbedAllRequest, list[list[Vector]]),
+    _post("/embed_sparse", "Sparse vectors", tei.EmbedSparseRequest, list[list[tei.SparseValue]]),
+    _post("/embed_multivector", "A unit vector for each token", hybrid.EmbedMultivectorRequest, list[list[Vector]]),
+    _post("/embed_hybrid", "Several outputs of one forward pass", hybrid.EmbedHybridRequest, list[hybrid.HybridEmbedding]),
+    _post("/v1/embeddings", "OpenAI embeddings", openai.OpenAICompatRequest, openai.OpenAICompatResponse, FLAT),
+    _post("/v2/embed", "Cohere embeddings", cohere.CohereEmbedRequest, cohere.CohereEmbedResponse, FLAT),
+    _post("/similarity", "Cosine of one sentence to many", tei.SimilarityRequest, Vector),
+    _post("/predict", "Classification", tei.PredictRequest, (list[tei.Prediction], list[list[tei.Prediction]])),
+    _post("/predict_tokens", "Labels of tokens, or entities", tag.PredictTokensRequest, list[list[tag.TokenPrediction]]),
+    _post("/rerank", f"{RERANK}; `texts` or `documents`", (rerank.RerankRequest, DOCUMENTS), (list[rerank.Rank], RANKED)),
+    _post("/v1/rerank", RERANK, DOCUMENTS, RANKED, LISTED),
+    _post("/v2/rerank", RERANK, DOCUMENTS, RANKED, LISTED),
+    _post("/score", "Scores of pairs", score.ScoreRequest, score.ScoreResponse, LISTED),
+    _post("/v1/score", "Scores of pairs", score.ScoreRequest, score.ScoreResponse, LISTED),
+    _post("/classify", "Classification for infinity's clients", classify.ClassifyRequest, CLASSIFIED, LISTED),
+    _post(
+        "/v1/classify",
+        "Classification for vLLM's clients",
+        classify.VllmClassifyRequest,
+        classify.VllmClassifyResponse,
+        LISTED,
+    ),
+    _post("/tokenize", "Tokens with their places", tei.TokenizeRequest, list[list[tei.SimpleToken]]),
+    _post("/decode", "Ids back to text", tei.DecodeRequest, list[str]),
+)

@@ -1,0 +1,73 @@
+"""From settings to a server that listens: one model, or several in one process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hybridtei import __version__
+from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.errors import LoadError
+from hybridtei.fleet import Fleet
+from hybridtei.load import LoadedModel, load_model
+from hybridtei.metrics import Registry
+from hybridtei.server.app import context_for, create_app, create_fleet_app
+from hybridtei.server.context import Context
+from hybridtei.server.models import Entry, Models
+from hybridtei.server.run import run_server
+
+log = logging.getLogger(__name__)
+
+
+def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig) -> None:
+    """Until told to stop. Raises LoadError, OSError."""
+    log.info("hybridtei %s: loading %s", __version__, model.model_id)
+    loaded = load_model(model, engine)
+    registry = Registry()
+    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
+    _tell(loaded)
+    if server.http_workers > 1:
+        from hybridtei.server.workers import run_workers
+
+        run_workers(service, server, model, registry=registry)
+    else:
+        run_server(create_app(service, server, model, registry=registry), server)
+
+
+def serve_several(configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig) -> None:
+    """Until told to stop. A model that does not load leaves the others serving. Raises LoadError if none does; OSError."""
+    fleet = Fleet(engine)
+    contexts: dict[str, Context] = {}
+    failures: dict[str, LoadError] = {}
+    for config in configs:
+        log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
+        try:
+            loaded = fleet.load(config)
+        except LoadError as error:
+            log.error("%s is not served: %s", config.alias, error)
+            failures[config.alias] = error
+            continue
+        _tell(loaded)
+        contexts[config.alias] = _context(fleet, loaded, server, config)
+    if not contexts:
+        raise next(iter(failures.values()))
+
+    async def opener(config: NamedModel) -> Context:
+        context = _context(fleet, await fleet.load_aside(config), server, config)
+        await context.service.start()
+        return context
+
+    models = Models(contexts, opener)
+    models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
+    run_server(create_fleet_app(models, server, on_stop=[fleet.stop]), server)
+
+
+def _context(fleet: Fleet, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
+    registry = Registry()
+    return context_for(fleet.service(loaded, registry), server, config, registry)
+
+
+def _tell(loaded: LoadedModel) -> None:
+    for line in loaded.summary():
+        log.info("%s", line)

@@ -1,0 +1,226 @@
+"""Reranking: one query and many documents in, a score for each document out.
+
+A reranker reads the query and a document together. A model with token vectors reranks by what it makes of each alone; then the
+query is read once. Ten thousand documents go through in parts, so that what is held of them is bounded:
+
+    known = None
+    for part in task.parts():
+        scored = run(part.knowing(known))
+        known = scored.query
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from hybridtei.batch import Encoding, Head
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs
+from hybridtei.postprocess.scores import probabilities, refuse_nan
+from hybridtei.postprocess.similarity import maxsim, sparse_dot
+from hybridtei.tasks.embed import Embed, Model
+from hybridtei.text.tokenizer import Direction
+
+PART_DOCUMENTS = 256
+PART_CHARACTERS = 65_536  # of a part's documents; token vectors of so many are some 60 MB
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Scores float32[n] in the order of the documents; `query`: what later parts need not compute again."""
+
+    scores: Floats
+    query: Embeddings | None = None
+
+    @staticmethod
+    def concat(parts: Sequence[Scored]) -> Scored:
+        """All documents of all parts."""
+        return Scored(np.concatenate([part.scores for part in parts]), parts[0].query)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Score `documents` for `query`."""
+
+    query: str
+    documents: Sequence[str]
+    truncate: bool = True
+    direction: Direction = "right"
+    raw_scores: bool = False
+
+    def parts(self) -> Iterator[Self]:
+        """The same question about some documents each, in order."""
+        begin, characters = 0, 0
+        for place, document in enumerate(self.documents):
+            full = place - begin == PART_DOCUMENTS or characters + len(document) > PART_CHARACTERS
+            if full and place > begin:
+                yield replace(self, documents=self.documents[begin:place])
+                begin, characters = place, 0
+            characters += len(document)
+        yield replace(self, documents=self.documents[begin:])
+
+    def knowing(self, query: Embeddings | None) -> Self:
+        """With what an earlier part computed of the query."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Rerank(_Question):
+    """By a reranker, which reads query and document together. `instruction`: what a language model is to judge by."""
+
+    instruction: str | None = None
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return frozenset({Head.SCORES})
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words."""
+        if spec.kind != "reranker":
+            raise UnsupportedHead("model is not a re-ranker model")
+        if self.instruction is not None and (spec.template is None or "{instruction}" not in spec.template.body):
+            raise InvalidInput("`instruction` is for rerankers that are language models; this one takes none")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        pairs = [(self.query, document) for document in self.documents]
+        if model.spec.template is None:
+            return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
+        return model.reader.ask(
+            model.spec.template, pairs, instruction=self.instruction, truncate=self.truncate, direction=self.direction
+        )
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
+        """Raises NotANumber."""
+        assert outputs.scores is not None
+        logits = refuse_nan(outputs.scores)
+        return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Shares of each kind of vector in a score; they need not sum to 1."""
+
+    dense: float = 1.0
+    sparse: float = 1.0
+    multivector: float = 1.0
+
+    def share(self, head: Head) -> float:
+        return {Head.DENSE: self.dense, Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}[head]
+
+
+# BGE-M3's: its default, and what its authors took for each collection; "example" is the model card's.
+PRESETS: Mapping[str, Weights] = {
+    "average": Weights(),
+    "mkqa": Weights(1.0, 0.3, 1.0),
+    "mldr": Weights(0.15, 0.5, 0.35),
+    "example": Weights(0.4, 0.2, 0.4),
+}
+VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankByVectors(_Question):
+    """By the vectors of each text alone: the mean of their similarities by `weights`, from one pass.
+
+    `mean`: MaxSim is divided by the query's vectors, so that it is on the scale of a cosine; None: where there are other
+    kinds beside it. These scores are similarities already: raw or not, they are the same.
+    """
+
+    weights: Weights | str | None = None
+    mean: bool | None = None
+    kinds: frozenset[Head] = frozenset()
+    known: Embeddings | None = None
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        shares = self._weights
+        return frozenset(head for head in self.kinds if shares.share(head) > 0)
+
+    @property
+    def _weights(self) -> Weights:
+        return PRESETS.get(self.weights, Weights()) if isinstance(self.weights, str) else self.weights or Weights()
+
+    def knowing(self, query: Embeddings | None) -> Self:
+        return replace(self, known=query)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words, or InvalidInput."""
+        if not _has_vectors(spec):
+            raise UnsupportedHead("model is not a re-ranker model")
+        if isinstance(self.weights, str) and self.weights not in PRESETS:
+            raise InvalidInput(f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind")
+        shares = {head: self._weights.share(head) for head in VECTORS}
+        if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
+            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
+        lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
+        if lacking and isinstance(self.weights, Weights) and self.weights != Weights():
+            raise InvalidInput(f"`weights` gives `{lacking[0]}` a share, which this model does not have")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        if not self.query and not all(self.documents):
+            raise EmptyInput("`inputs` cannot be empty")
+        documents = Embed(self.documents, self.heads, self.truncate, self.direction, input_type="document").read(model)
+        if self.known is not None:
+            return documents
+        return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
+        """Raises NotANumber."""
+        query, first = self.known, 0 if self.known is not None else 1
+        if query is None:
+            query = Embed((), self.heads, input_type="query").finish(model, encodings[:1], outputs.take([0]))
+            outputs = outputs.take(range(1, len(encodings)))
+        documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
+        return Scored(self._scores(query, documents), query)
+
+    def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
+        shares = {head: self._weights.share(head) for head in self.heads}
+        mean = len(self.kinds) > 1 if self.mean is None else self.mean
+        total = sum(share * _alike(head, query, documents, mean=mean) for head, share in sorted(shares.items()))
+        return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
+
+
+def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
+    if head is Head.DENSE:
+        assert query.dense is not None
+        assert documents.dense is not None
+        return np.asarray(documents.dense @ query.dense[0])
+    if head is Head.SPARSE:
+        assert query.sparse is not None
+        assert documents.sparse is not None
+        return sparse_dot(query.sparse, documents.sparse)
+    assert query.multivector is not None
+    assert documents.multivector is not None
+    return maxsim(query.multivector.row(0), documents.multivector, mean=mean)
+
+
+def _has_vectors(spec: ModelSpec) -> bool:
+    """Whether there is more to compare than one dense vector."""
+    kinds = spec.heads & set(VECTORS)
+    return Head.MULTIVECTOR in kinds or len(kinds) > 1
+
+
+def rerank_task(
+    spec: ModelSpec,
+    query: str,
+    documents: Sequence[str],
+    *,
+    truncate: bool = True,
+    direction: Direction = "right",
+    raw_scores: bool = False,
+    instruction: str | None = None,
+    weights: Weights | str | None = None,
+    mean: bool | None = None,
+) -> Rerank | RerankByVectors:
+    """The task that fits the model; its `check` says whether the model can rank at all."""
+    if _has_vectors(spec):
+        kinds = spec.heads & set(VECTORS)
+        return RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds)
+    return Rerank(query, documents, truncate, direction, raw_scores, instruction)

@@ -1,0 +1,137 @@
+"""How many tokens a pass needs to keep this hardware busy, and which backend does most with them: measured, and remembered.
+
+A pass of few tokens waits for weights instead of computing; beyond some size a larger one only makes others wait. Where the
+curve becomes flat is the working budget. Results are kept in the user's cache by machine, library, precision and architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.cores import available_cores
+from hybridtei.errors import LoadError
+from hybridtei.user_cache import cache_folder
+
+FIRST_TOKENS = 64
+TEXT_TOKENS = 64  # of the texts that are measured
+PASSES = 3
+FLAT = 0.97  # of the best rate: a smaller pass that gets there is preferred
+LIMIT_SECONDS = 1.0  # of a start that nobody measured for
+
+Clock = Callable[[], float]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A size of pass, and what it achieved in one lane."""
+
+    tokens: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Rates by size, ascending."""
+
+    points: Sequence[Point]
+
+    @property
+    def best_rate(self) -> float:
+        """Most tokens a second that any size reached; 0 if none was measured."""
+        return max((point.tokens_per_s for point in self.points), default=0.0)
+
+    def budget(self) -> int | None:
+        """The smallest size that is about as fast as any."""
+        return next((point.tokens for point in self.points if point.tokens_per_s >= FLAT * self.best_rate), None)
+
+
+def measure(
+    backend: Backend, most_tokens: int, *, limit_seconds: float | None = None, clock: Clock = perf_counter
+) -> Iterator[Point]:
+    """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained."""
+    began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
+    while size <= max(most_tokens, FIRST_TOKENS):
+        point = Point(size, _rate(backend, size, clock))
+        yield point
+        flat = flat + 1 if point.tokens_per_s < best / FLAT else 0
+        best = max(best, point.tokens_per_s)
+        if flat == 2 or (limit_seconds is not None and clock() - began > limit_seconds):
+            return
+        size *= 2
+
+
+def _rate(backend: Backend, tokens: int, clock: Clock) -> float:
+    """The best of several passes: whatever else the machine does only ever slows one down."""
+    batch = _texts(backend.spec, tokens)
+    took = []
+    for _ in range(PASSES):
+        began = clock()
+        backend.forward(batch)
+        took.append(clock() - began)
+    return len(batch.input_ids) / max(min(took), 1e-9)
+
+
+def _texts(spec: ModelSpec, tokens: int) -> PackedBatch:
+    length = min(TEXT_TOKENS, spec.max_input_length, tokens)
+    first = spec.positions.offset
+    ids = np.arange(first, first + length, dtype=np.int64) % spec.vocab_size
+    heads = frozenset({next(iter(sorted(spec.heads - {Head.TOKENS})))})
+    return pack([Encoding(ids)] * max(tokens // length, 1), heads, spec.positions)
+
+
+def remembered(backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> Curve | None:
+    """What was measured here for this backend and architecture, or None. `threads` of one pass."""
+    try:
+        return Curve(msgspec.json.decode(_file(backend, dtype, spec, threads).read_bytes(), type=list[Point]))
+    except (OSError, LoadError, msgspec.DecodeError):
+        return None
+
+
+def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> None:
+    """Keep a measurement; without a writable cache it is made again next time."""
+    with suppress(OSError, LoadError):
+        path = _file(backend, dtype, spec, threads)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_bytes(msgspec.json.encode(list(curve.points)))
+        part.replace(path)
+
+
+def _file(backend: str, dtype: str, spec: ModelSpec, threads: int) -> Path:
+    facts = json.dumps([threads, _machine(), _versions(), _sizes(spec.config)], sort_keys=True)
+    return cache_folder("tuning") / f"{backend}-{dtype}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+
+
+def _sizes(config: Mapping[str, object]) -> dict[str, object]:
+    """What the arithmetic of a pass depends on."""
+    return {key: value for key, value in config.items() if isinstance(value, int) or key in ("model_type", "hidden_act")}
+
+
+def _machine() -> list[object]:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return [line.partition(":")[2].strip(), available_cores()]
+    return [platform.processor() or platform.machine(), available_cores()]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("onnxruntime", "openvino", "torch"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,19 @@
+"""Where on this machine we keep what was made once: exported graphs, the embedded model's checkpoint. A leaf."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hybridtei.errors import LoadError
+
+
+def cache_folder(kind: str) -> Path:
+    """HYBRIDTEI_CACHE itself, or the folder of that kind below the user's cache folder. Raises LoadError without a home."""
+    own, caches = os.environ.get("HYBRIDTEI_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
+    except RuntimeError as error:  # a container's user without HOME and without an entry in /etc/passwd
+        raise LoadError("this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder") from error

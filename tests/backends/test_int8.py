@@ -1,0 +1,128 @@
+"""Eight bits: close enough or refused with figures, blind to neighbours, made once for these weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from hybridtei.backends import int8
+from hybridtei.backends.graph_weights import graph_tensors
+from hybridtei.backends.graphs import Graph
+from hybridtei.backends.int8 import Fidelity, Guard, compare, int8_graph, make_int8
+from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.quantize import quantised
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError
+from tests import tiny
+from tests.backends.test_export import FAMILIES, change, graph_of
+from tests.backends.test_onnx_backend import run
+from tests.backends.test_torch_backend import columns_of, sixty_four
+
+Copied = Callable[[Path], Path]
+LOOSE = Guard(worst=0.9, mean=0.98)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def parts(folder: Path) -> tuple[ModelSpec, Graph, Weights]:
+    spec = read_spec(folder, pooling="mean")
+    return spec, graph_of(spec.model_type), Weights.open(folder)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
+    spec, graph, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
+    made, fidelity = make_int8(spec, graph, weights, LOOSE)
+    assert fidelity.mean > 0.98
+    backend = OnnxBackend(spec, made, weights)
+    assert backend.dtype == "int8"
+    assert compare(OnnxBackend(spec, graph, weights), backend) == fidelity
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_path: Path, model_type: str) -> None:
+    _, graph, weights = parts(tiny.write_family(tmp_path, model_type))
+    made = quantised(graph, graph_tensors(graph, weights))
+    matrices = {name for name, shape in graph.weights.items() if len(shape) == 2 and "embed" not in name and "bias" not in name}
+    assert set(made.held) == matrices
+    assert set(made.weights) == set(graph.weights) - matrices
+    assert made.free == graph.free
+    model = onnx.load_from_string(made.body)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    assert all(stored[f"{name}.int8"].data_type == onnx.TensorProto.INT8 for name in made.held)
+    assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
+
+
+def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
+    """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
+    spec, graph, weights = read_spec(hybrid), graph_of("bert"), Weights.open(hybrid)
+    backend = OnnxBackend(spec, quantised(graph, graph_tensors(graph, weights)), weights)
+    texts = sixty_four(spec.vocab_size)
+    together = run(backend, texts)
+    for place, text in enumerate(texts):
+        alone, beside = columns_of(run(backend, [text]), 0)["dense"], columns_of(together, place)["dense"]
+        assert alone @ beside / np.linalg.norm(alone) / np.linalg.norm(beside) > 0.9999
+
+
+def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
+    spec, graph, weights = parts(bert)
+    with pytest.raises(LoadError, match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst"):
+        make_int8(spec, graph, weights, Guard(worst=0.99999))
+
+
+def test_nan_does_not_pass() -> None:
+    assert not Fidelity(float("nan"), 1.0, 1.0).passes(Guard())
+    assert not Fidelity(1.0, float("nan"), 1.0).passes(Guard())
+
+
+def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
+    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Guard]()
+    make = int8.make_int8
+
+    def counted(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+        made.append(guard)
+        return make(spec, graph, weights, LOOSE)
+
+    monkeypatch.setattr(int8, "make_int8", counted)
+    first = int8_graph(*parts(bert))
+    assert int8_graph(*parts(bert)) == first
+    assert len(made) == len(list(cache.iterdir())) == 1
+    other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
+    assert int8_graph(*parts(other)) != first
+    assert len(made) == len(list(cache.iterdir())) == 2
+
+
+def test_a_guard_of_ones_own_is_asked_again(bert: Path) -> None:
+    int8_graph(*parts(bert), LOOSE)
+    with pytest.raises(LoadError, match="too far"):
+        int8_graph(*parts(bert), Guard(worst=1.1))
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(bert: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache.write_text("a file")
+    assert int8_graph(*parts(bert), LOOSE).held
+    assert "cannot be kept" in caplog.text
+
+
+def test_without_onnx_the_error_names_the_extra(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hybridtei.backends.quantize", None)
+    with pytest.raises(LoadError, match=r"hybridtei\[int8\]"):
+        make_int8(*parts(bert), LOOSE)
+
+
+def test_a_graph_without_known_products_is_refused(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridtei.backends.quantize._products", lambda *_: {})
+    with pytest.raises(LoadError, match="no products"):
+        make_int8(*parts(bert), LOOSE)

@@ -1,0 +1,178 @@
+"""A seat asked over a socket answers as the seat itself: outputs, errors, leaving, and an engine that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei import errors
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.batch import Encoding, Head, PackedBatch, Positions
+from hybridtei.engine.core import EngineCore
+from hybridtei.engine.device import Device
+from hybridtei.engine.remote import Failed, FarBackend, Porter, RemoteRides
+from hybridtei.engine.rides import Rides
+from hybridtei.errors import BackendError, HybridTeiError, NotANumber, Overloaded, Unhealthy
+from hybridtei.lanes import LaneKind
+from hybridtei.metrics import Registry
+from tests.engine import small
+from tests.engine.test_frames import same_columns
+
+HANG = 30
+SPEC = small.model_spec()
+DENSE = frozenset({Head.DENSE})
+
+
+def encodings(count: int, length: int = 10) -> list[Encoding]:
+    return [Encoding(np.array([i % 70, i // 70, *range(length - 2)], dtype=np.int64)) for i in range(count)]
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, HANG))
+
+
+@asynccontextmanager
+async def engine(**backend: Any) -> AsyncIterator[Rides]:
+    device = Device([LaneKind.BULK])
+    seat = Rides(EngineCore(max_tokens=40, positions=Positions()), FakeBackend(SPEC, **backend), device, Registry())
+    await seat.start()
+    device.start()
+    yield seat
+    await seat.stop()
+    device.stop()
+
+
+@asynccontextmanager
+async def asked(seat: Rides) -> AsyncIterator[tuple[RemoteRides, Porter]]:
+    here, there = socket.socketpair()
+    porter, remote = Porter(seat), RemoteRides(there)
+    await porter.open(here)
+    await remote.start()
+    yield remote, porter
+    await remote.stop()
+    porter.close()
+    await asyncio.sleep(0.01)
+
+
+def test_answers_are_the_seats_own_whoever_asks():
+    async def scenario() -> None:
+        async with engine() as seat, asked(seat) as (one, _), asked(seat) as (other, _):
+            requests = [(encodings(1 + i % 7, 2 + i % 30), frozenset([*SPEC.heads][: 1 + i % 4])) for i in range(200)]
+            found = await asyncio.gather(*((one, other)[i % 2].ride(*each, 0) for i, each in enumerate(requests)))
+            for (given, heads), (outputs, timings) in zip(requests, found, strict=True):
+                assert same_columns(outputs.only(heads), (await seat.ride(given, heads, 0))[0].only(heads))
+                assert timings.queue_ns > 0
+
+    run(scenario())
+
+
+def test_answers_larger_than_any_buffer():
+    async def scenario() -> None:
+        async with engine() as seat, asked(seat) as (remote, _):
+            given = encodings(3000, 20)
+            large, small_one = await asyncio.gather(
+                remote.ride(given, frozenset(SPEC.heads), 0), remote.ride(encodings(1), DENSE, 0)
+            )
+            assert large[0].nbytes > 2_000_000
+            assert same_columns(large[0], (await seat.ride(given, frozenset(SPEC.heads), 0))[0])
+            assert small_one[0].dense is not None
+
+    run(scenario())
+
+
+def test_errors_keep_their_class_and_words():
+    async def scenario() -> None:
+        async with engine(fail_on=1) as seat, asked(seat) as (remote, _):
+            with pytest.raises(BackendError, match="the batch holds the id 1"):
+                await remote.ride([Encoding(np.array([1]))], DENSE, 0)
+            assert len((await remote.ride([Encoding(np.array([2]))], DENSE, 0))[0].dense) == 1
+            await remote.check_health()
+        async with engine(fail_on=SPEC.positions.offset) as seat, asked(seat) as (remote, _):
+            with pytest.raises(BackendError):
+                await remote.ride([Encoding(np.array([SPEC.positions.offset]))], DENSE, 0)
+            with pytest.raises(Unhealthy):
+                await remote.check_health()
+            await seat.stop()
+            with pytest.raises(Unhealthy):
+                await remote.ride(encodings(1), DENSE, 0)
+
+    run(scenario())
+
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HybridTeiError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_crosses(kind):
+    error = kind() if kind in (Overloaded, Unhealthy, NotANumber) else kind("words")
+    back = Failed.of(3, error).error()
+    assert (type(back), str(back)) == (kind, str(error))
+
+
+def test_errors_that_nobody_foresaw_are_the_backends():
+    class Own(errors.InvalidInput):
+        pass
+
+    assert isinstance(Failed.of(1, Own("words")).error(), errors.InvalidInput)
+    assert str(Failed.of(1, ValueError("words")).error()) == "ValueError: words"
+    assert type(Failed.of(1, ValueError("words")).error()) is BackendError
+
+
+def test_who_leaves_takes_what_has_not_run_out_of_the_queue():
+    async def scenario() -> None:
+        holding, go = threading.Semaphore(0), threading.Event()
+
+        def hold(_: PackedBatch) -> None:
+            holding.release()
+            assert go.wait(HANG)
+
+        async with engine(gate=hold) as seat, asked(seat) as (remote, _), asked(seat) as (dying, porter):
+            held = asyncio.create_task(remote.ride(encodings(1), DENSE, 0))
+            await asyncio.to_thread(holding.acquire)
+            leaving = asyncio.create_task(remote.ride(encodings(100), DENSE, 0))
+            lost = asyncio.create_task(dying.ride(encodings(70, 12), DENSE, 0))
+            while seat.metrics.queued.value() < 170:
+                await asyncio.sleep(0.001)
+            leaving.cancel()
+            porter.close()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            with pytest.raises(Unhealthy):
+                await lost
+            while seat.metrics.dropped.value() < 2:
+                await asyncio.sleep(0.001)
+            go.set()
+            assert len((await held)[0].dense) == 1
+            assert len((await remote.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
+            assert seat._backend.forwards == 2
+
+    run(scenario())
+
+
+def test_an_engine_that_goes_fails_who_waits_and_who_comes():
+    async def scenario() -> None:
+        here, there = socket.socketpair()
+        remote = RemoteRides(there)
+        await remote.start()
+        waiting = [asyncio.create_task(remote.ride(encodings(1), DENSE, 0)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        here.close()
+        for each in [*waiting, remote.ride(encodings(1), DENSE, 0), remote.check_health()]:
+            with pytest.raises(Unhealthy):
+                await each
+        await remote.stop()
+
+    run(scenario())
+
+
+def test_a_far_backend_describes_and_does_nothing():
+    far = FarBackend(SPEC, "fake", "float32", False, 256, (LaneKind.BULK,))
+    with pytest.raises(BackendError, match="another process"):
+        far.forward(None)  # type: ignore[arg-type]

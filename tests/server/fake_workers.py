@@ -1,0 +1,52 @@
+"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER SECONDS WORKERS [SETTING=NUMBER]...`.
+
+A pass takes SECONDS. The word "duti" makes its pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hybridtei import cli, logs
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.batch import PackedBatch
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.load import find_model, text_reader
+from hybridtei.metrics import Registry
+from hybridtei.server.app import create_app
+from hybridtei.server.run import run_server
+from hybridtei.server.workers import run_workers
+from hybridtei.tasks.embed import Model
+
+
+def serve(folder: str, seconds: float, workers: int, settings: dict[str, int]) -> None:
+    model = ModelConfig(model_id=folder)
+    of_engine = {name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__}
+    of_server = {name: value for name, value in settings.items() if name not in of_engine}
+    engine = EngineConfig(**of_engine)
+    config = ServerConfig(**{"hostname": "127.0.0.1", "port": 0, "http_workers": workers, **of_server})
+    logs.configure(json_output=False, level="info")
+    spec, registry = find_model(model), Registry()
+    reader = text_reader(spec, engine)
+    poison, murder = (int(reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura"))
+
+    def gate(batch: PackedBatch) -> None:
+        time.sleep(seconds)
+        if (batch.input_ids == murder).any():
+            raise SystemExit("murder")  # no lane survives what is no Exception
+
+    backend = FakeBackend(spec, fail_on=poison, gate=gate)
+    service = EngineService(Model(spec, reader), backend, engine, budget_tokens=32, registry=registry)
+    if workers > 1:
+        run_workers(service, config, model, registry=registry)
+    else:
+        run_server(create_app(service, config, model, registry=registry), config)
+
+
+if __name__ == "__main__":
+    folder, seconds, workers, *settings = sys.argv[1:]
+    numbers = {name: int(value) for name, _, value in (setting.partition("=") for setting in settings)}
+    cli.serve = lambda _: serve(folder, float(seconds), int(workers), numbers)  # so errors end it as they end the command
+    sys.exit(cli.main(["serve"]))

@@ -1,0 +1,188 @@
+"""`/predict` and its kin: forms of `inputs`, shapes, and who else asks for labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.server.conftest import LABELS, labelled
+from tests.server.live import serving
+
+TOLERANCE = 1e-6
+
+
+def prediction(running, inputs, **more):
+    response = running.post("/predict", {"inputs": inputs, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_single_inputs_are_answered_flat_and_batches_nested(classifier):
+    single = prediction(classifier, "one two")
+    assert [list(item) for item in single] == [["score", "label"]] * 3
+    assert {item["label"] for item in single} == set(LABELS)
+    assert [item["score"] for item in single] == sorted((item["score"] for item in single), reverse=True)
+    assert sum(item["score"] for item in single) == pytest.approx(1, abs=TOLERANCE)
+    assert prediction(classifier, ["one two"]) == single
+    assert prediction(classifier, [["one two"]]) == [single]
+    pair = prediction(classifier, ["one", "two"])
+    assert pair != single
+    assert prediction(classifier, [["one", "two"], ["one two"]]) == [pair, single]
+
+
+def test_raw_scores_are_logits(classifier):
+    raw = {item["label"]: item["score"] for item in prediction(classifier, "one", raw_scores=True)}
+    powers = np.exp([raw[label] for label in LABELS])
+    found = {item["label"]: item["score"] for item in prediction(classifier, "one")}
+    np.testing.assert_allclose([found[label] for label in LABELS], powers / powers.sum(), atol=TOLERANCE)
+
+
+def test_headers_count_both_sides(classifier):
+    headers = classifier.post("/predict", {"inputs": [["one", "two é"], ["three"]]}).headers
+    assert headers["x-compute-characters"] == "13"
+    assert headers["x-compute-tokens"] == "9"
+
+
+def test_a_reranker_predicts_too(reranker):
+    ((only,),) = prediction(reranker, [["one", "two"]])
+    (rank,) = reranker.post("/rerank", {"query": "one", "texts": ["two"]}).json()
+    assert only == {"score": rank["score"], "label": "LABEL_0"}
+
+
+@pytest.mark.parametrize("inputs", [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None])
+def test_other_forms_are_refused(classifier, inputs):
+    response = classifier.post("/predict", {"inputs": inputs})
+    assert response.status_code == 422
+    assert response.text.startswith("Failed to deserialize the JSON body into the target type: inputs")
+
+
+@pytest.mark.parametrize(
+    ("which", "body", "status", "error"),
+    [
+        ("classifier", {"inputs": ""}, 400, "Input validation error: `inputs` cannot be empty"),
+        ("classifier", {"inputs": [["one"], ["", ""]]}, 400, "Input validation error: `inputs` cannot be empty"),
+        ("classifier", {"inputs": [["x"]] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        ("server", {"inputs": [["x"]] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        ("server", {"inputs": "one"}, 424, "Backend error: Model is not a classifier model"),
+        ("tagger", {"inputs": "one"}, 424, "Backend error: Model is not a classifier model"),
+        (
+            "classifier",
+            {"inputs": "two " * 99, "truncate": False},
+            422,
+            "Input validation error: `inputs` must have less than 64 tokens. Given: 101",
+        ),
+        (
+            "classifier",
+            {"inputs": "one", "parameters": {"function_to_apply": "tanh"}},
+            422,
+            "Input validation error: `function_to_apply` is 'tanh'; known: sigmoid, softmax, none",
+        ),
+    ],
+)
+def test_refusals(request, which, body, status, error):
+    response = request.getfixturevalue(which).post("/predict", body)
+    assert (response.status_code, response.json()["error"]) == (status, error)
+
+
+def test_parameters_mean_hugging_faces_client(classifier):
+    flat = prediction(classifier, "one")
+    assert prediction(classifier, "one", parameters={}) == [flat]
+    assert prediction(classifier, "one", parameters=None) == flat
+    assert prediction(classifier, "one", parameters=5) == flat  # TEI ignores it
+    assert prediction(classifier, "one", parameters={"top_k": 2}) == [flat[:2]]
+    raw = prediction(classifier, "one", raw_scores=True)
+    assert prediction(classifier, "one", parameters={"function_to_apply": "none"}) == [raw]
+    assert prediction(classifier, "one", parameters={"function_to_apply": "softmax"}) == [flat]
+    (by_itself,) = prediction(classifier, "one", parameters={"function_to_apply": "sigmoid"})
+    np.testing.assert_allclose(
+        [item["score"] for item in by_itself], [1 / (1 + np.exp(-item["score"])) for item in raw], atol=TOLERANCE
+    )
+    assert classifier.post("/", {"inputs": "one", "parameters": {}}).json() == [flat]
+    assert classifier.post("/predict", {"inputs": "one", "parameters": {"top_k": 0}}).status_code == 422
+
+
+def test_the_root_fits_the_model(classifier, reranker, server):
+    assert classifier.post("/", {"inputs": [["one"], ["two"]]}).json() == prediction(classifier, [["one"], ["two"]])
+    asked = {"query": "one", "texts": ["two", "three"]}
+    ranks = reranker.post("/rerank", asked).json()
+    for path in ("/", "/invocations"):
+        assert reranker.post(path, asked).json() == ranks
+        assert reranker.post(path, {"inputs": asked}).json() == ranks
+        assert reranker.post(path, {"query": "one", "documents": ["two"]}).json()["object"] == "rerank"
+        assert server.post(path, asked).json() == server.post("/rerank", asked).json()
+    assert "missing required field `query`" in reranker.post("/", {"inputs": "one"}).text
+    assert reranker.post("/vertex", {"instances": [asked, {"inputs": "one"}]}).json() == {
+        "predictions": [ranks, prediction(reranker, "one")]
+    }
+
+
+def test_infinity_and_vllm_are_answered_as_they_expect(classifier):
+    texts = ["one", "two three"]
+    plain = prediction(classifier, [[text] for text in texts])
+    answer = classifier.post("/classify", {"input": texts, "model": "any", "raw_scores": False}).json()
+    assert (answer["object"], answer["data"], answer["model"]) == ("classify", plain, "small")
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    answer = classifier.post("/v1/classify", {"input": texts}).json()
+    assert answer["object"] == "list"
+    for place, (item, wanted) in enumerate(zip(answer["data"], plain, strict=True)):
+        scores = {one["label"]: one["score"] for one in wanted}
+        probabilities = [scores[label] for label in LABELS]
+        assert item == {"index": place, "label": wanted[0]["label"], "probs": probabilities, "num_classes": 3}
+    raw = classifier.post("/v1/classify", {"input": "one", "use_activation": False}).json()["data"][0]["probs"]
+    assert sorted(raw) == sorted(one["score"] for one in prediction(classifier, "one", raw_scores=True))
+    with serving(labelled(*LABELS), server={"classify_as": "vllm"}) as running:
+        assert running.post("/classify", {"input": texts}).json()["data"] == answer["data"]
+
+
+def test_what_classify_refuses(classifier, server):
+    assert classifier.post("/classify", {"input": []}).status_code == 400
+    assert server.post("/v1/classify", {"input": "one"}).status_code == 424
+    too_many = classifier.post("/classify", {"input": ["x"] * 33}).json()
+    assert too_many["message"] == "batch size 33 > maximum allowed batch size 32"
+    assert too_many["detail"][0]["msg"] == too_many["message"]
+
+
+def test_what_is_counted():
+    with serving(labelled(*LABELS)) as running:
+        prediction(running, "one")
+        prediction(running, [["one"], ["two", "three"]])
+        lines = running.get("/metrics").text.splitlines()
+    counted = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    assert counted["te_predict_count"] == counted["te_predict_success"] == counted["te_predict_duration_count"] == "3"
+    assert counted['te_request_count{method="single"}'] == counted['te_request_success{method="batch"}'] == "1"
+    assert counted.get("te_embed_count", "0") == "0"
+
+
+@pytest.mark.parametrize(("labels", "kind"), [((LABELS), "classifier"), (("LABEL_0",), "reranker")])
+def test_info_names_the_labels(labels, kind):
+    with serving(labelled(*labels)) as running:
+        answer = running.get("/info").json()
+    numbers = {label: place for place, label in enumerate(labels)}
+    assert answer["model_type"] == {kind: {"id2label": {str(i): name for name, i in numbers.items()}, "label2id": numbers}}
+    assert answer["hybridtei"]["role"] == kind
+
+
+def test_scores_of_pairs(reranker, dense_server, server, classifier):
+    def scores(running, one, other, **more):
+        answer = running.post("/score", {"text_1": one, "text_2": other, **more}).json()
+        assert [item["index"] for item in answer["data"]] == [*range(len(answer["data"]))]
+        assert {item["object"] for item in answer["data"]} == {"score"}
+        return [item["score"] for item in answer["data"]]
+
+    texts = ["two", "three four"]
+    for running in (reranker, server):
+        ranks = {i["index"]: i["score"] for i in running.post("/rerank", {"query": "one", "texts": texts}).json()}
+        wanted = pytest.approx([ranks[0], ranks[1]], abs=TOLERANCE)
+        assert scores(running, "one", texts) == wanted
+        assert scores(running, "one", "two") == pytest.approx([ranks[0]], abs=TOLERANCE)
+        assert scores(running, ["one", "one"], texts) == wanted
+        assert len(scores(running, ["five", "one", "five"], ["two", *texts])) == 3
+    near = dense_server.post("/similarity", {"inputs": {"source_sentence": "one", "sentences": texts}}).json()
+    np.testing.assert_allclose(scores(dense_server, "one", texts), near, atol=TOLERANCE)
+    np.testing.assert_allclose(scores(dense_server, ["one", "two"], ["one", "two"]), 1, atol=TOLERANCE)
+    assert reranker.post("/v1/score", {"queries": "one", "documents": texts}).status_code == 200
+    assert reranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}).status_code == 422
+    assert reranker.post("/score", {"text_1": "a"}).status_code == 422
+    assert reranker.post("/score", {"text_1": "a", "text_2": ["x"] * 33}).status_code == 422
+    assert classifier.post("/score", {"text_1": "a", "text_2": "b"}).status_code == 424
+    assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests

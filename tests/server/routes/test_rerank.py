@@ -1,0 +1,298 @@
+"""`/rerank` and its kin: whose request a body is, shapes, order, limits and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine import small
+from tests.server.conftest import labelled
+from tests.server.live import serving
+
+TEXTS = ["the hybrid search", "one two three", "meaning by words"]
+QUESTION = {"query": "one", "texts": TEXTS}
+ASKED = {"query": "one", "documents": TEXTS}
+PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
+TOLERANCE = 1e-6
+
+
+def ranks(response):
+    assert response.status_code == 200, response.text
+    return [(item["index"], item["score"]) for item in response.json()]
+
+
+def test_tei_is_answered_with_a_list_the_best_first(reranker):
+    response = reranker.post("/rerank", QUESTION)
+    assert [list(item) for item in response.json()] == [["index", "score"]] * 3
+    found = ranks(response)
+    assert sorted(index for index, _ in found) == [0, 1, 2]
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    assert response.headers["x-compute-characters"] == str(3 * 3 + sum(map(len, TEXTS)))
+    assert response.headers["x-compute-tokens"] == str(sum(3 + 1 + len(text.split()) for text in TEXTS))
+    with_text = reranker.post("/rerank", {**QUESTION, "return_text": True}).json()
+    assert [list(item) for item in with_text] == [["index", "text", "score"]] * 3
+    assert [(item["index"], item["text"]) for item in with_text] == [(index, TEXTS[index]) for index, _ in found]
+    raw = dict(ranks(reranker.post("/rerank", {**QUESTION, "raw_scores": True})))
+    np.testing.assert_allclose(
+        [1 / (1 + np.exp(-raw[index])) for index, _ in found], [score for _, score in found], atol=TOLERANCE
+    )
+
+
+def test_ties_come_in_reverse_order(reranker):
+    assert [index for index, _ in ranks(reranker.post("/rerank", {"query": "one", "texts": ["two"] * 4}))] == [3, 2, 1, 0]
+
+
+def test_a_score_does_not_depend_on_the_others(reranker):
+    together = dict(ranks(reranker.post("/rerank", QUESTION)))
+    for place, text in enumerate(TEXTS):
+        assert ranks(reranker.post("/rerank", {"query": "one", "texts": [text]})) == [(0, together[place])]
+
+
+def test_the_named_side_of_the_longer_text_is_cut_off(reranker):
+    long = "two " * 100 + "three " * 100
+    for direction, kept in (("Right", "two"), ("left", "three")):
+        cut = reranker.post("/rerank", {"query": "one", "texts": [long], "truncation_direction": direction})
+        whole = {"query": "one", "texts": [f"{kept} " * (small.LONGEST - 4)], "truncate": False}
+        assert cut.json() == reranker.post("/rerank", whole).json()
+        assert cut.headers["x-compute-tokens"] == str(small.LONGEST)
+
+
+@pytest.mark.parametrize(
+    ("which", "body", "status", "error"),
+    [
+        ("reranker", {"query": "one", "texts": []}, 400, "`texts` cannot be empty"),
+        ("dense_server", {"query": "one", "texts": []}, 400, "`texts` cannot be empty"),
+        ("dense_server", QUESTION, 424, "Backend error: model is not a re-ranker model"),
+        ("splade_server", QUESTION, 424, "Backend error: model is not a re-ranker model"),
+        ("classifier", {"query": "one", "texts": ["x"] * 33}, 424, "Backend error: model is not a re-ranker model"),
+        ("reranker", {"query": "one", "texts": ["x"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        ("reranker", {"query": "", "texts": ["one", ""]}, 400, "Input validation error: `inputs` cannot be empty"),
+        (
+            "reranker",
+            {"query": "one", "texts": ["two " * 99], "truncate": False},
+            422,
+            "Input validation error: `inputs` must have less than 64 tokens. Given: 103",
+        ),
+        ("dense_server", ASKED, 424, "Backend error: model is not a re-ranker model"),
+        ("reranker", {"query": "one", "documents": []}, 400, "`documents` cannot be empty"),
+        ("reranker", {"query": "", "documents": [""]}, 400, "Input validation error: `inputs` cannot be empty"),
+        (
+            "reranker",
+            {"query": "one", "documents": [{"title": "x"}]},
+            422,
+            "Input validation error: `documents[0]` should be a text, or an object with a `text`; or name `rank_fields`",
+        ),
+        (
+            "reranker",
+            {**ASKED, "instruction": "judge"},
+            422,
+            "Input validation error: `instruction` is for rerankers that are language models; this one takes none",
+        ),
+        (
+            "server",
+            {**ASKED, "weights": "nobody's"},
+            422,
+            'Input validation error: `weights` is "nobody\'s"; known: average, mkqa, mldr, example, or a number for each kind',
+        ),
+    ],
+)
+def test_refusals(request, which, body, status, error):
+    response = request.getfixturevalue(which).post("/rerank", body)
+    assert (response.status_code, response.json()["error"]) == (status, error)
+
+
+@pytest.mark.parametrize("text", ["", "one"])
+def test_one_side_may_be_empty(reranker, text):
+    assert reranker.post("/rerank", {"query": text, "texts": ["" if text else "one"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "begin"),
+    [
+        ({"query": "one"}, "Object missing required field `texts`"),
+        ({"texts": ["one"]}, "Object missing required field `query`"),
+        ({"query": "one", "texts": "two"}, "texts: "),
+        ({"query": "one", "documents": "two"}, "documents: "),
+        ({"query": "one", "documents": [1]}, "documents[0]: "),
+        ({**ASKED, "top_n": -1}, "top_n: "),
+    ],
+)
+def test_bodies_of_another_shape(reranker, body, begin):
+    response = reranker.post("/rerank", body)
+    assert response.status_code == 422
+    assert response.text.startswith(f"Failed to deserialize the JSON body into the target type: {begin}")
+
+
+def test_keys_decide_whose_request_it_is(reranker):
+    plain = reranker.post("/rerank", QUESTION).json()
+    both = {**QUESTION, "documents": 5, "top_n": 1, "return_documents": "yes", "user": {"x": [None]}}
+    assert reranker.post("/rerank", both).json() == plain  # TEI ignores what it does not know
+    assert isinstance(reranker.post("/rerank", ASKED).json(), dict)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_documents_get_one_object_for_all_clients(reranker, path):
+    plain = ranks(reranker.post("/rerank", QUESTION))
+    response = reranker.post(path, {**ASKED, "model": "any", "max_chunks_per_doc": 3, "priority": 0})
+    answer = response.json()
+    assert answer["object"] == "rerank"
+    assert answer["model"] == "small"
+    assert isinstance(answer["id"], str)
+    assert isinstance(answer["created"], int)
+    assert answer["results"] == answer["data"]
+    assert [(item["index"], item["relevance_score"]) for item in answer["results"]] == plain
+    assert all(set(item) == {"index", "relevance_score"} for item in answer["results"])
+    tokens = int(response.headers["x-compute-tokens"])
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert answer["meta"]["tokens"] == {"input_tokens": tokens, "output_tokens": 0}
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    assert "scores" not in answer
+
+
+@pytest.mark.parametrize("key", ["top_n", "top_k"])
+@pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 2), (9, 3), (0, 3), (None, 3)])
+def test_the_best_of_them(reranker, key, most, count):
+    found = reranker.post("/v1/rerank", {**ASKED, key: most}).json()["results"]
+    assert found == reranker.post("/v1/rerank", ASKED).json()["results"][:count]
+
+
+def documents_in(response):
+    assert response.status_code == 200, response.text
+    return [item["document"] for item in response.json()["results"]]
+
+
+def test_documents_are_given_back_as_each_client_reads_them(reranker):
+    order = [index for index, _ in ranks(reranker.post("/rerank", QUESTION))]
+    objects = [{"text": TEXTS[index]} for index in order]
+    strings = [TEXTS[index] for index in order]
+    asked = {**ASKED, "return_documents": True}
+    for path in PATHS:
+        assert documents_in(reranker.post(path, asked)) == objects
+    assert documents_in(reranker.post("/rerank", {**asked, "raw_scores": False})) == strings  # infinity's client
+    assert documents_in(reranker.post("/v1/rerank", {**asked, "raw_scores": False})) == objects
+    with serving(labelled("LABEL_0"), server={"rerank_documents_as": "string"}) as running:
+        assert documents_in(running.post("/rerank", asked)) == strings
+        assert documents_in(running.post("/v2/rerank", asked)) == objects
+
+
+def test_documents_that_are_objects(reranker):
+    objects = [{"text": text, "by": "x"} for text in TEXTS]
+    found = reranker.post("/v1/rerank", {"query": "one", "documents": objects, "return_documents": True}).json()["results"]
+    assert [(item["index"], item["relevance_score"]) for item in found] == ranks(reranker.post("/rerank", QUESTION))
+    assert [item["document"] for item in found] == [objects[item["index"]] for item in found]
+    fields = [{"title": "one", "year": 5, "text": "ignored"}, {"year": 6}]
+    named = reranker.post("/v1/rerank", {"query": "two", "documents": fields, "rank_fields": ["title", "year"]}).json()
+    plain = ranks(reranker.post("/rerank", {"query": "two", "texts": ["one\n5", "6"]}))
+    assert [(item["index"], item["relevance_score"]) for item in named["results"]] == plain
+
+
+def test_each_document_is_cut_to_so_many_tokens(reranker):
+    long = ["one two three", "four five six seven"]
+    cut = reranker.post("/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 2}).json()
+    plain = ranks(reranker.post("/rerank", {"query": "one", "texts": ["one two", "four five"]}))
+    assert [(item["index"], item["relevance_score"]) for item in cut["results"]] == plain
+    none = reranker.post("/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 0}).json()
+    assert none["usage"]["total_tokens"] == cut["usage"]["total_tokens"] + 3
+
+
+def test_weaviate_is_told_in_the_order_of_its_documents(reranker):
+    scores = dict(ranks(reranker.post("/rerank", QUESTION)))
+    answer = reranker.post("/rerank", {**ASKED, "property": ""}).json()
+    assert answer["query"] == "one"
+    assert answer["scores"] == [{"document": text, "score": scores[place]} for place, text in enumerate(TEXTS)]
+
+
+def test_a_model_with_several_vectors_ranks_by_weights(server):
+    by_mean = ranks(server.post("/rerank", QUESTION))
+    assert ranks(server.post("/rerank", {**QUESTION, "weights": "average"})) == by_mean
+    assert ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 1, "sparse": 1, "multivector": 1}})) == by_mean
+    dense = dict(ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 2, "sparse": 0, "multivector": 0}})))
+    (one,) = np.float32(server.post("/embed", {"inputs": "one", "prompt_name": "query"}).json())
+    others = np.float32(server.post("/embed", {"inputs": TEXTS}).json())
+    np.testing.assert_allclose([dense[i] for i in range(3)], others @ one, atol=1e-5)
+    mldr = server.post("/v2/rerank", {**ASKED, "weights": "mldr"}).json()["results"]
+    assert [item["relevance_score"] for item in mldr] != [score for _, score in by_mean]
+
+
+def test_ten_thousand_documents_pass_in_parts(reranker):
+    documents = [f"one {small.WORDS[i % 19]} {small.WORDS[i // 19 % 19]}" for i in range(10_000)]
+    largest = 0
+
+    def note(batch):
+        nonlocal largest
+        largest = max(largest, reranker.service.config.max_concurrent_requests - reranker.service.admission.free)
+
+    reranker.backend.gate, before = note, reranker.backend.forwards
+    try:
+        answer = reranker.post("/v1/rerank", {"query": "two", "documents": documents}).json()
+    finally:
+        reranker.backend.gate = None
+    assert reranker.backend.forwards - before > 50
+    assert largest == 128  # permits, however many documents there are
+    assert len(answer["results"]) == len(documents)
+    scores = {item["index"]: item["relevance_score"] for item in answer["results"]}
+    for begin in (0, 4_321, 9_990):
+        some = reranker.post("/rerank", {"query": "two", "texts": documents[begin : begin + 10]})
+        assert {begin + index: score for index, score in ranks(some)}.items() <= scores.items()
+    order = sorted(scores, key=lambda index: (scores[index], index), reverse=True)
+    assert [item["index"] for item in answer["results"]] == order
+    assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests
+
+
+def test_documents_have_a_limit_of_their_own_and_few_permits_are_enough():
+    limits = {"max_rerank_documents": 100, "max_client_batch_size": 2}
+    with serving(labelled("LABEL_0"), server=limits, engine={"max_concurrent_requests": 4}) as running:
+        assert len(running.post("/rerank", {"query": "one", "documents": ["two"] * 100}).json()["results"]) == 100
+        refused = running.post("/rerank", {"query": "one", "documents": ["two"] * 101})
+        assert refused.status_code == 422
+        assert refused.json()["error"] == "`documents` holds 101 documents > maximum allowed 100 (max-rerank-documents)"
+        assert running.post("/rerank", {"query": "one", "texts": ["two"] * 3}).status_code == 422
+        assert running.service.admission.free == 4
+
+
+def test_texts_need_a_permit_each():
+    with serving(labelled("LABEL_0"), engine={"max_concurrent_requests": 2}) as running:
+        refused = running.post("/rerank", QUESTION)
+        assert (refused.status_code, refused.json()["error"]) == (429, "Model is overloaded")
+        assert running.post("/rerank", {"query": "one", "texts": TEXTS[:2]}).status_code == 200
+
+
+def test_a_part_that_fails_fails_the_request_and_frees_its_permits():
+    with serving(labelled("LABEL_0"), fail_on=small.IDS["poison"]) as running:
+        documents = ["one"] * 300 + ["poison"] + ["two"] * 300
+        failed = running.post("/v1/rerank", {"query": "one", "documents": documents})
+        assert failed.status_code == 424
+        assert running.service.admission.free == running.service.config.max_concurrent_requests
+        assert running.post("/v1/rerank", {"query": "one", "documents": documents[:300]}).status_code == 200
+
+
+def test_errors_below_v1_and_v2_are_flat_and_have_a_list(dense_server):
+    for path in PATHS[1:]:
+        response = dense_server.post(path, ASKED)
+        message = "Backend error: model is not a re-ranker model"
+        detail = [{"loc": ["body"], "msg": message, "type": "Backend"}]
+        assert (response.status_code, response.json()) == (
+            424,
+            {"message": message, "code": 424, "type": "Backend", "detail": detail},
+        )
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_a_missing_content_type(reranker, path):
+    response = reranker.post(path, ASKED, headers={})
+    assert response.status_code == (415 if path == "/rerank" else 200)
+
+
+def test_a_score_that_is_no_number():
+    with serving(labelled("LABEL_0")) as running:
+        forward = running.backend.forward
+
+        def broken(batch, **settings):
+            outputs = forward(batch, **settings)
+            outputs.scores[-1] = np.nan
+            return outputs
+
+        running.backend.forward = broken
+        for path, body in (("/rerank", QUESTION), ("/predict", {"inputs": "one"})):
+            response = running.post(path, body)
+            assert (response.status_code, response.json()) == (424, {"error": "score is NaN", "error_type": "Backend"})

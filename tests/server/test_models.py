@@ -1,0 +1,111 @@
+"""Which model answers, and how models come and go while others serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from hybridtei.config import ModelConfig, NamedModel, ServerConfig
+from hybridtei.errors import InvalidInput, LoadError, UnknownModel
+from hybridtei.metrics import Registry
+from hybridtei.server.context import Context
+from hybridtei.server.models import Models
+from hybridtei.server.observe import RequestMetrics
+from tests.engine import small
+
+
+def context(model_id: str, spec: Any = None) -> Context:
+    registry = Registry()
+    service = small.service(spec, registry=registry)
+    return Context(service, ServerConfig(), ModelConfig(model_id=model_id), registry, RequestMetrics(registry, 64))
+
+
+def is_splade(candidate: Context) -> bool:
+    return candidate.is_splade
+
+
+def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+@pytest.fixture
+def two() -> Models:
+    return Models({"plain": context("org/plain"), "lexical": context("org/lexical", small.splade())})
+
+
+def test_without_a_name_the_first_that_can(two: Models) -> None:
+    assert two.choose(None, None, (is_splade,)).model.model_id == "org/lexical"
+    assert two.choose(None, None, (lambda _: True,)).model.model_id == "org/plain"
+    assert two.choose(None, "default/not-specified", (is_splade,)).model.model_id == "org/lexical"
+    assert two.choose(None, None, (lambda _: False,)) is two.default  # which says why it cannot
+
+
+@pytest.mark.parametrize("name", ["plain", "org/plain"])
+def test_a_name_decides_whatever_the_model_can(two: Models, name: str) -> None:
+    assert two.choose(None, name, (is_splade,)).model.model_id == "org/plain"
+    assert two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"  # the path stands above the body
+
+
+def test_an_unknown_name_tells_what_there_is(two: Models) -> None:
+    with pytest.raises(UnknownModel, match=r"`x{200}…` is not served here; served are `plain`, `lexical`"):
+        two.choose(None, "x" * 300, (is_splade,))
+    with pytest.raises(UnknownModel, match="`nobody`"):
+        two.choose("nobody", None, (is_splade,))
+
+
+def test_one_model_takes_every_name_but_not_every_path() -> None:
+    one = Models({"only": context("org/only")})
+    assert one.choose(None, "text-embedding-3-small", (is_splade,)) is one.default
+    with pytest.raises(UnknownModel):
+        one.choose("text-embedding-3-small", None, (is_splade,))
+
+
+def test_models_come_and_go_while_others_stay() -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def opener(config: NamedModel) -> Context:
+            await go.wait()
+            if config.model_id == "broken":
+                raise LoadError("broken: no weights")
+            made = context(config.model_id)
+            await made.service.start()
+            return made
+
+        models = Models({"first": context("first")}, opener)
+        await models.start()
+        loading = asyncio.create_task(models.load(NamedModel(model_id="late", alias="late")))
+        await asyncio.sleep(0)
+        with pytest.raises(UnknownModel, match="`late` is loading"):
+            models.choose(None, "late", (is_splade,))
+        with pytest.raises(InvalidInput, match="`late` is loading already"):
+            await models.load(NamedModel(model_id="other", alias="late"))
+        assert models.choose(None, None, (is_splade,)) is models.default
+        go.set()
+        assert (await loading).state == "ready"
+        assert models.named("late").model.model_id == "late"
+        with pytest.raises(LoadError):
+            await models.load(NamedModel(model_id="broken", alias="broken"))
+        with pytest.raises(UnknownModel, match=r"`broken` is failed \(broken: no weights\)"):
+            models.named("broken")
+        await models.unload("broken")
+        await models.unload("first")
+        assert [found.model.model_id for found in models.ready] == ["late"]
+        with pytest.raises(InvalidInput, match="only model"):
+            await models.unload("late")
+        with pytest.raises(UnknownModel):
+            await models.unload("first")
+        await models.stop()
+
+    run(scenario)
+
+
+def test_a_server_may_load_nothing() -> None:
+    async def scenario() -> None:
+        with pytest.raises(InvalidInput, match="loads no models"):
+            await Models({"only": context("only")}).load(NamedModel(model_id="a", alias="a"))
+
+    run(scenario)

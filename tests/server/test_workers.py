@@ -1,0 +1,185 @@
+"""Worker processes over one engine: the same answers, one house, one account; and who dies, is told to go, or is left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.live import HANG, Process, process
+from tests.vocabulary import texts
+
+POISON, MURDER = "duti", "dura"  # see `fake_workers`
+FAKE = ["-m", "tests.server.fake_workers"]
+WEB = httpx.Client(  # a connection a request, so any worker may get it
+    timeout=HANG, trust_env=False, verify=False, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+)
+DEEDS = (POISON, MURDER)
+HARMLESS = [text for text in texts(400, most=40) if not any(deed in text for deed in DEEDS)]
+FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
+    lambda given: ("/embed", {"inputs": given[0]}),
+    lambda given: ("/embed_hybrid", {"inputs": given, "outputs": ["dense", "sparse", "multivector"]}),
+    lambda given: ("/embed_sparse", {"inputs": given}),
+    lambda given: ("/embed_multivector", {"inputs": given[:2]}),
+    lambda given: ("/v1/embeddings", {"input": given, "dimensions": 4}),
+    lambda given: ("/embed_all", {"inputs": given[0]}),
+    lambda given: ("/tokenize", {"inputs": given[0]}),
+    lambda given: ("/embed", {"inputs": ["", *given]}),
+)
+
+
+def workers_of(running: Process) -> list[int]:
+    return sorted(child.pid for child in psutil.Process(running.process.pid).children())
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def counted(url: str, name: str) -> float:
+    """Sum over the labels, told by whichever worker is asked."""
+    lines = WEB.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+
+@pytest.fixture(scope="module")
+def quick(hybrid: Path) -> Iterator[tuple[Process, str]]:
+    with process([*FAKE, str(hybrid), "0", "2"]) as running:
+        yield running, running.wait_ready()
+
+
+def test_answers_are_those_of_one_process(quick, hybrid):
+    requests = [FORMS[i % len(FORMS)](HARMLESS[i : i + 1 + i % 3]) for i in range(200)]
+
+    def ask(url: str) -> list[tuple[int, bytes]]:
+        def post(request: tuple[str, Any]) -> tuple[int, bytes]:
+            answer = WEB.post(url + request[0], json=request[1])
+            return answer.status_code, answer.content
+
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(post, requests))
+
+    _, url = quick
+    before = counted(url, "te_request_success")
+    found = ask(url)
+    with process([*FAKE, str(hybrid), "0", "1"]) as alone:
+        assert found == ask(alone.wait_ready())
+    assert {status for status, _ in found} == {200, 400}
+    assert (
+        counted(url, "te_request_success") - before == sum(status == 200 for status, _ in found) - 25
+    )  # /tokenize is not counted
+
+
+def test_metrics_are_teis_and_the_same_from_every_worker(quick):
+    _, url = quick
+    for _ in range(4):
+        WEB.post(f"{url}/embed", json={"inputs": HARMLESS[0]})
+    seen = {WEB.get(f"{url}/metrics").text for _ in range(12)}
+    assert len(seen) == 1
+    names = re.findall(r"# TYPE (\w+) (\w+)", seen.pop())
+    assert len({name for name, _ in names}) == len(names)
+    kinds = [kind for _, kind in names]
+    assert kinds == sorted(kinds)  # counter, gauge, histogram
+    assert counted(url, "te_request_input_length_count") == counted(url, "te_embed_success")
+
+
+def test_a_failed_pass_is_told_as_ever(quick):
+    _, url = quick
+    answer = WEB.post(f"{url}/embed", json={"inputs": POISON})
+    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+    assert answer.json()["error"].startswith("Backend error: the batch holds the id ")
+    assert WEB.get(f"{url}/health").status_code == 200  # a probe decides
+    assert WEB.get(f"{url}/info").json()["hybridtei"]["backend"] == "fake"
+
+
+def test_workers_are_small(quick):
+    running, _ = quick
+    for pid in workers_of(running):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert not re.search(r"torch|onnxruntime|openvino", maps)
+        assert psutil.Process(pid).memory_info().rss < 150_000_000
+
+
+def test_a_killed_worker_is_replaced_and_counts_do_not_fall(quick):
+    running, url = quick
+    time.sleep(1.2)  # the last word of a worker is at most a second old
+    before, (first, second) = counted(url, "te_request_count"), workers_of(running)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: any(f"HTTP worker {first} ended with status -9" in line for line in running.lines))
+    for text in HARMLESS[:20]:
+        assert WEB.post(f"{url}/embed", json={"inputs": text}).status_code == 200
+    until(lambda: len(workers_of(running)) == 2 and first not in workers_of(running))
+    assert second in workers_of(running)
+    assert counted(url, "te_request_count") == before + 20
+    os.kill(workers_of(running)[0], signal.SIGTERM)  # whoever is sent away is replaced too
+    until(lambda: any("ended with status 0" in line for line in running.lines))
+    assert WEB.post(f"{url}/embed", json={"inputs": HARMLESS[0]}).status_code == 200
+    assert running.errors == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, number):
+    body = {"inputs": HARMLESS[:4]}
+    with process([*FAKE, str(hybrid), "0.3", "2", "max_concurrent_requests=10"]) as running, ThreadPoolExecutor(16) as pool:
+        url = running.wait_ready()
+
+        def post(i: int, timeout: float = HANG) -> int:
+            return WEB.post(f"{url}/embed", json={"inputs": HARMLESS[4 * i : 4 * i + 4]}, timeout=timeout).status_code
+
+        statuses = list(pool.map(post, range(12)))
+        assert sorted(statuses) == [200] * 2 + [429] * 10
+        with pytest.raises(httpx.ReadTimeout):  # it is queued behind itself: a pass takes one or two of its inputs
+            post(20, timeout=0.2)
+        until(lambda: counted(url, "hybridtei_dropped_requests") == 1)
+        until(lambda: counted(url, "te_queue_size") == 0)
+        forwards = counted(url, "hybridtei_forward_passes")
+        waiting = [pool.submit(WEB.post, f"{url}/embed", json=body) for _ in range(2)]
+        until(lambda: counted(url, "hybridtei_forward_passes") > forwards)
+        if number == signal.SIGINT:  # as a terminal does
+            for pid in workers_of(running):
+                os.kill(pid, number)
+        running.process.send_signal(number)
+        assert [future.result().status_code for future in waiting] == [200] * 2
+        assert running.wait() == 0
+        with pytest.raises(httpx.ConnectError):
+            WEB.get(f"{url}/health")
+        assert running.errors == []
+
+
+def test_a_dead_engine_ends_all(hybrid):
+    with process([*FAKE, str(hybrid), "0", "2"]) as running:
+        url, workers = running.wait_ready(), workers_of(running)
+        answer = WEB.post(f"{url}/embed", json={"inputs": MURDER})
+        assert (answer.status_code, answer.json()["error"]) == (424, "Backend error: the engine stopped: murder")
+        assert running.wait() == 1
+        assert running.errors == ["Error: the engine stopped: murder\n"]
+        assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+def test_workers_do_not_outlive_the_engine(hybrid):
+    with process([*FAKE, str(hybrid), "0", "2"]) as running:
+        url, workers = running.wait_ready(), workers_of(running)
+        running.process.kill()
+        until(lambda: not any(psutil.pid_exists(pid) for pid in workers))
+        with pytest.raises(httpx.ConnectError):
+            WEB.get(f"{url}/health")
+
+
+def test_a_port_that_is_taken_is_refused(quick, hybrid):
+    _, url = quick
+    port = httpx.URL(url).port
+    with process([*FAKE, str(hybrid), "0", "2", f"port={port}"]) as second:
+        assert second.wait() == 1
+        assert second.errors == [f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"]

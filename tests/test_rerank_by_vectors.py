@@ -1,0 +1,106 @@
+"""Reranking without a second model: BGE-M3's three similarities, weighted, from one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, rerank_task
+from tests import tiny, vocabulary
+
+QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(40, seed=3))
+EVERYTHING = ("dense", "sparse", "multivector")
+
+
+@pytest.fixture(scope="module", params=["m3", "hybrid"])
+def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
+    loaded = Encoder.load(str(request.getfixturevalue(request.param)))
+    yield loaded
+    loaded.close()
+
+
+def expected(encoder: Encoder, query: str, document: str, weights: Weights) -> float:
+    """The formulas, one pair at a time, each text by itself."""
+    q, d = (encoder.encode([text], EVERYTHING) for text in (query, document))
+    assert q.dense is not None
+    assert d.dense is not None
+    assert q.sparse is not None
+    assert d.sparse is not None
+    assert q.multivector is not None
+    assert d.multivector is not None
+    dense = float(q.dense[0] @ d.dense[0])
+    sparse = float(q.sparse.to_dense()[0] @ d.sparse.to_dense()[0])
+    colbert = float((q.multivector.row(0) @ d.multivector.row(0).T).max(axis=1).mean())
+    total = weights.dense + weights.sparse + weights.multivector
+    return (weights.dense * dense + weights.sparse * sparse + weights.multivector * colbert) / total
+
+
+@pytest.mark.parametrize("weights", [None, *PRESETS, Weights(0, 0, 1), Weights(0, 2, 0), Weights(1, 0, 0), Weights(1, 0.3, 0)])
+def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: Weights | str | None) -> None:
+    shares = weights if isinstance(weights, Weights) else PRESETS[weights or "average"]
+    ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
+    wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
+    np.testing.assert_allclose([one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0)
+    assert [one.index for one in ranked] == np.argsort(wanted, kind="stable")[::-1].tolist()
+
+
+def test_the_query_is_read_once_however_many_parts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    reader = type(encoder._model.reader)
+    original = reader.read
+
+    def spying(self: Any, inputs: Any, **options: Any) -> Any:
+        read.extend(inputs)
+        return original(self, inputs, **options)
+
+    monkeypatch.setattr(reader, "read", spying)
+    documents = [f"{DOCUMENTS[i % len(DOCUMENTS)]} bulo" for i in range(700)]
+    ranked = encoder.rerank(QUERY, documents)
+    assert read.count(QUERY) == 1
+    assert len(read) == 701
+    assert len(ranked) == 700
+    alone = encoder.rerank(QUERY, [ranked[0].text])[0]
+    assert alone.score == pytest.approx(ranked[0].score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("nobody's", "known: average, mkqa, mldr, example"),
+        (Weights(0, 0, 0), "at least 0"),
+        (Weights(-1, 1, 1), "at least 0"),
+        (Weights(float("nan"), 1, 1), "at least 0"),
+        (Weights(float("inf"), 1, 1), "at least 0"),
+    ],
+)
+def test_weights_that_are_none(encoder: Encoder, weights: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        encoder.rerank(QUERY, DOCUMENTS, weights=weights)
+
+
+def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_path: Path) -> None:
+    tiny.write_m3(tmp_path)
+    (tmp_path / "colbert_linear.pt").unlink()
+    encoder = Encoder.load(str(tmp_path))
+    assert encoder.rerank(QUERY, DOCUMENTS, weights="mkqa")
+    assert encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0)) == encoder.rerank(QUERY, DOCUMENTS)
+    with pytest.raises(InvalidInput, match="`multivector`"):
+        encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0.5))
+
+
+def test_one_dense_vector_is_no_reranker(bert: Path) -> None:
+    encoder = Encoder.load(str(bert))
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        encoder.rerank(QUERY, DOCUMENTS)
+
+
+def test_only_what_counts_is_computed(encoder: Encoder) -> None:
+    task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=Weights(0, 1, 0))
+    assert isinstance(task, RerankByVectors)
+    assert task.heads == {"sparse"}
