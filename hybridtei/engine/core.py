@@ -66,7 +66,7 @@ class Ticket:
 class Batch:
     """A packed batch, who waits for each of its sequences, and from which lane's queue they came.
 
-    `wide`: nothing else that is short runs or waits, so the pass may use all of the processor to end the sooner.
+    `wide`: short, and nothing else runs or waits, so the pass may use all of the processor to end the sooner.
     """
 
     packed: PackedBatch
@@ -133,7 +133,7 @@ class EngineCore:
         self._bulk = FairQueue()
         self._express = FairQueue() if LaneKind.EXPRESS in lanes else None
         self._lanes = Counter(lanes)
-        self._express_out = 0  # batches of short requests that run now
+        self._out = 0  # batches that run now
         self._bulk_served_ns = 0
 
     def __len__(self) -> int:
@@ -172,9 +172,8 @@ class EngineCore:
         lengths = [len(waiting) for waiting in head]
         chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padded=self._padded)
         batch = self._batch(queue.remove(head, chosen), now_ns, kind)
-        if kind is LaneKind.EXPRESS:
-            self._express_out += 1
-        else:
+        self._out += 1
+        if kind is LaneKind.BULK:
             self._bulk_served_ns = now_ns
         return batch
 
@@ -184,7 +183,7 @@ class EngineCore:
 
     def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[Ticket]:
         """`give` in two steps: what `Batch.split` made goes to its requests; those that are complete now."""
-        self._came_back(batch)
+        self._out -= 1
         for part in parts:
             part.ticket.keep(part.places, part.outputs)
             part.ticket.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
@@ -194,7 +193,7 @@ class EngineCore:
 
     def fail(self, batch: Batch, error: BaseException) -> list[Ticket]:
         """Mark the requests that rode in a batch as failed; others are untouched."""
-        self._came_back(batch)
+        self._out -= 1
         return _failed([ticket for ticket, _ in batch.riders], error)
 
     def fail_all(self, error: BaseException) -> list[Ticket]:
@@ -215,15 +214,11 @@ class EngineCore:
             return LaneKind.BULK
         return kind
 
-    def _came_back(self, batch: Batch) -> None:
-        if batch.kind is LaneKind.EXPRESS:
-            self._express_out -= 1
-
     def _batch(self, riding: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
         heads = frozenset[Head]().union(*(ticket.heads for waiting in riding for ticket, _ in waiting.riders))
         packed = pack([waiting.encoding for waiting in riding], heads, self._positions)
-        alone = kind is LaneKind.EXPRESS and self._express_out == 0 and not len(self._queue_of(kind))
-        wide = alone and len(packed.input_ids) <= EXPRESS_TOKENS
+        alone = kind is LaneKind.EXPRESS and self._out == 0 and not len(self)
+        wide = alone and len(packed.input_ids) <= EXPRESS_TOKENS  # beside others, a second thread costs more than it brings
         batch = Batch(packed, [waiting.riders for waiting in riding], now_ns, kind, wide)
         for ticket, _ in batch.riders:
             ticket.queue_ns += now_ns - ticket.added_ns

@@ -264,7 +264,13 @@ def test_a_short_text_that_is_alone_may_spread():
     queue.give(first, backend.forward(first.packed))
     queue.fail(second, BackendError("no"))
     queue.add([encoding(7)], DENSE)
-    assert queue.take(kind=LaneKind.EXPRESS).wide
+    third = queue.take(kind=LaneKind.EXPRESS)
+    assert third.wide
+    queue.give(third, backend.forward(third.packed))
+    queue.add(different(3, 30), DENSE)
+    queue.take(kind=LaneKind.BULK)
+    queue.add([encoding(8)], DENSE)
+    assert not queue.take(kind=LaneKind.EXPRESS).wide  # beside bulk work, one thread of higher priority does more
 
 
 def test_two_lanes_share_what_waits():
