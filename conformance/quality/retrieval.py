@@ -128,6 +128,12 @@ def reciprocal_ranks(scores: Scores, k: int = 60) -> Scores:
     return 1.0 / (k + 1 + ranks)
 
 
+def reranked(fused: Scores, scores: Scores, top: int = 50) -> Scores:
+    """The best `top` of each query in the order of other scores, the rest below them in the order it was."""
+    floor = np.sort(fused, axis=1)[:, -top, None]
+    return np.where(fused >= floor, scores.astype(np.float64) + 1e6, fused)  # float32 would round them away
+
+
 def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> float:
     """Mean nDCG@cut with linear gains over all queries; the ideal order is that of all judged documents."""
     discount = 1 / np.log2(np.arange(2, cut + 2))
@@ -152,6 +158,9 @@ def scores_of(queries: Vectors, documents: Vectors) -> dict[str, Scores]:
     ranks = {name: reciprocal_ranks(value) for name, value in scores.items()}
     return scores | {
         "RRF dense + sparse, idf": ranks["dense"] + ranks["sparse, idf"],
+        "its top 50 by MaxSim": reranked(ranks["dense"] + ranks["sparse, idf"], scores["multivector"]),
+        "RRF dense + sparse": ranks["dense"] + ranks["sparse"],
+        "… its top 50 by MaxSim": reranked(ranks["dense"] + ranks["sparse"], scores["multivector"]),
         "RRF of all three": ranks["dense"] + ranks["sparse, idf"] + ranks["multivector"],
         "z dense + 0.5 z sparse, idf": dense + 0.5 * sparse,
         "z dense + 0.5 z sparse, idf + z multivector": dense + 0.5 * sparse + multi,

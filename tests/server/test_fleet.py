@@ -1,0 +1,106 @@
+"""Three models in one process, by the real command: embed, rerank and tag; each by its alias; one loaded beside the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import tiny
+
+KEY = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("fleet")
+    return {
+        "ranker": tiny.write_classifier(folder / "ranker", "bert"),
+        "tagger": tiny.write_classifier(folder / "tagger", "bert", 3, task="TokenClassification"),
+    }
+
+
+@pytest.fixture(scope="module")
+def client(hybrid: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    listed = tmp_path_factory.mktemp("list") / "models.toml"
+    models = {"hybrid": hybrid, **checkpoints, "gone": hybrid.parent / "gone"}
+    listed.write_text("".join(f"[[model]]\nmodel_id = '{path}'\nalias = '{alias}'\n" for alias, path in models.items()))
+    flags = ["--models", str(listed), "--port", "0", "--hostname", "127.0.0.1", "--api-key", "secret"]
+    command = [sys.executable, "-m", "hybridtei", "serve", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if found := re.search(r"Starting HTTP server: 127\.0\.0\.1:(\d+)", line):
+            break
+    else:
+        pytest.fail("".join(lines))
+    assert any("gone is not served" in line for line in lines)
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", headers=KEY, timeout=60) as client:
+        yield client
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def test_embed_rerank_and_tag_from_one_process(client: httpx.Client) -> None:
+    texts = ["baka bulo", "bomo", "bake balo baka"]
+    vectors = client.post("/embed_hybrid", json={"inputs": texts}).json()
+    assert [set(row) for row in vectors] == [{"dense", "sparse", "multivector"}] * 3
+    ranks = client.post("/rerank", json={"query": "baka", "texts": texts}).json()
+    assert sorted(rank["index"] for rank in ranks) == [0, 1, 2]
+    best = texts[ranks[0]["index"]]
+    (tokens,) = client.post("/predict_tokens", json={"inputs": [[best]]}).json()
+    assert [best[token["start"] : token["end"]] for token in tokens] == [token["token"] for token in tokens]
+
+
+def test_a_model_has_all_routes_below_its_alias(client: httpx.Client) -> None:
+    assert set(client.get("/m/ranker/info").json()["model_type"]) == {"reranker"}
+    assert set(client.get("/m/hybrid/info").json()["model_type"]) == {"embedding"}
+    pair = {"query": "baka", "texts": ["bulo"]}
+    assert client.post("/m/ranker/rerank", json=pair).json() == client.post("/rerank", json=pair).json()
+    assert client.post("/m/ranker/embed", json={"inputs": "baka"}).status_code == 424
+    assert client.get("/m/ranker/health").status_code == 200
+    assert "te_request_count" in client.get("/m/ranker/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "error"),
+    [
+        ("/embed", {"inputs": "baka", "model": "nobody"}, 404, "`nobody` is not served here; served are `hybrid`, `ranker`"),
+        ("/m/nobody/embed", {"inputs": "baka"}, 404, "`nobody` is not served here"),
+        ("/embed", {"inputs": "baka", "model": "gone"}, 404, "`gone` is failed"),
+        ("/embed", {"inputs": "baka", "model": "tagger"}, 424, "not an embedding model"),
+        ("/models/load", {"model_id": "/nowhere"}, 422, "no such folder"),
+        ("/models/load", {"model_id": "/nowhere", "alias": "hybrid"}, 422, "`hybrid` is ready already"),
+        ("/models/load", {"alias": "a"}, 422, "`model_id` should be a text"),
+        ("/models/load", {"model_id": "a", "trust_remote_code": True}, 422, "`trust_remote_code` is set for the whole process"),
+        ("/models/unload", {"model": "nobody"}, 404, "not served here"),
+    ],
+)
+def test_what_is_wrong_is_named(client: httpx.Client, path: str, body: dict[str, object], status: int, error: str) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == status
+    assert error in answer.json()["error"]
+
+
+def test_models_change_only_with_the_key(client: httpx.Client) -> None:
+    assert client.post("/models/unload", json={"model": "hybrid"}, headers={"authorization": "Bearer x"}).status_code == 401
+
+
+def test_a_model_comes_and_goes_while_another_answers(client: httpx.Client, checkpoints: dict[str, Path]) -> None:
+    loaded = client.post("/models/load", json={"model_id": str(checkpoints["tagger"]), "alias": "again"})
+    assert (loaded.status_code, loaded.json()["state"]) == (200, "ready")
+    named = {"inputs": [["baka"]]}
+    assert client.post("/m/again/predict_tokens", json=named).json() == client.post("/predict_tokens", json=named).json()
+    assert "again" in [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert client.post("/models/unload", json={"model": "again"}).json() == {"model": "again", "state": "unloaded"}
+    assert client.post("/m/again/predict_tokens", json=named).status_code == 404
