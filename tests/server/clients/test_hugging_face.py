@@ -10,7 +10,8 @@ TEXTS = ["the hybrid search", "one two three"]
 
 
 @pytest.fixture
-def of():
+def of(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # which forbids it this machine's own address too
     return lambda running: InferenceClient(running.url)
 
 
