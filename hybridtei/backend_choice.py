@@ -32,12 +32,8 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float16": ("torch",),
     "int8": ("ort",),
 }
-DTYPES: Mapping[str, tuple[str, ...]] = {
-    "ort": ("float32", "int8"),
-    "openvino": ("float32", "bfloat16"),
-    "torch": ("float32", "float16", "bfloat16"),
-}
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +102,21 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
         return f"this needs {' and '.join(lacking)}: pip install 'hybridtei[{name}]'"
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
-    if name == "torch" or (name == "ort" and find_own_graph(spec, dtype or "float32") is not None):
+    own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
+    if name == "torch" or own or _known_graph(spec) is not None:
         return None
-    return _why_no_graph(spec)
-
-
-def _why_no_graph(spec: ModelSpec) -> str | None:
-    if not any(spec.folder.glob("model*.safetensors")):
+    if not _has_safetensors(spec):
         return "the weights are not in safetensors"
-    if find_graph(spec) is None:
-        return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
-    return None
+    return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
+
+
+def _known_graph(spec: ModelSpec) -> Path | None:
+    """Of the architecture, where the checkpoint has the weights for it."""
+    return find_graph(spec) if _has_safetensors(spec) else None
+
+
+def _has_safetensors(spec: ModelSpec) -> bool:
+    return any(spec.folder.glob("model*.safetensors"))
 
 
 @cache
@@ -145,11 +145,12 @@ def _rate(name: str, dtype: str, spec: ModelSpec, threads: int) -> float | None:
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
     from hybridtei.backends.onnx_backend import OnnxBackend
 
-    if _why_no_graph(spec) is not None:  # then it has a graph of its own
+    known = _known_graph(spec)
+    if known is None:
         own = find_own_graph(spec, dtype)
-        assert own is not None
+        assert own is not None  # or `why_not` had refused
         return OnnxBackend.from_file(spec, own, dtype=dtype, threads=threads)
-    graph, weights = _graph(spec), Weights.open(spec.folder)
+    graph, weights = Graph.read(known, spec.config), Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.backends.int8 import int8_graph
 
@@ -160,8 +161,10 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, nicenes
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
     from hybridtei.backends.openvino_backend import OpenVinoBackend
 
-    weights = Weights.open(spec.folder)
-    return OpenVinoBackend(spec, _graph(spec), weights, dtype=dtype, threads=threads, bulk_niceness=niceness)
+    known = _known_graph(spec)
+    assert known is not None  # or `why_not` had refused
+    graph, weights = Graph.read(known, spec.config), Weights.open(spec.folder)
+    return OpenVinoBackend(spec, graph, weights, dtype=dtype, threads=threads, bulk_niceness=niceness)
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
@@ -176,9 +179,3 @@ _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int, int], Backend
     "openvino": _openvino,
     "torch": _torch,
 }
-
-
-def _graph(spec: ModelSpec) -> Graph:
-    path = find_graph(spec)
-    assert path is not None
-    return Graph.read(path, spec.config)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.config import EngineConfig
 from hybridtei.engine.device import Device
 from hybridtei.engine.service import EngineService
 from hybridtei.lanes import LaneKind
-from hybridtei.load import LoadedModel, load_model
+from hybridtei.load import LoadedModel
 from hybridtei.metrics import Registry
 
 
@@ -18,14 +18,6 @@ class Fleet:
     def __init__(self, engine: EngineConfig) -> None:
         self.engine = engine
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
-
-    def load(self, config: ModelConfig) -> LoadedModel:
-        """Find, read, check and warm up a model: seconds of work. Raises LoadError."""
-        return load_model(config, self.engine)
-
-    async def load_aside(self, config: ModelConfig) -> LoadedModel:
-        """The same in a thread, so that other models go on answering."""
-        return await asyncio.to_thread(self.load, config)
 
     def service(self, loaded: LoadedModel, registry: Registry) -> EngineService:
         """An engine for a loaded model, on the device of those with the same lanes; it counts in `registry`."""

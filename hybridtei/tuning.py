@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.cores import available_cores
 from hybridtei.errors import LoadError
-from hybridtei.user_cache import cache_folder
+from hybridtei.user_cache import cache_folder, whole
 
 FIRST_TOKENS = 64
 TEXT_TOKENS = 64  # of the texts that are measured
@@ -103,12 +102,8 @@ def remembered(backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> C
 
 def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> None:
     """Keep a measurement; without a writable cache it is made again next time."""
-    with suppress(OSError, LoadError):
-        path = _file(backend, dtype, spec, threads)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError, LoadError), whole(_file(backend, dtype, spec, threads)) as part:
         part.write_bytes(msgspec.json.encode(list(curve.points)))
-        part.replace(path)
 
 
 def _file(backend: str, dtype: str, spec: ModelSpec, threads: int) -> Path:

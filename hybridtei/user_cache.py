@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from hybridtei.errors import LoadError
 
@@ -17,3 +20,16 @@ def cache_folder(kind: str) -> Path:
         return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
     except RuntimeError as error:  # a container's user without HOME and without an entry in /etc/passwd
         raise LoadError("this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder") from error
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` at the end: whole or not at all, whoever else writes the same meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink()

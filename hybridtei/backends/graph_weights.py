@@ -38,9 +38,14 @@ def word_table(spec: ModelSpec, graph: Graph) -> str | None:
     return _one_word_table(spec, graph) if read else None
 
 
+def word_tables(spec: ModelSpec, graph: Graph) -> list[str]:
+    """Names of the tensors with a row for each word."""
+    return [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
+
+
 def _one_word_table(spec: ModelSpec, graph: Graph) -> str:
     """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
-    tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
+    tables = word_tables(spec, graph)
     if len(tables) != 1:
         raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
     return tables[0]

@@ -8,7 +8,6 @@ exported on this machine.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,16 +54,13 @@ class Graph:
 
     def write(self, path: Path) -> None:
         """Whole or not at all; the same graph always gives the same bytes."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
         named: dict[str, tuple[int | str, ...]] = {
             name: (self.free[name], *shape[1:]) if name in self.free else shape for name, shape in self.weights.items()
         }
         level = 1 if self.held else 9  # weights hardly shrink
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        with user_cache.whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
             for name, data in (("graph.onnx", self.body), ("weights.json", msgspec.json.encode(_Wanted(named, self.held)))):
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        part.replace(path)
 
     @classmethod
     def read(cls, path: Path, config: Mapping[str, Any]) -> Graph:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.graph_weights import graph_tensors, word_table
+from hybridtei.backends.graph_weights import graph_tensors, word_table, word_tables
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host_heads import HostHeads, in_rectangle
 from hybridtei.backends.mlm_head import MlmHead
@@ -43,8 +43,7 @@ class OnnxBackend:
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
-        tables = [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
-        self._open(graph.onnx, Lent(tensors, tables))
+        self._open(graph.onnx, Lent(tensors, word_tables(spec, graph)))
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()  # the sessions have copied the matrices into a form of their own
         self._heads = HostHeads(spec, table, mlm)

@@ -15,17 +15,15 @@ import json
 import logging
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 
 from hybridtei.checkpoint.files import read_object, require
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.user_cache import cache_folder
+from hybridtei.user_cache import cache_folder, whole
 
 log = logging.getLogger(__name__)
 
@@ -110,17 +108,12 @@ def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None = None) -> None:
-    """Whole or not at all, and not if its hash is another; whoever writes the same at the same time does no harm."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, digest = path.with_name(f"{path.name}.{uuid4().hex}.part"), hashlib.sha256()
-    try:
+    """Whole or not at all, and not if its hash is another."""
+    digest = hashlib.sha256()
+    with whole(path) as part:
         with part.open("xb") as file:
             for content in parts:
                 file.write(content)
                 digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
             raise LoadError(f"{path}: comes out with sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei")
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink()

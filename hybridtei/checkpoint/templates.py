@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ OWN_FILE = "hybridtei_rerank.json"
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class PairTemplate:
-    """`prefix` and `suffix` are whole however long a pair is; `body` is cut. It has places for {query}, {document} and perhaps
-    {instruction}, which is `instruction` where a request brings none. `yes` and `no`: the words whose logits are compared."""
+class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
+
+    `prefix` and `suffix` are whole however long a pair is; `body` is cut. It has places for {query}, {document} and perhaps
+    {instruction}, which is `instruction` where a request brings none. `yes` and `no`: the words whose logits are compared.
+    """
 
     prefix: str
     body: str
@@ -50,17 +51,6 @@ QWEN3 = PairTemplate(
 KNOWN: Mapping[tuple[str, str], PairTemplate] = {(r"qwen3[-_]?reranker", "qwen3"): QWEN3}
 
 
-class _Own(msgspec.Struct, forbid_unknown_fields=True):
-    """hybridtei_rerank.json."""
-
-    prefix: str
-    body: str
-    suffix: str
-    instruction: str = ""
-    yes: str = "yes"
-    no: str | None = "no"
-
-
 def find_template(
     folder: Path, model_type: str, chat: Mapping[str, Any] | None, instruction: str | None
 ) -> PairTemplate | None:
@@ -77,11 +67,11 @@ def find_template(
 
 def _own(file: Path) -> PairTemplate:
     try:
-        own = msgspec.json.decode(file.read_bytes(), type=_Own)
+        own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: should describe a template: {error}") from error
     _check_slots(file, own.body)
-    return PairTemplate(own.prefix, own.body, own.suffix, own.instruction, own.yes, own.no)
+    return own
 
 
 def _check_slots(file: Path, body: str) -> None:

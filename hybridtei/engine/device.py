@@ -65,7 +65,7 @@ class Device:
     def start(self) -> None:
         """Start the lanes, unless they run."""
         for thread in self._threads:
-            if not thread.is_alive() and thread.ident is None:
+            if thread.ident is None:
                 thread.start()
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -23,10 +24,9 @@ log = logging.getLogger(__name__)
 def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig) -> None:
     """Until told to stop. Raises LoadError, OSError."""
     log.info("hybridtei %s: loading %s", __version__, model.model_id)
-    loaded = load_model(model, engine)
+    loaded = _loaded(model, engine)
     registry = Registry()
     service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-    _tell(loaded)
     if server.http_workers > 1:
         from hybridtei.server.workers import run_workers
 
@@ -43,18 +43,18 @@ def serve_several(configs: Sequence[NamedModel], engine: EngineConfig, server: S
     for config in configs:
         log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
         try:
-            loaded = fleet.load(config)
+            loaded = _loaded(config, engine)
         except LoadError as error:
             log.error("%s is not served: %s", config.alias, error)
             failures[config.alias] = error
-            continue
-        _tell(loaded)
-        contexts[config.alias] = _context(fleet, loaded, server, config)
+        else:
+            contexts[config.alias] = _context(fleet, loaded, server, config)
     if not contexts:
         raise next(iter(failures.values()))
 
     async def opener(config: NamedModel) -> Context:
-        context = _context(fleet, await fleet.load_aside(config), server, config)
+        loaded = await asyncio.to_thread(load_model, config, engine)  # other models go on answering
+        context = _context(fleet, loaded, server, config)
         await context.service.start()
         return context
 
@@ -68,6 +68,9 @@ def _context(fleet: Fleet, loaded: LoadedModel, server: ServerConfig, config: Na
     return context_for(fleet.service(loaded, registry), server, config, registry)
 
 
-def _tell(loaded: LoadedModel) -> None:
+def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
+    """A model, and what was chosen for it in the log. Raises LoadError."""
+    loaded = load_model(config, engine)
     for line in loaded.summary():
         log.info("%s", line)
+    return loaded
