@@ -46,6 +46,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None
+    gelu: Annotated[
+        Literal["checkpoint", "tanh"],
+        Meta(description="GELU as the checkpoint has it, or always TEI's tanh form, to match vectors that TEI made."),
+    ] = "checkpoint"
     hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
     huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
     offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
@@ -111,6 +115,23 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Literal["infinity", "vllm"], Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.")
     ] = "infinity"
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.")] = 2_000_000
+    split_large_batches: Annotated[
+        bool, Meta(description="Answer requests of more inputs than --max-client-batch-size, part by part, instead of refusing.")
+    ] = False
+    only_tei_routes: Annotated[bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.")] = False
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP [default: none].")
+    ] = None
+    prometheus_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="Port that serves /metrics and nothing else, beside the main one [default: none]."),
+    ] = None
+    otlp_endpoint: Annotated[str | None, Meta(description="OTLP collector that traces are sent to over gRPC.")] = None
+    otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.")] = "text-embeddings-inference.server"
+    disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.")] = False
+    uds_path: Annotated[
+        str | None, Meta(description="Taken for TEI's sake and unused: its socket between router and Python backend.")
+    ] = None
     api_key: Annotated[str | None, Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.")] = None
     cors_allow_origin: Annotated[
         tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].")
@@ -123,3 +144,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
     )
+
+
+class StoreConfig(Struct, frozen=True, kw_only=True):
+    """Which Qdrant, if any."""
+
+    qdrant_url: Annotated[str | None, Meta(description="Qdrant server or cluster, such as http://localhost:6334.")] = None
+    qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine; made where there is none.")] = None
+    qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.")] = None
+    qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
+    qdrant_patience: Annotated[
+        float, Meta(ge=0, le=86400, description="How long a call is tried again while Qdrant is down or refuses for a while.")
+    ] = 60.0

@@ -12,6 +12,10 @@ HybridTeiError
 ├─ BackendError              the forward pass failed
 │   └─ NotANumber            it gave an input a score that is no number
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
+├─ StoreError                a vector store refused or failed
+│   ├─ StoreUnavailable      it is down, slow or asks to wait: worth another try
+│   ├─ CollectionMismatch    a collection is there, and laid out for something else
+│   └─ InvalidPoint          a point that no store should take: it was not sent
 └─ LoadError                 at start only
     ├─ MissingArtifact       a file the checkpoint must have is not there
     ├─ UnsupportedArchitecture
@@ -77,6 +81,26 @@ class Unhealthy(HybridTeiError):
 
     def __init__(self) -> None:
         super().__init__("unhealthy")
+
+
+class StoreError(HybridTeiError):
+    """A vector store refused a call or failed at it; the same call fails again."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks for, if it says so."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CollectionMismatch(StoreError):
+    """A collection of that name is laid out for something else; the message shows the difference."""
+
+
+class InvalidPoint(StoreError):
+    """A point breaks a rule that stores do not all check; the message names the point, the field and the limit."""
 
 
 class LoadError(HybridTeiError):

@@ -59,6 +59,10 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.BackendError: Row(424, "Backend", "Backend error: "),
     errors.NotANumber: Row(424, "Backend"),
     errors.Unhealthy: Row(503, "Unhealthy"),
+    errors.StoreUnavailable: Row(503, "Store"),
+    errors.CollectionMismatch: Row(409, "Store"),
+    errors.InvalidPoint: Row(422, "Validation"),
+    errors.StoreError: Row(502, "Store"),
     errors.LoadError: Row(500, "Backend"),
     errors.HybridTeiError: Row(500, "Backend"),
 }

@@ -14,6 +14,7 @@ from hybridtei.server.errors import HANDLERS, TABLE, NoInputs, RequestRefused, o
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
+STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
 
 def family(kind: type[Exception]) -> set[type[Exception]]:
@@ -29,6 +30,9 @@ def test_every_class_is_mapped(kind):
     row = row_of(make(kind))
     nearest = next(parent for parent in kind.__mro__ if parent in TABLE)
     assert row == TABLE[nearest]
+    if nearest in STORE:
+        assert (row.status, row.error_type) == (STORE[nearest], "Store")
+        return
     assert row.error_type in TEI_STATUS | OURS
     starts_only = issubclass(kind, errors.LoadError) or kind is errors.HybridTeiError
     assert row.status == (500 if starts_only else (TEI_STATUS | OURS)[row.error_type])
