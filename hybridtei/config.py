@@ -116,11 +116,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = "infinity"
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.")] = 2_000_000
     split_large_batches: Annotated[
-        bool, Meta(description="Answer requests of more inputs than --max-client-batch-size, part by part, instead of refusing.")
+        bool, Meta(description="Answer requests of more inputs than --max-client-batch-size part by part; else refuse.")
     ] = False
     only_tei_routes: Annotated[bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.")] = False
     grpc_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP [default: none].")
+        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
     ] = None
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
@@ -150,7 +150,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     """Which Qdrant, if any."""
 
     qdrant_url: Annotated[str | None, Meta(description="Qdrant server or cluster, such as http://localhost:6334.")] = None
-    qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine; made where there is none.")] = None
+    qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.")] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[

@@ -180,7 +180,10 @@ def test_help_shows_defaults_and_variables(capsys):
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
     assert boolean_flags(ModelConfig, EngineConfig, ServerConfig) == {
         "--auto-truncate",
+        "--disable-spans",
         "--json-output",
         "--offline",
+        "--only-tei-routes",
+        "--split-large-batches",
         "--trust-remote-code",
     }

@@ -1,7 +1,7 @@
 """What the rest of the room asks of a vector store, in qdrant-client's own words, whichever store it is.
 
-The types that cross this door are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's are
-made of them on its side. A store raises only `StoreError` and its kinds.
+The types that cross this door are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's are made
+of them on its side. A store raises only `StoreError` and its kinds.
 """
 
 from __future__ import annotations
