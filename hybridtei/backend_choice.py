@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hybridtei import tuning
 from hybridtei.backends.base import Backend
-from hybridtei.backends.graphs import Graph, find_graph
+from hybridtei.backends.graphs import find_graph, read_graph
 from hybridtei.backends.onnx_files import find_own_graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
@@ -149,8 +149,10 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, nicenes
     if known is None:
         own = find_own_graph(spec, dtype)
         assert own is not None  # or `why_not` had refused
+        if spec.tanh_gelu:
+            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the weights in safetensors")
         return OnnxBackend.from_file(spec, own, dtype=dtype, threads=threads)
-    graph, weights = Graph.read(known, spec.config), Weights.open(spec.folder)
+    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.backends.int8 import int8_graph
 
@@ -163,7 +165,7 @@ def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, ni
 
     known = _known_graph(spec)
     assert known is not None  # or `why_not` had refused
-    graph, weights = Graph.read(known, spec.config), Weights.open(spec.folder)
+    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
     return OpenVinoBackend(spec, graph, weights, dtype=dtype, threads=threads, bulk_niceness=niceness)
 
 

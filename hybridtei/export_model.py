@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors, word_table
-from hybridtei.backends.graphs import Graph, cache_folder, find_graph
+from hybridtei.backends.graphs import Graph, cache_folder, find_graph, read_graph
 from hybridtei.backends.int8 import Fidelity, Guard, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import FILES, WORDS
@@ -75,7 +75,7 @@ def _graph(spec: ModelSpec, weights: Weights) -> Graph:
     """Shipped, kept, or made now and kept."""
     path = find_graph(spec)
     if path is not None:
-        graph = Graph.read(path, spec.config)
+        graph = read_graph(path, spec)
         OnnxBackend(spec, graph, weights)  # takes it, or says why not
         return graph
     try:
@@ -86,7 +86,7 @@ def _graph(spec: ModelSpec, weights: Weights) -> Graph:
         ) from error
     graph = export_graph(spec)
     graph.write(cache_folder() / graph_name(spec))
-    return graph
+    return graph.with_tanh_gelu() if spec.tanh_gelu else graph
 
 
 def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:

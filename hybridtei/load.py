@@ -15,6 +15,7 @@ from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import resolve
 from hybridtei.checkpoint.query_table import query_table
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.checkpoint.tanh_gelu import with_tanh_gelu
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, LoadError
@@ -73,6 +74,11 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, one_caller: bool = 
 
 def find_model(config: ModelConfig) -> ModelSpec:
     """What the configured model says of itself. Raises LoadError."""
+    spec = _declared(config)
+    return with_tanh_gelu(spec) if config.gelu == "tanh" else spec
+
+
+def _declared(config: ModelConfig) -> ModelSpec:
     if config.model_id == EMBEDDED_MODEL:
         folder, heads_file = embedded_model()
         return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from hybridtei.backends.onnx_bytes import declarations
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
 
-__all__ = ["SHIPPED", "Graph", "cache_folder", "find_graph", "graph_name"]
+__all__ = ["SHIPPED", "Graph", "cache_folder", "find_graph", "graph_name", "read_graph"]
 
+APPROXIMATE = b"\x0a\x0bapproximate\x22\x04"  # how an AttributeProto of that name begins, up to its four letters
 SHIPPED = Path(__file__).parent / "onnx_graphs"
 
 
@@ -52,6 +53,10 @@ class Graph:
         """With the missing tensors declared: what a runtime reads."""
         return self.body + declarations(self.weights)
 
+    def with_tanh_gelu(self) -> Graph:
+        """The same with TEI's form of GELU: an attribute of its nodes, and both words have four letters."""
+        return replace(self, body=self.body.replace(APPROXIMATE + b"none", APPROXIMATE + b"tanh"))
+
     def write(self, path: Path) -> None:
         """Whole or not at all; the same graph always gives the same bytes."""
         named: dict[str, tuple[int | str, ...]] = {
@@ -74,6 +79,12 @@ class Graph:
         free = {name: dims[0] for name, dims in wanted.weights.items() if dims and isinstance(dims[0], str)}
         shapes = {name: tuple(_size(dim, config, path) for dim in dims) for name, dims in wanted.weights.items()}
         return cls(body, shapes, free, wanted.held)
+
+
+def read_graph(path: Path, spec: ModelSpec) -> Graph:
+    """The graph kept at `path`, for a model. Raises LoadError, naming the file."""
+    graph = Graph.read(path, spec.config)
+    return graph.with_tanh_gelu() if spec.tanh_gelu else graph
 
 
 def _size(dim: int | str, config: Mapping[str, Any], path: Path) -> int:

@@ -59,7 +59,8 @@ class Fidelity:
 
 def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | None = None) -> Graph:
     """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
-    path = cache_folder() / graph_name(spec, f"int8 {_digest(spec)}")
+    gelu = " gelu tanh" if spec.tanh_gelu else ""
+    path = cache_folder() / graph_name(spec, f"int8 {_digest(spec)}{gelu}")
     if guard is None and path.is_file():  # it passed the usual guard then
         return Graph.read(path, spec.config)
     made, fidelity = make_int8(spec, graph, weights, guard or Guard())

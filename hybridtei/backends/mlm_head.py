@@ -17,6 +17,7 @@ from hybridtei.backends.onnx_bytes import declarations, product_graph
 from hybridtei.backends.onnx_session import Lent, open_session
 from hybridtei.checkpoint.layers import LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.tanh_gelu import EXACT, TANH
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.cores import available_cores
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
@@ -80,6 +81,7 @@ class MlmHead:
         own = _Part(spec, weights)
         width = (spec.hidden_size,)
         activation = activation_name(str(own.setting(family.activation)), spec.folder / "config.json")
+        activation = TANH if spec.tanh_gelu and activation == EXACT else activation
         self._dense = LinearLayer(
             own.needed(f"{family.dense}.weight", width * 2), own.optional(f"{family.dense}.bias", width), activation
         )

@@ -26,6 +26,13 @@ def gelu(x: Floats) -> Floats:
     return np.asarray(0.5 * x * (1 + erf(x * np.float32(0.5**0.5))))
 
 
+def gelu_tanh(x: Floats) -> Floats:
+    """Its tanh approximation."""
+    near = np.clip(x, np.float32(-20), np.float32(20))  # beyond, tanh is 1, and a cube would overflow
+    inner = np.float32((2 / np.pi) ** 0.5) * (near + np.float32(0.044715) * near**3)
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
+
+
 def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x)), without overflow."""
     from scipy.special import expit
@@ -39,6 +46,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "gelu": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
     "silu": lambda x: x * sigmoid(x),
     "sigmoid": sigmoid,
 }

@@ -14,7 +14,7 @@ from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
-ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
+ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,7 +48,8 @@ class ModelSpec:
     """Which trunk, which heads, which limits. `folder` holds the transformer's configuration, weights and tokenizer.
 
     `template`: how a language model that ranks is asked. `activation`: what sentence-transformers would put on a reranker's
-    logit, if the checkpoint says so; for people, since scores follow TEI's rule.
+    logit, if the checkpoint says so; for people, since scores follow TEI's rule. `tanh_gelu`: see `checkpoint.tanh_gelu`; it is
+    asked for, and `config` still says what the checkpoint does.
     """
 
     folder: Path
@@ -73,6 +74,7 @@ class ModelSpec:
     late: LateInteraction | None = None
     activation: str | None = None
     unknown_token: str | None = None
+    tanh_gelu: bool = False
 
     @property
     def kind(self) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
     "gelu": torch.nn.functional.gelu,
+    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
     "silu": torch.nn.functional.silu,
     "sigmoid": torch.sigmoid,
 }

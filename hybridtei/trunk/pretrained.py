@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hybridtei.batch import PackedBatch, pad, seen_mask
+from hybridtei.checkpoint import tanh_gelu
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over
@@ -118,6 +119,8 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
         config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
+    if spec.tanh_gelu:
+        tanh_gelu.in_config(config)
     try:
         with _quiet():
             model, report = auto.from_pretrained(

@@ -1,0 +1,75 @@
+"""TEI's GELU on request: as if the checkpoint had asked for the tanh form itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei import Encoder
+from hybridtei.config import ModelConfig
+from tests import tiny, tolerances
+
+TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
+BACKENDS = ["ort", "openvino", "torch"]
+
+
+def encoder(folder: Path, **settings: object) -> Encoder:
+    return Encoder.load(config=ModelConfig(model_id=str(folder), **settings))
+
+
+def twin(folder: Path, key: str) -> Path:
+    """The same checkpoint, whose configuration asks for the tanh form."""
+    other = folder.with_name(f"{folder.name}-tanh")
+    shutil.copytree(folder, other)
+    tiny.edit_json(other / "config.json", **{key: "gelu_pytorch_tanh"})
+    return other
+
+
+@pytest.fixture(scope="module")
+def minilm_sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a shape whose graph ships."""
+    folder = tmp_path_factory.mktemp("gelu") / "minilm"
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    return tiny.write_bert(folder, **sizes, max_position_embeddings=512, hidden_act="gelu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(minilm_sized, backend, tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(minilm_sized, folder)
+    expected = encoder(twin(folder, "hidden_act"), backend="torch").encode(TEXTS).dense
+    exact = encoder(folder, backend="torch").encode(TEXTS).dense
+    ours = encoder(folder, backend=backend, gelu="tanh").encode(TEXTS).dense
+    assert np.abs(exact - expected).max() > 5e-5  # five tolerances: or this would show nothing
+    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_the_head_of_a_splade_model_follows(tmp_path):
+    folder = tiny.write_family(tmp_path / "splade", "distilbert", task="ForMaskedLM")
+    expected = encoder(twin(folder, "activation"), pooling="splade", backend="torch").encode(TEXTS, ["sparse"]).sparse
+    ours = encoder(folder, pooling="splade", backend="torch", gelu="tanh").encode(TEXTS, ["sparse"]).sparse
+    np.testing.assert_allclose(ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_the_head_of_a_classifier_follows(tmp_path):
+    folder = tiny.write_classifier(tmp_path / "ranker", "modernbert", labels=1)
+    other = twin(folder, "hidden_activation")
+    tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
+    expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
+    ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
+    np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
+
+
+def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
+    pytest.importorskip("onnx")
+    from hybridtei.errors import LoadError
+    from hybridtei.export_model import export_model
+
+    folder = tiny.write_bert(tmp_path / "m")
+    out = tmp_path / "exported"
+    export_model(ModelConfig(model_id=str(folder)), out, "float32")
+    with pytest.raises(LoadError, match="--gelu tanh needs the weights in safetensors"):
+        encoder(out, backend="ort", gelu="tanh")
