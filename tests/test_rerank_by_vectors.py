@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.errors import InvalidInput, LoadError, UnsupportedHead
 from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, rerank_task
 from tests import tiny, vocabulary
 
@@ -104,3 +104,19 @@ def test_only_what_counts_is_computed(encoder: Encoder) -> None:
     task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=Weights(0, 1, 0))
     assert isinstance(task, RerankByVectors)
     assert task.heads == {"sparse"}
+
+
+def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
+    folder = tiny.write_bert(tmp_path / "m")
+    tiny.write_own_heads(folder, rerank={"dense": 0.25, "sparse": 0.05, "multivector": 1.0})
+    model = Encoder.load(str(folder))
+    declared, same = model.rerank(QUERY, DOCUMENTS), model.rerank(QUERY, DOCUMENTS, weights=Weights(0.25, 0.05, 1.0))
+    assert declared == same
+    assert declared != model.rerank(QUERY, DOCUMENTS, weights="average")
+
+
+def test_declared_shares_that_make_no_sense_are_refused(tmp_path) -> None:
+    folder = tiny.write_bert(tmp_path / "m")
+    tiny.write_own_heads(folder, rerank={"dense": -1, "sparse": 0.05, "multivector": 1.0})
+    with pytest.raises(LoadError, match="rerank"):
+        Encoder.load(str(folder))

@@ -49,12 +49,21 @@ class SparseHead:
     queries: Path | None = None
 
 
+class Shares(Struct, frozen=True):
+    """How much each kind of similarity counts in a score."""
+
+    dense: Annotated[float, Meta(ge=0)]
+    sparse: Annotated[float, Meta(ge=0)]
+    multivector: Annotated[float, Meta(gt=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class MultivectorHead:
     """One vector of width `dim` a token, but not for the dropped ones. `own`: as in `SparseHead`.
 
     Of a late-interaction model: `before`, layers that each token goes through first; `module`, the last of its Dense modules;
-    or `tensor`, the projection by its name among the model's own weights.
+    or `tensor`, the projection by its name among the model's own weights. `shares`: how much each kind of vector counts where
+    the model reranks by them, if it says so.
     """
 
     file: Path
@@ -64,6 +73,7 @@ class MultivectorHead:
     before: tuple[DenseModule, ...] = ()
     module: DenseModule | None = None
     tensor: str | None = None
+    shares: Shares | None = None
 
 
 def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
@@ -93,7 +103,9 @@ def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | Non
         file, description = described
         _fits(file, description.hidden_size, hidden_size)
         multivector = description.multivector
-        return None if multivector is None else MultivectorHead(file, multivector.dim, multivector.drop, own=True)
+        if multivector is None:
+            return None
+        return MultivectorHead(file, multivector.dim, multivector.drop, own=True, shares=description.rerank)
     linear = _linear_file(folder, "colbert_linear")
     if linear is None:
         return None
@@ -131,6 +143,7 @@ class Description(Struct, frozen=True):
     hidden_size: int
     sparse: SparseDescription | None = None
     multivector: MultivectorDescription | None = None
+    rerank: Shares | None = None
 
 
 def read_description(file: Path) -> Description:

@@ -207,6 +207,12 @@ def _has_vectors(spec: ModelSpec) -> bool:
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
+def _declared(spec: ModelSpec) -> Weights | None:
+    """What the model's maker found to do best, since the scales of its sparse scores are its own."""
+    shares = None if spec.multivector is None else spec.multivector.shares
+    return None if shares is None else Weights(shares.dense, shares.sparse, shares.multivector)
+
+
 def rerank_task(
     spec: ModelSpec,
     query: str,
@@ -222,5 +228,6 @@ def rerank_task(
     """The task that fits the model; its `check` says whether the model can rank at all."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
+        weights = _declared(spec) if weights is None else weights
         return RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds)
     return Rerank(query, documents, truncate, direction, raw_scores, instruction)
