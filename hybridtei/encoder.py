@@ -14,7 +14,9 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.engine.core import EngineCore
+from hybridtei.engine.crew import run_all
 from hybridtei.errors import InvalidInput
+from hybridtei.lanes import LaneKind
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.postprocess.scores import best_first
@@ -65,7 +67,7 @@ class Encoder:
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model; `config` overrides `model_id`. Raises LoadError."""
         engine = engine or EngineConfig()
-        loaded = load_model(config or ModelConfig(model_id=model_id), engine, one_caller=True)
+        loaded = load_model(config or ModelConfig(model_id=model_id), engine)
         return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine)
 
     @property
@@ -217,16 +219,16 @@ class Encoder:
 
     def _answer(self, task: Task[T], advance: Callable[[int], object] = lambda done: None) -> T:
         encodings = task.prepare(self._model)
+        callers = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
             max_sequences=self._engine.max_batch_requests,
             positions=self.spec.positions,
             padded=self._backend.padded,
+            lanes=(LaneKind.BULK,) * callers,
         )
         ticket = core.add(encodings, task.heads)
-        while (batch := core.take()) is not None:
-            core.give(batch, self._backend.forward(batch.packed))
-            advance(len(batch.packed))
+        run_all(core, self._backend, callers, advance)
         return task.finish(self._model, encodings, ticket.outputs())
 
 

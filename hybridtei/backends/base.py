@@ -15,7 +15,7 @@ class Backend(Protocol):
 
     `padded`: a batch costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
     device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
-    `forwards` counts passes of the trunk.
+    `fills_cores`: a pass called outside a lane uses every core by itself. `forwards` counts passes of the trunk.
     """
 
     spec: ModelSpec
@@ -24,6 +24,7 @@ class Backend(Protocol):
     padded: bool
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
+    fills_cores: bool
     forwards: int
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:

@@ -28,6 +28,7 @@ class FakeBackend:
     """See `backends.base.Backend`; gives whatever outputs `spec` has."""
 
     name = "fake"
+    fills_cores = False
     dtype = "float32"
 
     def __init__(

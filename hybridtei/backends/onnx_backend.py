@@ -34,6 +34,7 @@ class OnnxBackend:
     """See `backends.base.Backend`."""
 
     name = "ort"
+    fills_cores = False
     padded = True
     busy_tokens = BUSY_TOKENS
 

@@ -55,6 +55,7 @@ class OpenVinoBackend:
     """See `backends.base.Backend`."""
 
     name = "openvino"
+    fills_cores = False
     padded = True
     busy_tokens = BUSY_TOKENS
 

@@ -35,6 +35,7 @@ class TorchBackend:
     """See `backends.base.Backend`."""
 
     name = "torch"
+    fills_cores = True
 
     def __init__(
         self, spec: ModelSpec, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False

@@ -145,6 +145,21 @@ class EngineCore:
         """Sequences, ever, that were identical to one that waited already."""
         return sum(queue.shared for queue in self._queues())
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Of the sequences waiting."""
+        return sum(queue.tokens for queue in self._queues())
+
+    @property
+    def running(self) -> int:
+        """Batches that lanes have taken and not given back."""
+        return self._out
+
+    @property
+    def max_tokens(self) -> int:
+        """The budget of a pass."""
+        return self._max_tokens
+
     def waiting(self, kind: LaneKind) -> int:
         """Sequences that wait for lanes of a kind."""
         return len(self._queue_of(kind))

@@ -117,6 +117,7 @@ class FarBackend:
     padded: bool
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
+    fills_cores: bool = False
     forwards: int = 0
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:

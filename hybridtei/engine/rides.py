@@ -23,13 +23,22 @@ from hybridtei.outputs import HeadOutputs, Timings
 
 
 class BatchMetrics:
-    """What is counted per batch, under TEI's names; and passes, under ours."""
+    """What is counted per batch, under TEI's names; and passes, lanes and what was saved, under ours.
 
-    def __init__(self, registry: Registry) -> None:
+    `core`: whose queue is told of; where it is in another process, that one tells.
+    """
+
+    def __init__(self, registry: Registry, core: EngineCore | None = None) -> None:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.queued = registry.gauge("te_queue_size")
         self.forwards = registry.counter("hybridtei_forward_passes")
+        self.lane_batches = registry.counter("hybridtei_lane_batches")
+        self.lane_tokens = registry.counter("hybridtei_lane_tokens")
+        self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
+        if core is not None:
+            registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
+            registry.observed("hybridtei_running_batches", lambda: core.running)
         self.dropped = registry.counter("hybridtei_dropped_requests")  # whose caller left while they waited for a pass
         self.shared = registry.counter("hybridtei_shared_inputs")  # identical to one that waited already
         self.cache_hits = registry.counter("hybridtei_cache_hits")
@@ -37,10 +46,14 @@ class BatchMetrics:
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
         self.queued.set(0)
 
-    def taken(self, batch: Batch) -> None:
+    def taken(self, batch: Batch, budget_tokens: int) -> None:
         """A batch goes to a lane."""
+        tokens = len(batch.packed.input_ids)
+        self.lane_batches.add(lane=batch.kind)
+        self.lane_tokens.add(tokens, lane=batch.kind)
+        self.fill.observe(tokens / budget_tokens)
         self.size.observe(len(batch.packed))
-        self.tokens.observe(len(batch.packed.input_ids))
+        self.tokens.observe(tokens)
         self.forwards.add()
 
     def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
@@ -73,7 +86,7 @@ class Rides:
     def __init__(
         self, core: EngineCore, backend: Backend, device: Device, registry: Registry, cache: ResultCache | None = None
     ) -> None:
-        self.metrics = BatchMetrics(registry)
+        self.metrics = BatchMetrics(registry, core)
         self._core = core
         self._cache = cache
         self._backend = backend
@@ -139,7 +152,7 @@ class Rides:
     def _looked(self, batch: Batch | None) -> None:
         self.metrics.queued.set(len(self._core))
         if batch is not None:
-            self.metrics.taken(batch)
+            self.metrics.taken(batch, self._core.max_tokens)
 
     def _finished(self, tickets: Sequence[Ticket]) -> None:
         if tickets and self._loop is not None and not self._loop.is_closed():

@@ -1,0 +1,62 @@
+"""OpenAI's SDK."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+import openai
+from harness import TEXTS, Server, call, main, refused, same
+
+
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
+
+
+@call
+def embeddings_as_base64_by_default(server: Server) -> None:
+    answer = client(server).embeddings.create(model=server.embed, input=TEXTS)
+    same([item.embedding for item in answer.data], server.vectors())
+    assert answer.model == server.embed
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens > len(TEXTS)
+
+
+@call
+def embeddings_as_base64_unpacked_by_hand(server: Server) -> None:
+    raw = client(server).embeddings.with_raw_response.create(model=server.embed, input=TEXTS[0], encoding_format="base64")
+    packed = base64.b64decode(raw.http_response.json()["data"][0]["embedding"])
+    same([*struct.unpack(f"<{len(packed) // 4}f", packed)], server.vectors([TEXTS[0]])[0])
+
+
+@call
+def embeddings_as_floats(server: Server) -> None:
+    answer = client(server).embeddings.create(model=server.embed, input=TEXTS, encoding_format="float", user="me")
+    same([item.embedding for item in answer.data], server.vectors())
+
+
+@call
+def embeddings_with_dimensions(server: Server) -> None:
+    answer = client(server).embeddings.create(model=server.embed, input=TEXTS[0], dimensions=8)
+    same([item.embedding for item in answer.data], server.vectors([TEXTS[0]], dimensions=8))
+
+
+@call
+def embeddings_of_ids(server: Server) -> None:
+    ids = [token["id"] for token in server.ask("/tokenize", {"inputs": TEXTS[0]}, alias=server.embed)[0]]
+    answer = client(server).embeddings.create(model=server.embed, input=[ids])
+    same([item.embedding for item in answer.data], server.vectors([TEXTS[0]]))
+
+
+@call
+def models_are_listed(server: Server) -> None:
+    found = [model.id for model in client(server).models.list()]
+    assert {server.embed, server.rerank, server.classify, server.tag} <= set(found), found
+
+
+@call
+def errors_are_read(server: Server) -> None:
+    refused(lambda: client(server).embeddings.create(model=server.embed, input=""), "BadRequestError", "cannot be empty")
+    refused(lambda: client(server).embeddings.create(model="nobody", input="bo"), "NotFoundError", "is not served here")
+
+
+main("openai", "openai")

@@ -1,0 +1,112 @@
+"""The models that the clients ask: given ones, or seeded tiny checkpoints; and the servers in front of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 120
+STOP_SECONDS = 20
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+PROMPTS = {"query": "boka ", "passage": "duna "}
+
+
+class StartError(Exception):
+    """A server that did not start."""
+
+
+def tiny(folder: Path, alias: str) -> Path:
+    """A seeded checkpoint that can do what the alias says."""
+    sys.path.insert(0, str(ROOT))
+    from tests import tiny as write
+
+    home = folder / alias
+    if alias == "hybrid":
+        write.write_m3(home)
+        write.write_json(home / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
+    elif alias == "tagger":
+        numbered = dict(enumerate(TAGS))
+        names = {"id2label": numbered, "label2id": {name: number for number, name in numbered.items()}}
+        write.write_classifier(home, "bert", len(TAGS), task="TokenClassification", **names)
+    else:
+        write.write_classifier(home, "bert", 1 if alias == "reranker" else 3)
+    return home
+
+
+@contextmanager
+def serving(models: Mapping[str, str], scratch: Path, *, grpc: bool) -> Iterator[tuple[str, str | None]]:
+    """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises StartError."""
+    listed = scratch / f"{'-'.join(models)}.toml"
+    tables = [f"[[model]]\nmodel_id = {json.dumps(model)}\nalias = {json.dumps(alias)}\n" for alias, model in models.items()]
+    listed.write_text("\n".join(tables))
+    port, grpc_port = free_port(), free_port()
+    more = ["--grpc-port", str(grpc_port)] if grpc else []
+    command = [sys.executable, "-m", "hybridtei", "serve", "--models", str(listed), "--hostname", "127.0.0.1"]
+    log = scratch / f"{'-'.join(models)}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), *more], cwd=ROOT, env=_environment(), stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, url, log)
+        missing = models.keys() - {item["id"] for item in _get(f"{url}/v1/models")["data"]}
+        if missing:
+            raise StartError(f"{', '.join(missing)} not served:\n{log.read_text()[-2000:]}")
+        yield url, f"127.0.0.1:{grpc_port}" if grpc else None
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[dict[str, str]]:
+    """alias -> gRPC address, of a process for each: some clients cannot say which of several models they want."""
+    with ExitStack() as stack:
+        found = {}
+        for alias, model in models.items():
+            _, address = stack.enter_context(serving({alias: model}, scratch, grpc=True))
+            found[alias] = str(address)
+        yield found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}  # of whoever runs this: not ours
+    return {**{name: value for name, value in os.environ.items() if name not in flags}, "HF_HUB_OFFLINE": "1"}
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with DIRECT.open(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise StartError(f"no server after {START_SECONDS} s, or it ended:\n{log.read_text()[-2000:]}")
+
+
+def _get(url: str) -> Any:
+    with DIRECT.open(url, timeout=30) as response:
+        return json.loads(response.read())

@@ -1,0 +1,146 @@
+"""`conformance/clients`: what needs no packages of others is run as it is; else how calls are compared, environments kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.server.live import ROOT, serving
+
+CLIENTS = ROOT / "conformance" / "clients"
+
+
+def module(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(f"conformance_{path.stem}", path)
+    assert found is not None
+    assert found.loader is not None
+    loaded = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = loaded  # dataclasses look for their module there
+    found.loader.exec_module(loaded)
+    return loaded
+
+
+harness = module(CLIENTS / "calls" / "harness.py")
+environments = module(CLIENTS / "environments.py")
+
+
+def run(*flags: str) -> tuple[int, str, list[dict]]:
+    """Status, table, and what the last line tells of each client."""
+    command = [sys.executable, str(CLIENTS / "run.py"), "--only", "plain_http", "--no-grpc", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])["clients"]
+
+
+def test_requests_as_their_sources_send_them():
+    status, table, (told,) = run()
+    assert not told["failed"]
+    assert not told["skipped"]
+    assert "dify_tei_rerank" in told["passed"]
+    assert f"{len(told['passed'])} passed, 0 failed" in table
+    assert status == 0
+
+
+def test_a_server_that_answers_wrongly_is_found_out():
+    with serving() as running:  # knows no such models, and another vocabulary
+        status, table, (told,) = run("--base-url", running.url, "--embedder", "small")
+    assert "dify_tei_rerank" in told["failed"]
+    assert "FAILED dify_tei_rerank" in table
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ([1.0, 2.0], (1.0, 2.0)),
+        (np.float32([[0.25]]), [[0.25]]),
+        (0.1 + 1e-7, 0.1),
+        (1.0, 1),
+        ({"a": [0.5, "x"]}, {"a": [0.5, "x"]}),
+        (None, None),
+    ],
+)
+def test_what_is_the_same(found, wanted):
+    harness.same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "where"),
+    [
+        ([1.0], [1.0, 2.0], r"answer: 1 items"),
+        ([[1.0, 2.0]], [[1.0, 2.1]], r"answer\[0\]\[1\]"),
+        ([math.nan], [1.0], r"answer\[0\]"),
+        ([None], [1.0], r"answer\[0\]"),
+        ({"a": 1}, {"b": 1}, "keys"),
+        ({"a": {"b": "x"}}, {"a": {"b": "y"}}, r"answer\.a\.b"),
+        (1.0, True, "answer"),
+        (0, [], "answer"),
+    ],
+)
+def test_what_is_not(found, wanted, where):
+    with pytest.raises(AssertionError, match=where):
+        harness.same(found, wanted)
+
+
+def test_refused_wants_all_words():
+    def fails():
+        raise ValueError("batch size 33")
+
+    harness.refused(fails, "ValueError", "33")
+    with pytest.raises(AssertionError, match="without"):
+        harness.refused(fails, "34")
+    with pytest.raises(AssertionError, match="should have been refused"):
+        harness.refused(lambda: None)
+
+
+def test_an_environment_is_kept_while_its_list_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
+    made = []
+
+    def run_nothing(command):
+        made.append(command[-1])
+
+    monkeypatch.setattr(environments, "_run", run_nothing)
+    monkeypatch.setattr(environments.venv, "create", lambda home, **_: _interpreter(home))
+    listed, bare = tmp_path / "some.txt", tmp_path / "some.no-deps.txt"
+    listed.write_text("one==1\n")
+    bare.write_text("two==2\n")
+    folder = tmp_path / "environments"
+    python = environments.environment("some", folder)
+    assert python == folder / "some" / "bin" / "python"
+    assert made == [str(listed), str(bare)]
+    environments.environment("some", folder)
+    assert len(made) == 2
+    bare.write_text("two==3\n")
+    environments.environment("some", folder)
+    assert len(made) == 4
+
+
+def _interpreter(home: Path) -> None:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "python").touch()
+
+
+def test_what_cannot_be_installed_says_why():
+    command = [sys.executable, "-c", "import sys; print('ERROR: no such version', file=sys.stderr); sys.exit(1)"]
+    with pytest.raises(environments.InstallError, match="no such version"):
+        environments._run(command)
+
+
+def test_every_client_has_a_script_and_a_list():
+    sys.path.insert(0, str(CLIENTS))
+    try:
+        clients = module(CLIENTS / "run.py").CLIENTS
+    finally:
+        sys.path.remove(str(CLIENTS))
+    assert {client.script for client in clients} == {path.stem for path in (CLIENTS / "calls").glob("*.py")} - {"harness"}
+    lists = {path.name.split(".")[0] for path in (CLIENTS / "requirements").glob("*.txt")}
+    assert {client.group for client in clients if client.group} == lists
