@@ -1,7 +1,8 @@
 """Settings, one frozen struct per reader. Flags, environment names, help and bounds are all read off these fields.
 
-Values enter once, in `cli.py`: flag over environment over default. What a checkpoint says about itself is not here but in
-`checkpoint.spec.ModelSpec`: it is read, never configured.
+Values enter once, in `commands`: flag over environment over default. A field's `extra` says under which heading of the help
+it stands (else the struct's own), how much of it the log may show, and under which older name it is still taken. What a
+checkpoint says about itself is not here but in `checkpoint.spec.ModelSpec`: it is read, never configured.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ Dtype = Literal["float16", "float32", "bfloat16", "int8"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 
+HUB, INPUTS, LIMITS = {"group": "hub"}, {"group": "inputs"}, {"group": "limits"}
+ANSWERS, SECURITY, OBSERVABILITY = {"group": "answers"}, {"group": "security"}, {"group": "observability"}
+PARTLY_SHOWN, NEVER_SHOWN = {"shown": "partly"}, {"shown": "never"}
+
 
 def default_tokenization_workers() -> int:
     """TEI's rule: one thread less than there are processors, between 1 and 64."""
@@ -28,10 +33,10 @@ def default_tokenization_workers() -> int:
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """Which model, and how to load it."""
 
-    model_id: Annotated[str, Meta(description="Model to serve: a local folder, a hub id, or the embedded model.")] = (
-        EMBEDDED_MODEL
-    )
-    revision: Annotated[str | None, Meta(description="Branch, tag or commit on the hub.")] = None
+    model_id: Annotated[
+        str, Meta(description="Model to serve: a local folder, a hub id, or the embedded model.", extra=PARTLY_SHOWN)
+    ] = EMBEDDED_MODEL
+    revision: Annotated[str | None, Meta(description="Branch, tag, commit or refs/pr/N on the hub.", extra=HUB)] = None
     dtype: Annotated[Dtype | None, Meta(description="Precision of weights and activations [default: float32 on CPU].")] = None
     pooling: Annotated[PoolingFlag | None, Meta(description="Pooling to use instead of the one the model declares.")] = None
     dense_path: Annotated[
@@ -50,11 +55,19 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Literal["checkpoint", "tanh"],
         Meta(description="GELU as the checkpoint has it, or always TEI's tanh form, to match vectors that TEI made."),
     ] = "checkpoint"
-    hf_token: Annotated[str | None, Meta(description="Token for the hub.")] = None
-    huggingface_hub_cache: Annotated[str | None, Meta(description="Folder of the hub cache.")] = None
-    offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.")] = False
+    hf_token: Annotated[
+        str | None,
+        Meta(
+            description="Token for the hub [default: the token file of the hub cache].",
+            extra={**HUB, **PARTLY_SHOWN, "alias": "hf_api_token"},
+        ),
+    ] = None
+    huggingface_hub_cache: Annotated[
+        str | None, Meta(description="Folder of the hub cache [default: the hub's own].", extra=HUB)
+    ] = None
+    offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.", extra=HUB)] = False
     trust_remote_code: Annotated[
-        bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.")
+        bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.", extra=SECURITY)
     ] = False
 
 
@@ -69,12 +82,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """How requests become batches."""
 
     max_concurrent_requests: Annotated[
-        Positive, Meta(description="Permits: inputs inside the server at once; more are refused with 429.")
+        Positive, Meta(description="Permits: inputs inside the server at once; more are refused with 429.", extra=LIMITS)
     ] = 512
-    max_batch_tokens: Annotated[Positive, Meta(description="Most tokens in one forward pass; also caps the input length.")] = (
-        16384
-    )
-    max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.")] = None
+    max_batch_tokens: Annotated[
+        Positive, Meta(description="Most tokens in one forward pass; also caps the input length.", extra=LIMITS)
+    ] = 16384
+    max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.", extra=LIMITS)] = None
     bulk_niceness: Annotated[
         int,
         Meta(ge=0, le=19, description="How far long inputs and large requests give way to short ones, and to other programs."),
@@ -86,16 +99,28 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(description="Tokenizer threads [default: processors minus one]."),
     ] = None
-    auto_truncate: Annotated[bool, Meta(description="Cut inputs that are too long, unless a request says otherwise.")] = True
-    default_prompt: Annotated[str | None, Meta(description="Text put before every input.")] = None
-    default_prompt_name: Annotated[str | None, Meta(description="Name of the model's prompt put before every input.")] = None
+    auto_truncate: Annotated[
+        bool, Meta(description="Cut inputs that are too long, unless a request says otherwise.", extra=INPUTS)
+    ] = True
+    default_prompt: Annotated[
+        str | None, Meta(description="Text put before every input; excludes --default-prompt-name.", extra=INPUTS)
+    ] = None
+    default_prompt_name: Annotated[
+        str | None,
+        Meta(description="Name of the model's prompt put before every input; excludes --default-prompt.", extra=INPUTS),
+    ] = None
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
     """The HTTP side."""
 
-    hostname: Annotated[str, Meta(description="IP address to listen on.")] = "0.0.0.0"
+    hostname: Annotated[
+        str, Meta(description="IP address to listen on; what is none (containers export HOSTNAME) means all.")
+    ] = "0.0.0.0"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
+    ] = None
     http_workers: Annotated[
         int,
         Meta(
@@ -104,45 +129,76 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             description="Processes for HTTP, JSON and tokenisation; beyond 1 they share an engine in a process of its own.",
         ),
     ] = 1
-    served_model_name: Annotated[str | None, Meta(description="Name in answers and /info [default: the model id].")] = None
-    max_client_batch_size: Annotated[Positive, Meta(description="Most inputs in one request.")] = 32
-    max_rerank_documents: Annotated[Positive, Meta(description="Most `documents` in one request to rank them.")] = 10_000
-    rerank_documents_as: Annotated[
-        Literal["object", "string"],
-        Meta(description="How /rerank gives `documents` back: {text}, as vLLM's clients read them, or as infinity's."),
-    ] = "object"
-    classify_as: Annotated[
-        Literal["infinity", "vllm"], Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.")
-    ] = "infinity"
-    payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.")] = 2_000_000
-    split_large_batches: Annotated[
-        bool, Meta(description="Answer requests of more inputs than --max-client-batch-size part by part; else refuse.")
-    ] = False
-    only_tei_routes: Annotated[bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.")] = False
-    grpc_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
-    ] = None
-    prometheus_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        Meta(description="Port that serves /metrics and nothing else, beside the main one [default: none]."),
-    ] = None
-    otlp_endpoint: Annotated[str | None, Meta(description="OTLP collector that traces are sent to over gRPC.")] = None
-    otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.")] = "text-embeddings-inference.server"
-    disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.")] = False
-    uds_path: Annotated[
-        str | None, Meta(description="Taken for TEI's sake and unused: its socket between router and Python backend.")
-    ] = None
-    api_key: Annotated[str | None, Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.")] = None
-    cors_allow_origin: Annotated[
-        tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].")
-    ] = ()
-    json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.")] = False
-    log_level: Annotated[
-        str, Meta(description="Least severe log lines to print: error, warn, info or debug; anything else means info.")
-    ] = "info"
-    task: Annotated[str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.")] = None
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
+    )
+    uds_path: Annotated[
+        str, Meta(description="Taken for TEI's sake and unused: its socket between router and Python backend.")
+    ] = "/tmp/text-embeddings-inference-server"
+    served_model_name: Annotated[
+        str | None, Meta(description="Name in answers and /info [default: the model id].", extra=ANSWERS)
+    ] = None
+    rerank_documents_as: Annotated[
+        Literal["object", "string"],
+        Meta(
+            description="How /rerank gives `documents` back: {text}, as vLLM's clients read them, or as infinity's.",
+            extra=ANSWERS,
+        ),
+    ] = "object"
+    classify_as: Annotated[
+        Literal["infinity", "vllm"],
+        Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.", extra=ANSWERS),
+    ] = "infinity"
+    only_tei_routes: Annotated[
+        bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.", extra=ANSWERS)
+    ] = False
+    task: Annotated[
+        str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.", extra=ANSWERS)
+    ] = None
+    max_client_batch_size: Annotated[Positive, Meta(description="Most inputs in one request.", extra=LIMITS)] = 32
+    split_large_batches: Annotated[
+        bool,
+        Meta(
+            description="Answer requests of more inputs than --max-client-batch-size part by part; else refuse.", extra=LIMITS
+        ),
+    ] = False
+    max_rerank_documents: Annotated[
+        Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
+    ] = 10_000
+    payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
+    api_key: Annotated[
+        str | None,
+        Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.", extra={**SECURITY, **NEVER_SHOWN}),
+    ] = None
+    cors_allow_origin: Annotated[
+        tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].", extra=SECURITY)
+    ] = ()
+    json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.", extra=OBSERVABILITY)] = False
+    disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.", extra=OBSERVABILITY)] = False
+    log_level: Annotated[
+        str,
+        Meta(
+            description="Least severe log lines to print: error, warn, info, debug, off, and for parts of the program "
+            "'warn,hybridtei.engine=debug', as in tracing filters; what cannot be read means info.",
+            extra=OBSERVABILITY,
+        ),
+    ] = "info"
+    prometheus_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(
+            description="Port that serves /metrics and nothing else, beside the main one, which serves it too "
+            "[default: none; TEI's 9000 is not opened].",
+            extra=OBSERVABILITY,
+        ),
+    ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="OTLP collector that traces are sent to over gRPC, such as http://localhost:4317.", extra=OBSERVABILITY
+        ),
+    ] = None
+    otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.", extra=OBSERVABILITY)] = (
+        "text-embeddings-inference.server"
     )
 
 
@@ -151,7 +207,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
 
     qdrant_url: Annotated[str | None, Meta(description="Qdrant server or cluster, such as http://localhost:6334.")] = None
     qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
-    qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.")] = None
+    qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[
         float, Meta(ge=0, le=86400, description="How long a call is tried again while Qdrant is down or refuses for a while.")

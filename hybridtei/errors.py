@@ -7,7 +7,8 @@ HybridTeiError
 │   │   └─ InvalidDimensions the vectors have no such prefix
 │   ├─ TokenizerError        the tokenizer refused the text
 │   ├─ UnsupportedHead       the loaded model has no such output
-│   └─ UnknownModel          no model of that name is ready here
+│   ├─ UnknownModel          no model of that name is ready here
+│   └─ UnknownCollection     the vector store has no collection of that name
 ├─ Overloaded                no permit left: try again later
 ├─ BackendError              the forward pass failed
 │   └─ NotANumber            it gave an input a score that is no number
@@ -56,6 +57,10 @@ class UnsupportedHead(RequestError):
 
 class UnknownModel(RequestError):
     """No model of that name is ready here."""
+
+
+class UnknownCollection(RequestError):
+    """The vector store has no collection of that name."""
 
 
 class Overloaded(HybridTeiError):

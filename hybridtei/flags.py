@@ -1,7 +1,7 @@
-"""Settings structs <-> flags and environment: names, types, bounds and help are read off the fields.
+"""Settings structs <-> flags and environment: names, types, bounds, headings and help are read off the fields.
 
 Rules are TEI's: every flag has a variable of its name in upper snake case; the flag wins; an empty variable is a value, and
-refused for numbers and booleans; a boolean flag may stand bare.
+refused for numbers and booleans; a boolean flag may stand bare; no flag is given twice unless it is a list.
 """
 
 from __future__ import annotations
@@ -9,67 +9,116 @@ from __future__ import annotations
 import argparse
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 S = TypeVar("S", bound=msgspec.Struct)
+Kind = type[msgspec.Struct]
 BOOLEANS = {"true": True, "false": False}
+GIVEN = "settings_given"  # in a namespace: the flags that have come already
 
 
 class UsageError(Exception):
-    """A flag or variable with a value it cannot have."""
+    """A flag or variable with a value it cannot have, or two that exclude each other."""
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, kind: type[msgspec.Struct], title: str, *, repeatable: Collection[str] = ()
-) -> None:
-    """One flag a field, all without default: what is absent is looked for in the environment. `repeatable`: fields whose flags
-    may be given more than once, and come as lists."""
-    group = parser.add_argument_group(title)
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        seen: set[str] = namespace.__dict__.setdefault(GIVEN, set())
+        if self.dest in seen:
+            raise argparse.ArgumentError(self, "cannot be used multiple times")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()) -> None:
+    """One flag a field, under its heading, all without default: what is absent is looked for in the environment. `repeatable`:
+    fields whose flags may be given more than once, and come as lists."""
+    headings: dict[str, Any] = {}
+    for kind in kinds:
+        for field, plain, meta in fields_of(kind):
+            heading = group_of(kind, meta)
+            if heading not in headings:
+                headings[heading] = parser.add_argument_group(heading)
+            names = [_flag(field.name), *(["-p"] if field.name == "port" else [])]
+            help_text = f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
+            options: dict[str, Any] = {"dest": field.name, "default": None, "action": _Once}
+            if plain is bool:
+                options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
+            elif get_origin(plain) is tuple or field.name in repeatable:
+                options |= {"action": "append", "metavar": "VALUE"}
+            else:
+                options["metavar"] = _metavar(plain)
+            headings[heading].add_argument(*names, help=help_text.replace("%", "%%"), **options)
+            alias = _alias(meta)
+            if alias is not None:
+                headings[heading].add_argument(_flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS})
+
+
+def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:
+    """(field, its type without None, what is said of it) of a settings struct."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
-        plain, meta = _unwrap(hints[field.name])
-        names = [_flag(field.name), *(["-p"] if field.name == "port" else [])]
-        help_text = f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
-        options: dict[str, Any] = {"dest": field.name, "help": help_text.replace("%", "%%"), "default": None}
-        if plain is bool:
-            options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
-        elif get_origin(plain) is tuple or field.name in repeatable:
-            options |= {"action": "append", "metavar": "VALUE"}
-        else:
-            options["metavar"] = _metavar(plain)
-        group.add_argument(*names, **options)
+        yield field, *_unwrap(hints[field.name])
 
 
-def boolean_flags(*kinds: type[msgspec.Struct]) -> frozenset[str]:
+def group_of(kind: Kind, meta: Meta) -> str:
+    """The heading a field stands under."""
+    return str((meta.extra or {}).get("group") or kind.__name__.removesuffix("Config").lower())
+
+
+def boolean_flags(*kinds: Kind) -> frozenset[str]:
     """The flags that may stand bare."""
-    return frozenset(
-        _flag(name)
-        for kind in kinds
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
-        if _unwrap(hint)[0] is bool
-    )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return frozenset(_flag(field.name) for kind in kinds for field, plain, _ in fields_of(kind) if plain is bool)
 
 
 def from_flags(kind: type[S], given: Mapping[str, Any], environment: Mapping[str, str]) -> S:
     """A struct from flags over environment over defaults. Raises UsageError, naming the flag and what it may be."""
     hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        flag, variable = _flag(field.name), field.name.upper()
-        text = given.get(field.name)
-        source = flag if text is not None else variable
-        text = environment.get(variable) if text is None else text
+    for field, _, meta in fields_of(kind):
+        text, source = _found(field.name, given, environment)
+        alias = _alias(meta)
+        if alias is not None:
+            old, old_source = _found(alias, given, environment)
+            if text is not None and old is not None:
+                raise UsageError(f"{source} and {old_source} exclude each other: {old_source} is the older name")
+            text, source = (text, source) if old is None else (old, old_source)
         if text is not None:
             values[field.name] = _value(text, hints[field.name], source)
     return kind(**values)
+
+
+def outdated(kind: Kind, given: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """A warning for each older name that was used."""
+    warnings = []
+    for field, _, meta in fields_of(kind):
+        alias = _alias(meta)
+        text, source = (None, "") if alias is None else _found(alias, given, environment)
+        if text is not None:
+            warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {field.name.upper()}")
+    return warnings
+
+
+def _found(name: str, given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
+    """(text, where it stood) of a setting; the text is None where it stands nowhere."""
+    text = given.get(name)
+    return (environment.get(name.upper()), name.upper()) if text is None else (text, _flag(name))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _alias(meta: Meta) -> str | None:
+    return (meta.extra or {}).get("alias")
 
 
 def _value(text: str | list[str], hint: Any, source: str) -> Any:
@@ -107,7 +156,8 @@ def _unwrap(hint: Any) -> tuple[Any, Meta]:
 
 
 def _set_fields(meta: Meta) -> dict[str, Any]:
-    return {name: getattr(meta, name) for name in ("ge", "le", "gt", "lt", "description") if getattr(meta, name) is not None}
+    names = ("ge", "le", "gt", "lt", "description", "extra")
+    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}
 
 
 def _metavar(plain: Any) -> str:

@@ -1,55 +1,222 @@
-"""Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped."""
+"""Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped.
+
+What is logged within a request (TEI logs each) is written by a thread of its own, at most a tenth of a second later and many
+lines at once: a write a line would cost more than the line, and a full pipe would stop the event loop. Everything else is
+written at once, and so is whatever waited before it.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import select
 import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
 
 import orjson
 
+from hybridtei.spans import CURRENT, Span
+
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal
 
-# TEI's filters may name parts of its own code after a comma; the first word counts here.
-LEVELS = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+OFF = logging.CRITICAL + 1
+LEVELS = {
+    **{"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR},
+    **{
+        "off": OFF,
+        "0": OFF,
+        "1": logging.ERROR,
+        "2": logging.WARNING,
+        "3": logging.INFO,
+        "4": logging.DEBUG,
+        "5": logging.DEBUG,
+    },
+}
+NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # TEI's, where they differ
+# A filter: level, target, target=level; a target may have [span{field=value}], which is not looked at.
+DIRECTIVE = re.compile(r"(?P<target>[A-Za-z_][\w:.\-]*)?(?:\[[^\]]*\])?(?:=(?P<level>\w+))?")
+TARGETS = {
+    "text_embeddings_router": "hybridtei",
+    "text_embeddings_core": "hybridtei.engine",
+    "text_embeddings_backend": "hybridtei.backends",
+}
+NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
+
+GATHER_SECONDS = 0.1
+LINES_WAITING = 20_000  # beyond, lines of requests are left out and counted: nobody reads them so fast
 
 
 class TextFormatter(logging.Formatter):
-    """`timestamp LEVEL target: file:line: message`."""
+    """`timestamp LEVEL spans: target: file:line: message`, as TEI's."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.getMessage())
-        line = f"{_stamp(record)} {record.levelname:>8} {record.name}: {record.filename}:{record.lineno}: {message}"
-        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+        span = CURRENT.get()
+        spans = "" if span is None else f"{':'.join(map(_written, span.from_outermost()))}: "
+        message = _escaped(record.getMessage())
+        line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
+        if record.exc_info is None:
+            return line
+        trace = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"    {_escaped(part)}" for part in trace)])  # set in, so that none looks like a line
 
 
 class JsonFormatter(logging.Formatter):
-    """TEI's keys."""
+    """TEI's keys. `spans`: `span` and `spans` among them, for lines of requests."""
+
+    def __init__(self, *, spans: bool = True) -> None:
+        super().__init__()
+        self._spans = spans
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        entry: dict[str, Any] = {
             "timestamp": _stamp(record),
-            "level": record.levelname,
+            "level": _level(record),
             "message": record.getMessage(),
             "target": record.name,
             "filename": record.filename,
             "line_number": record.lineno,
         }
+        span = CURRENT.get() if self._spans else None
+        if span is not None:
+            chain = [{**one.fields(), "name": one.name} for one in span.from_outermost()]
+            entry |= {"span": chain[-1], "spans": chain}
         if record.exc_info is not None:
             entry["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(entry).decode()
 
 
-def configure(*, json_output: bool, level: str) -> None:
-    """Send everything to standard output from now on. An unknown level means info, as with TEI."""
-    threshold = LEVELS.get(level.partition(",")[0].strip().lower(), logging.INFO)
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
-    logging.basicConfig(handlers=[handler], level=threshold, force=True)
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
+class GatheringHandler(logging.Handler):
+    """Writes lines to standard output, those of requests together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stdout
+        self._lines: deque[str] = deque()  # its ends are safe between threads
+        self._left_out = 0
+        self._some = threading.Event()
+        self._writing = threading.Lock()
+        threading.Thread(target=self._write_on, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if CURRENT.get() is None or record.levelno >= logging.CRITICAL:
+            self._lines.append(self.format(record))
+            self.flush()
+        elif len(self._lines) < LINES_WAITING:
+            self._lines.append(self.format(record))
+            if not self._some.is_set():
+                self._some.set()
+        else:
+            self._left_out += 1
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._writing:
+            self._some.clear()  # before looking: what comes after sets it again
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if self._left_out:
+                lines.append(self.format(_left_out(self._left_out)))
+                self._left_out = 0
+            with suppress(OSError, ValueError):  # whoever read it has gone, or it is closed: there is nowhere to tell
+                for piece in _pieces(lines):
+                    self._stream.write(piece)
+                    self._stream.flush()
+
+    def _write_on(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(GATHER_SECONDS)
+            self.flush()
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """Whole lines, as many as a pipe takes in one: processes that share it would else write into each other's lines."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        length = len(line.encode(errors="replace")) + 1
+        if piece and size + length > select.PIPE_BUF:
+            yield "".join(piece)
+            piece, size = [], 0
+        piece.append(f"{line}\n")
+        size += length
+    if piece:
+        yield "".join(piece)
+
+
+def _left_out(count: int) -> logging.LogRecord:
+    message = "%d lines of requests were left out here: standard output takes them too slowly"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (count,), None)
+
+
+def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
+    """Send everything to standard output from now on. `level`: a filter as TEI takes it; `spans`: in JSON too."""
+    base, targets = read_filter(level)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    handler = GatheringHandler()
+    handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nobody shows them, and each takes time
+    logging.basicConfig(handlers=[handler], level=base, force=True)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(max(base, logging.WARNING))
+    for name, threshold in targets.items():
+        logging.getLogger(name).setLevel(threshold)
+
+
+def read_filter(text: str) -> tuple[int, dict[str, int]]:
+    """`warn,text_embeddings_router=debug` -> (level of all else, level of each named part); info for what cannot be read.
+
+    As in TEI, parts that no directive names are silent where none is for all. Names are ours (`hybridtei.engine`) or TEI's.
+    """
+    base, targets = OFF, {}
+    directives = [part.strip() for part in text.split(",") if part.strip()]
+    for directive in directives:
+        if directive.lower() in LEVELS:
+            base = LEVELS[directive.lower()]
+            continue
+        found = DIRECTIVE.fullmatch(directive)
+        if found is None or (found["level"] or "trace").lower() not in LEVELS:
+            return logging.INFO, {}
+        threshold, name = LEVELS[(found["level"] or "trace").lower()], _part(found["target"] or "")
+        if not name:
+            base = threshold
+        elif found["level"] is None and not name.startswith("hybridtei"):  # a level misspelt, rather than a part
+            return logging.INFO, {}
+        else:
+            targets[name] = threshold
+    return (base, targets) if directives else (logging.INFO, {})
+
+
+def _part(target: str) -> str:
+    head, _, rest = target.replace("::", ".").partition(".")
+    return ".".join(filter(None, (TARGETS.get(head, head), rest)))
+
+
+def _written(span: Span) -> str:
+    fields = " ".join([f'{name}="{value}"' for name, value in span.fields().items()])
+    return f"{span.name}{{{fields}}}" if fields else span.name
+
+
+def _escaped(text: str) -> str:
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _level(record: logging.LogRecord) -> str:
+    return NAMES.get(record.levelno, record.levelname)
 
 
 def _stamp(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    seconds, microseconds = divmod(int(record.created * 1e6), 1_000_000)
+    return f"{_second(seconds)}.{microseconds:06}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

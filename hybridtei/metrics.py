@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -102,6 +102,22 @@ class Gauge(Counter):
             self._values[""] = value
 
 
+class Observed(_Metric):
+    """A level that is looked up when somebody asks, and so costs nothing until then."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, lock: threading.Lock, read: Callable[[], float]) -> None:
+        super().__init__(name, lock)
+        self._read = read
+
+    def samples(self) -> Iterator[str]:
+        yield f"{self.name} {format_number(self._read())}"
+
+    def reading(self) -> Reading:
+        return Reading(self.kind, self.name, {"": self._read()})
+
+
 class Histogram(_Metric):
     """Counts of observations not above each bound."""
 
@@ -159,6 +175,10 @@ class Registry:
 
     def gauge(self, name: str) -> Gauge:
         return self._add(Gauge(name, self._lock))
+
+    def observed(self, name: str, read: Callable[[], float]) -> Observed:
+        """`read`: from any thread; it must not count anything itself."""
+        return self._add(Observed(name, self._lock, read))
 
     def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:
         return self._add(Histogram(name, self._lock, bounds))

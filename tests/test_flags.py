@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.flags import UsageError, add_flags, boolean_flags, from_flags
+from hybridtei.flags import UsageError, add_flags, boolean_flags, fields_of, from_flags, group_of, outdated
 
 KINDS = (ModelConfig, EngineConfig, ServerConfig)
 
 
 def parsed(*arguments: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for kind in KINDS:
-        add_flags(parser, kind, "settings")
+    add_flags(parser, KINDS)
     return vars(parser.parse_args(arguments))
 
 
@@ -48,13 +47,8 @@ def test_every_field_has_its_flag_and_its_variable(kind):
         default = field.default
         text = next((text for of, text in values.items() if isinstance(default, of)), None)
         if text is None:
-            text = {
-                "dtype": "float16",
-                "pooling": "cls",
-                "backend": "torch",
-                "rerank_documents_as": "string",
-                "classify_as": "vllm",
-            }.get(field.name, "7")
+            plain = next(plain for other, plain, _ in fields_of(kind) if other.name == field.name)
+            text = get_args(plain)[-1] if get_origin(plain) is Literal else "7"
         flag = "--" + field.name.replace("_", "-")
         by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
         assert by_flag == by_variable
@@ -77,6 +71,12 @@ TEI_FLAGS = [
     "--default-prompt",
     "--dense-path",
     "--hf-token",
+    "--hf-api-token",
+    "--uds-path",
+    "--disable-spans",
+    "--otlp-endpoint",
+    "--otlp-service-name",
+    "--prometheus-port",
     "--hostname",
     "--port",
     "--huggingface-hub-cache",
@@ -99,6 +99,12 @@ def test_teis_names_and_defaults():
         "0.0.0.0",
     )
     assert engine.auto_truncate
+    assert (server.uds_path, server.otlp_service_name, server.otlp_endpoint) == (
+        "/tmp/text-embeddings-inference-server",
+        "text-embeddings-inference.server",
+        None,
+    )
+    assert (server.json_output, server.disable_spans, server.api_key, server.cors_allow_origin) == (False, False, None, ())
     assert settings(ServerConfig, "-p", "81").port == 81
 
 
@@ -187,3 +193,61 @@ def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
         "--split-large-batches",
         "--trust-remote-code",
     }
+
+
+def test_the_older_name_of_the_token():
+    for arguments, environment, source in (
+        (["--hf-api-token", "hf_x"], {}, "--hf-api-token"),
+        ([], {"HF_API_TOKEN": "hf_x"}, "HF_API_TOKEN"),
+    ):
+        assert settings(ModelConfig, *arguments, **environment).hf_token == "hf_x"
+        (warning,) = outdated(ModelConfig, parsed(*arguments), environment)
+        assert warning == f"{source} is deprecated: use --hf-token or HF_TOKEN"
+    assert outdated(ModelConfig, parsed("--hf-token", "hf_x"), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--hf-token", "a-secret", "--hf-api-token", "a-secret"], {}),
+        (["--hf-token", "a-secret"], {"HF_API_TOKEN": "a-secret"}),
+        ([], {"HF_TOKEN": "a-secret", "HF_API_TOKEN": "a-secret"}),
+    ],
+)
+def test_a_token_under_two_names_is_refused_and_not_shown(arguments, environment):
+    with pytest.raises(UsageError, match="exclude each other") as refused:
+        settings(ModelConfig, *arguments, **environment)
+    assert "a-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("arguments", [["--port", "1", "-p", "1"], ["--offline", "true", "--offline=true"]])
+def test_a_flag_is_given_once(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(*arguments)
+    assert ended.value.code == 2
+    assert "cannot be used multiple times" in capsys.readouterr().err
+
+
+def test_every_field_is_told_and_stands_under_a_heading(capsys):
+    for kind in KINDS:
+        for field, _, meta in fields_of(kind):
+            assert meta.description, field.name
+            assert meta.description.endswith((".", "].")), field.name
+            assert group_of(kind, meta)
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    shown = capsys.readouterr().out
+    headings = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "options",
+        "model",
+        "hub",
+        "security",
+        "limits",
+        "engine",
+        "inputs",
+        "server",
+        "answers",
+        "observability",
+    ]
+    assert "hf-api-token" not in shown

@@ -38,6 +38,16 @@ def test_numbers_have_no_exponent_and_round_trip(value):
     assert not text.endswith((".", ".0"))
 
 
+def test_an_observed_level_is_looked_up_when_asked():
+    registry, levels = Registry(), iter([1, 2, 3])
+    registry.observed("level", lambda: next(levels))
+    assert registry.text() == "# TYPE level gauge\nlevel 1\n\n"
+    total = Registry()
+    total.absorb(registry.readings())
+    total.absorb(registry.readings())
+    assert total.text() == "# TYPE level gauge\nlevel 5\n\n"
+
+
 def test_the_whole_text():
     registry = Registry()
     histogram = registry.histogram("h", (1, 2.5))

@@ -40,6 +40,7 @@ def serve(port: int) -> None:
     """Our server, in this process."""
     import numpy as np
 
+    from hybridtei import logs
     from hybridtei.backends.fake import FakeBackend
     from hybridtei.batch import PackedBatch
     from hybridtei.checkpoint.spec import ModelSpec
@@ -68,6 +69,7 @@ def serve(port: int) -> None:
     spec = find_model(ModelConfig())
     tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
     reader = TextReader(tokenizer, Prompts(spec.prompts), spec.max_input_length, spec.vocab_size, spec.lowercase)
+    logs.configure(json_output=False, level="info")  # each request has its line
     registry, config = Registry(), ServerConfig(hostname="127.0.0.1", port=port)
     service = EngineService(Model(spec, reader), NoCost(spec), EngineConfig(), budget_tokens=1024, registry=registry)
     run_server(create_app(service, config, registry=registry), config)
@@ -141,7 +143,7 @@ def started(arguments: list[str], folder: Path) -> Iterator[tuple[int, psutil.Pr
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, "--serve", str(port), *arguments]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(folder)})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(folder)}, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while True:

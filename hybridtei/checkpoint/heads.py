@@ -93,7 +93,7 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
         return None
     weight = read_linear(linear)["weight"]
     _shape(linear, weight, (1, hidden_size))
-    return SparseHead("linear", linear)
+    return SparseHead("linear", linear, idf=False)  # BGE-M3's weights hold the importance of a term already
 
 
 def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:

@@ -1,7 +1,8 @@
 """What the rest of the room asks of a vector store, in qdrant-client's own words, whichever store it is.
 
-The types that cross this door are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's are made
-of them on its side. A store raises only `StoreError` and its kinds.
+The types that cross this door are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's
+are made of them on its side. A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no
+store would take.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 from qdrant_client import models
 
 PointId = int | str
+
+DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
 from litestar.datastructures import State
@@ -12,6 +13,7 @@ from litestar.types import ASGIApp
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
+from hybridtei.errors import LoadError
 from hybridtei.metrics import Registry
 from hybridtei.model_list import default_alias
 from hybridtei.server.auth import require_key
@@ -20,8 +22,12 @@ from hybridtei.server.edge import ALIASES, Edge
 from hybridtei.server.errors import HANDLERS
 from hybridtei.server.models import Models
 from hybridtei.server.observe import RequestMetrics
+from hybridtei.server.otlp import recorder_for
 from hybridtei.server.quantised import ranges_in
-from hybridtei.server.routes import fleet, hybrid, openai, ops, rank, tei
+from hybridtei.server.routes import fleet, hybrid, openai, ops, page, rank, tei
+
+if TYPE_CHECKING:
+    from hybridtei.rpc.server import RpcServer
 
 
 def create_app(
@@ -37,6 +43,10 @@ def context_for(service: EngineService, server: ServerConfig, model: ModelConfig
     """What handlers need to know of a model."""
     if model.quantization_ranges is not None:
         ranges_in(model.quantization_ranges)  # a file that cannot be read is told now
+    if server.grpc_port is not None:
+        from hybridtei.rpc.admission import PatientAdmission
+
+        service.admission = PatientAdmission(service.config.max_concurrent_requests)  # before anybody is inside
     metrics = RequestMetrics(registry, service.model.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
@@ -45,18 +55,30 @@ def create_fleet_app(
     models: Models, server: ServerConfig, *, on_stop: Sequence[Callable[[], Awaitable[None]]] = ()
 ) -> Litestar:
     """An ASGI application over several models, which it starts and stops; `on_stop` comes after."""
-    guarded = Router("/", route_handlers=[*ops.GUARDED], guards=[require_key])
+    rpc = None if server.grpc_port is None else rpc_server_class()(models, server)
+    recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
+    ours = [] if server.only_tei_routes else [*openai.OURS, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, *page.ROUTES]
+    guarded = ops.GUARDED if server.only_tei_routes else [*ops.GUARDED, *ops.OURS]
     app = Litestar(
-        [*tei.ROUTES, *openai.ROUTES, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, guarded, *ops.PUBLIC],
+        [*tei.ROUTES, *openai.ROUTES, *ours, Router("/", route_handlers=guarded, guards=[require_key]), *ops.PUBLIC],
         exception_handlers=dict(HANDLERS),
-        on_startup=[models.start],
-        on_shutdown=[models.stop, *on_stop],
-        state=State({"models": models, "server": server}),
+        on_startup=[models.start, *([rpc.start] if rpc else [])],
+        on_shutdown=[*([rpc.stop] if rpc else []), models.stop, *on_stop, *([recorder.close] if recorder else [])],
+        state=State({"models": models, "server": server, "rpc": rpc, "recorder": recorder}),
         openapi_config=None,
         logging_config=None,
     )
     app.asgi_handler = _edge(app, server)
     return app
+
+
+def rpc_server_class() -> type[RpcServer]:
+    """What serves gRPC. Raises LoadError where the extra is not installed."""
+    try:
+        from hybridtei.rpc.server import RpcServer
+    except ImportError as error:
+        raise LoadError(f"--grpc-port needs an extra, pip install 'hybridtei[grpc]' ({error})") from None
+    return RpcServer
 
 
 def _edge(app: Litestar, server: ServerConfig) -> ASGIApp:
@@ -68,4 +90,5 @@ def _edge(app: Litestar, server: ServerConfig) -> ASGIApp:
             methods[route.path].add("POST")
     for method, path in ALIASES:
         methods[path].add(method)
-    return Edge(app.asgi_handler, server.cors_allow_origin, {path: frozenset(names) for path, names in methods.items()})
+    table = {path: frozenset(names) for path, names in methods.items()}
+    return Edge(app.asgi_handler, server.cors_allow_origin, table, below_aliases=not server.only_tei_routes)

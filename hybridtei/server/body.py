@@ -15,6 +15,7 @@ import msgspec
 
 from hybridtei.server.coding import BrokenCoding, TooLong, UnknownCoding, unfolded
 from hybridtei.server.protocol import BROKEN_BODY
+from hybridtei.server.refusals import LONGEST, mistake_in, told
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 NOT_NULL = ("truncation_direction", "encoding_format")
@@ -31,8 +32,10 @@ class BodyError(Exception):
     status = 400
     prefix = ""
 
-    def __init__(self, detail: str = "") -> None:
+    def __init__(self, detail: str = "", message: str | None = None) -> None:
+        """`message`: the detail without path and place."""
         super().__init__(self.prefix + detail)
+        self.message = detail if message is None else message
 
 
 class ContentTypeError(BodyError):
@@ -155,15 +158,35 @@ async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
+    """JSON -> `kind`. Raises SyntaxRefused or SchemaError. `Raw` is taken as it is: who asked for it will decode it."""
+    if kind is msgspec.Raw:
+        return msgspec.Raw(body)  # type: ignore[return-value]
     try:
         value = _decode(body, kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+        raise _told(body, kind) or _refusal(str(error)) from None
+    except SchemaError as error:
+        raise _told(body, kind) or error from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SyntaxRefused(_syntax_detail(str(error), body)) from None
+        raise _told(body, kind) or SyntaxRefused(_syntax_detail(str(error), body)) from None
     _refuse_duplicates(body, kind)
     return value
+
+
+def keys_of(body: bytes, kind: type[T]) -> T:
+    """Which of the keys of `kind`, all optional, a body has: to choose what to decode it as, which then tells what is wrong."""
+    try:
+        return _decode(body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return kind()
+
+
+def _told(body: bytes, kind: type) -> BodyError | None:
+    """What is wrong, as TEI says it, if that can be told."""
+    mistake = mistake_in(body, kind)
+    if mistake is None:
+        return None
+    return (SyntaxRefused if mistake.is_syntax else SchemaError)(told(mistake, body), mistake.message)
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -201,6 +224,11 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
     names = _field_names(kind)
     if b"\\u00" not in body and all(body.count(name) < 2 for name in names.values()):
         return  # no name stands there twice, nor spelled with escapes
+    error = _told(body, kind)
+    if error is not None:
+        raise error
+    if len(body) <= LONGEST:
+        return
     seen: list[list[str]] = []
     try:
         # As lenient as msgspec with what it skips: invalid UTF-8 and numbers of any length.

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
-from hybridtei.engine.service import Answered, EngineService
-from hybridtei.errors import HybridTeiError
+from hybridtei.engine.service import Answered, EngineService, Task
+from hybridtei.errors import HybridTeiError, InvalidDimensions
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.server.errors import RequestRefused
 from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
+from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
 
@@ -64,10 +65,29 @@ class Context:
         return self.service.config.auto_truncate if wanted is None else wanted
 
     def check_batch(self, inputs: int) -> None:
-        """Raises RequestRefused if a request holds too many inputs."""
+        """Raises RequestRefused if a request holds too many inputs, and these are not to be answered in parts."""
         limit = self.server.max_client_batch_size
-        if inputs > limit:
+        if inputs > limit and not self.server.split_large_batches:
             raise RequestRefused(f"batch size {inputs} > maximum allowed batch size {limit}")
+
+    def plan(self, inputs: int) -> Plan | None:
+        """How a request of so many inputs goes through in parts; None: as a whole."""
+        largest = self.server.max_client_batch_size
+        if inputs <= largest or not self.server.split_large_batches:
+            return None
+        return plan(inputs, largest=largest, permits=self.service.config.max_concurrent_requests)
+
+    def permits(self, inputs: int) -> int:
+        """How many a request of so many inputs takes."""
+        parts = self.plan(inputs)
+        return inputs if parts is None else parts.permits
+
+    def run(self, task: Task[T], load: Load) -> Coroutine[Any, Any, Answered[T]]:
+        """Through the engine, as a whole or in parts."""
+        parts = self.plan(load.inputs)
+        if parts is not None:
+            return run_in_parts(self.service, task, parts)
+        return self.service.run(task, inputs=load.inputs, characters=load.characters)
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
@@ -94,11 +114,12 @@ class Context:
         """
         load = inputs.load
 
-        def work() -> Coroutine[Any, Any, Answered[Embeddings]]:
-            return self.service.run(task, inputs=load.inputs, characters=load.characters)
-
-        answer, usage = await self.measured(work, load, refusal=refusal)
-        return await self.reply(write, answer, usage, max(numbers, _numbers(answer)))
+        if refusal is None and task.dimensions == 0:
+            refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
+        if refusal is None and numbers > ANSWER_NUMBERS and self.plan(load.inputs) is not None:
+            refusal = too_much_to_answer()
+        answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
+        return await self.reply(write, answer, usage, max(numbers, numbers_in(answer)))
 
     async def measured(
         self,
@@ -116,7 +137,7 @@ class Context:
             if checked and load.is_batch:
                 self.check_batch(load.inputs)
             if refusal is not None:
-                with self.service.admission.inside(load.inputs):
+                with self.service.admission.inside(self.permits(load.inputs)):
                     raise refusal
             try:
                 answered = await work()
@@ -132,8 +153,3 @@ class Context:
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
-
-
-def _numbers(answer: Embeddings) -> int:
-    columns: list[Any] = [answer.dense, answer.sparse, answer.multivector, answer.tokens]
-    return sum(getattr(column, "values", column).size for column in columns if column is not None)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hybridtei.server.browsers import PAGE, wants_page
+
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")
 PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
@@ -25,20 +27,26 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Edge:
-    """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at."""
+    """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at.
 
-    def __init__(self, app: Any, origins: tuple[str, ...], methods: Mapping[str, frozenset[str]]) -> None:
+    `below_aliases`: whether all routes are also there below `/m/ALIAS`.
+    """
+
+    def __init__(
+        self, app: Any, origins: tuple[str, ...], methods: Mapping[str, frozenset[str]], *, below_aliases: bool = True
+    ) -> None:
         self._app = app
         self._any_origin = not origins or "*" in origins
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
         self._methods = methods
+        self._below_aliases = below_aliases
         self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        alias, path = split_alias(scope["path"])
+        alias, path = split_alias(scope["path"]) if self._below_aliases else (None, scope["path"])
         if alias is not None:
             scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
         method = scope["method"]
@@ -56,6 +64,8 @@ class Edge:
             await _answer(405, [*headers, *self._allow[path]], send)
             return
         path = ALIASES.get((method, path), path)
+        if path == "/" and not is_head and PAGE in self._methods and wants_page(scope["headers"]):
+            path = PAGE
 
         async def send_with_cors(message: Any) -> None:
             if message["type"] == "http.response.start":

@@ -36,6 +36,13 @@ class KeyNeeded(errors.RequestError):
         super().__init__(f"{what} only where the server was started with `--api-key`")
 
 
+class NoStore(errors.RequestError):
+    """Something that only a server with a vector store offers."""
+
+    def __init__(self, message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path") -> None:
+        super().__init__(message)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """How an exception looks on the wire."""
@@ -53,6 +60,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.TokenizerError: Row(422, "Tokenizer"),
     errors.UnsupportedHead: Row(424, "Backend", "Backend error: "),
     errors.UnknownModel: Row(404, "NotFound"),
+    errors.UnknownCollection: Row(404, "NotFound"),
+    NoStore: Row(404, "NotFound"),
     KeyNeeded: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
     errors.Overloaded: Row(429, "Overloaded"),

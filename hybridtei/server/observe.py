@@ -11,8 +11,10 @@ from hybridtei.engine.service import Answered
 from hybridtei.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.outputs import Timings
 from hybridtei.server.errors import NoInputs, RequestRefused
+from hybridtei.spans import CURRENT
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
+INPUT_LENGTH_MOST = 2**19  # of the bounds of its histogram
 
 Scope = Literal["embed", "predict"]
 
@@ -62,7 +64,8 @@ class RequestMetrics:
         self._count = registry.counter("te_request_count")
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
-        self._input_length = registry.histogram("te_request_input_length", powers_of_two(max_input_length))
+        lengths = powers_of_two(min(max_input_length, INPUT_LENGTH_MOST))
+        self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
 
@@ -72,13 +75,16 @@ class RequestMetrics:
         self._scopes[scope].count.add(inputs)
 
     def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """A request was answered."""
+        """A request was answered: counted, and told to the current span, if there is one."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._success.add(method=_method(is_batch))
         of_scope.success.add(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)
         total_ns = perf_counter_ns() - usage.began_ns
+        span = CURRENT.get()
+        if span is not None:
+            span.computed(times, total_ns)
         took = (total_ns, times.tokenization_ns, times.queue_ns, times.inference_ns)
         for took_ns, of_request, of_input in zip(took, self._of_request, of_scope.stages, strict=True):
             of_request.observe(took_ns / SECOND_NS)

@@ -7,20 +7,25 @@ from typing import Any
 import msgspec
 
 from hybridtei import __version__
-from hybridtei.server.operations import OPERATIONS, Operation
+from hybridtei.server.operations import ANSWERS, FIELDS, OPERATIONS, Operation
 
 ERRORS = {"400": "Empty input", "422": "Invalid input", "424": "Wrong kind of model, or a failed pass", "429": "Overloaded"}
 
 
-def document() -> dict[str, Any]:
-    """The document as a plain dictionary."""
-    named = [kind for operation in OPERATIONS for kind in (operation.takes, operation.gives, operation.error) if kind]
+REFERENCE = "#/components/schemas/"
+
+
+def document(*, only_tei: bool = False) -> dict[str, Any]:
+    """The document as a plain dictionary: of all routes, or of those that TEI has. TEI's schemas go by TEI's names."""
+    operations = [operation for operation in OPERATIONS if operation.is_tei or not only_tei]
+    named = [kind for operation in operations for kind in (operation.takes, operation.gives, operation.error) if kind]
     types = [kind for one in named for kind in (one if isinstance(one, tuple) else (one,))]
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(types, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {_key(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of, components)
+    _name_fields(components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -35,10 +40,27 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _name_fields(components: dict[str, Any]) -> None:
+    """Fields -> references to schemas of their own, where TEI has these; a field keeps its description and default."""
+    for (field, *structs), name in FIELDS.items():
+        for struct in structs:
+            fields = components[struct]["properties"]
+            kept = {key: fields[field].pop(key) for key in ("description", "default") if key in fields[field]}
+            components.setdefault(name, fields[field])
+            fields[field] = {"$ref": REFERENCE + name, **kept}
+    items: dict[str, Any] = next(one for one in components["Input"]["anyOf"] if one["type"] == "array")
+    components["InputType"] = items["items"]
+    items["items"] = {"$ref": f"{REFERENCE}InputType"}
+
+
+def _operation(operation: Operation, schema_of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": operation.summary}}
     if operation.gives is not None:
-        answers["200"]["content"] = _json(_schema(operation.gives, schema_of))
+        schema = _schema(operation.gives, schema_of)
+        name = ANSWERS.get(operation.path)
+        if name is not None:
+            components[name], schema = schema, {"$ref": REFERENCE + name}
+        answers["200"]["content"] = _json(schema)
     described: dict[str, Any] = {"tags": ["Text Embeddings Inference"], "summary": operation.summary, "responses": answers}
     if operation.takes is not None:
         described["requestBody"] = {"required": True, "content": _json(_schema(operation.takes, schema_of))}

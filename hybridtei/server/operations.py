@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridtei.server.wire import classify, cohere, hybrid, openai, rerank, score, tag, tei
+from hybridtei.server.wire import classify, cohere, hybrid, ollama, openai, rerank, score, tag, tei, tokens
 
 Vector = list[float]
+REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")
 FLAT, LISTED = openai.OpenAICompatErrorResponse, openai.ListedErrorResponse
 
 
@@ -21,6 +22,35 @@ class Operation:
     takes: Any = None
     gives: Any = None
     error: Any = tei.ErrorResponse
+
+    @property
+    def is_tei(self) -> bool:
+        return self.path in TEI_PATHS
+
+
+TEI_PATHS = frozenset(
+    [
+        *("/decode", "/embed", "/embed_all", "/embed_sparse", "/health", "/info", "/metrics", "/predict", "/rerank"),
+        *("/similarity", "/tokenize", "/v1/embeddings"),
+    ]
+)
+# TEI's names for what has none in `wire`: answers, and the fields of requests that several share.
+ANSWERS = {
+    **{"/decode": "DecodeResponse", "/embed": "EmbedResponse", "/embed_all": "EmbedAllResponse"},
+    **{"/embed_sparse": "EmbedSparseResponse", "/predict": "PredictResponse", "/rerank": "RerankResponse"},
+    **{"/similarity": "SimilarityResponse", "/tokenize": "TokenizeResponse"},
+}
+FIELDS = {
+    ("inputs", "EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest"): "Input",
+    ("input", "OpenAICompatRequest"): "Input",
+    ("inputs", "PredictRequest"): "PredictInput",
+    ("inputs", "TokenizeRequest"): "TokenizeInput",
+    ("ids", "DecodeRequest"): "InputIds",
+    ("encoding_format", "OpenAICompatRequest"): "EncodingFormat",
+    ("embedding", "OpenAICompatEmbedding"): "Embedding",
+    ("error_type", "ErrorResponse"): "ErrorType",
+    ("truncation_direction", *REQUESTS_WITH_DIRECTION): "TruncationDirection",
+}
 
 
 def _get(path: str, summary: str, gives: Any = None) -> Operation:
@@ -36,7 +66,7 @@ CLASSIFIED = (classify.ClassifyResponse, classify.VllmClassifyResponse)
 
 OPERATIONS = (
     _get("/health", "Health check"),
-    _get("/info", "The model and the limits", dict[str, Any]),
+    _get("/info", "The model and the limits", tei.Info),
     _get("/metrics", "Prometheus metrics"),
     _get("/models", "The models, with what infinity's clients look for", openai.ModelList),
     _get("/v1/models", "The models", openai.ModelList),
@@ -46,7 +76,9 @@ OPERATIONS = (
     _post("/embed_multivector", "A unit vector for each token", hybrid.EmbedMultivectorRequest, list[list[Vector]]),
     _post("/embed_hybrid", "Several outputs of one forward pass", hybrid.EmbedHybridRequest, list[hybrid.HybridEmbedding]),
     _post("/v1/embeddings", "OpenAI embeddings", openai.OpenAICompatRequest, openai.OpenAICompatResponse, FLAT),
+    _post("/v1/embed", "Cohere embeddings, version 1", cohere.CohereEmbedRequest, cohere.CohereEmbedV1Response, FLAT),
     _post("/v2/embed", "Cohere embeddings", cohere.CohereEmbedRequest, cohere.CohereEmbedResponse, FLAT),
+    _post("/api/embed", "Ollama embeddings", ollama.OllamaEmbedRequest, ollama.OllamaEmbedResponse),
     _post("/similarity", "Cosine of one sentence to many", tei.SimilarityRequest, Vector),
     _post("/predict", "Classification", tei.PredictRequest, (list[tei.Prediction], list[list[tei.Prediction]])),
     _post("/predict_tokens", "Labels of tokens, or entities", tag.PredictTokensRequest, list[list[tag.TokenPrediction]]),
@@ -65,4 +97,5 @@ OPERATIONS = (
     ),
     _post("/tokenize", "Tokens with their places", tei.TokenizeRequest, list[list[tei.SimpleToken]]),
     _post("/decode", "Ids back to text", tei.DecodeRequest, list[str]),
+    _post("/detokenize", "Ids back to text", tokens.DetokenizeRequest, tokens.DetokenizeResponse),
 )

@@ -12,12 +12,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.protocol import BoundedHttpProtocol
+
+if TYPE_CHECKING:
+    from hybridtei.rpc.server import RpcServer
 
 BACKLOG = 2048  # connections that may wait to be accepted
 log = logging.getLogger(__name__)
@@ -26,9 +30,11 @@ log = logging.getLogger(__name__)
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
 
-    def __init__(self, settings: uvicorn.Config, drain_seconds: float) -> None:
+    def __init__(self, settings: uvicorn.Config, drain_seconds: float, rpc: RpcServer | None = None) -> None:
+        """`rpc`: the application's own, which drains while this one does."""
         super().__init__(settings)
         self._drain_seconds = drain_seconds
+        self._rpc = rpc
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -40,7 +46,15 @@ class DrainingServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Upstream takes a second Ctrl-C for impatience."""
+        super().handle_exit(sig, frame)
+        if self.force_exit and self._rpc is not None:
+            self._rpc.hurry()
+
     async def startup(self, sockets: Any = None) -> None:
+        if self._rpc is not None:
+            await self._rpc.bind()  # a port that is taken is told before anything has begun
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # modules and model live as long as the process: no collection need walk through them again
@@ -53,6 +67,8 @@ class DrainingServer(uvicorn.Server):
         announce(host, port)
 
     async def shutdown(self, sockets: Any = None) -> None:
+        if self._rpc is not None:
+            self._rpc.drain()
         end = asyncio.get_running_loop().call_later(self._drain_seconds, self._cut_off)
         try:
             await super().shutdown(sockets)
@@ -96,7 +112,7 @@ def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
 
 def run_server(app: Any, config: ServerConfig) -> None:
     """Serve until told to stop."""
-    server = DrainingServer(settings_of(app, config), config.drain_seconds)
+    server = DrainingServer(settings_of(app, config), config.drain_seconds, app.state.rpc)
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:

@@ -25,6 +25,7 @@ from hybridtei.server.errors import KeyNeeded
 from hybridtei.server.jobs import ANY, Able
 from hybridtei.server.models import Models
 from hybridtei.server.protocol import DEPARTURE, Departure
+from hybridtei.server.tracing import arrived, as_handler
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
@@ -48,6 +49,8 @@ def posted(
     `server.errors`, or by `errors`, which are this route's own.
     """
 
+    answer = as_handler(answer)
+
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
         check_key(scope, server.api_key)  # a guard would cost a copy of the route for each request
@@ -55,6 +58,8 @@ def posted(
         wire = decode(body, kind)
         alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
         context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
+        if server.otlp_endpoint is not None:
+            arrived(scope["app"].state.recorder, scope["headers"])
         reply = await while_connected(scope, answer(context, wire))
         await respond(reply, form_of(scope), send)
 

@@ -10,11 +10,13 @@ from hybridtei import __version__
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
+from hybridtei.flags import UsageError
 from hybridtei.fleet import Fleet
 from hybridtei.load import LoadedModel, load_model
 from hybridtei.metrics import Registry
-from hybridtei.server.app import context_for, create_app, create_fleet_app
+from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
 from hybridtei.server.context import Context
+from hybridtei.server.metrics_port import MetricsPort, attached, reserved
 from hybridtei.server.models import Entry, Models
 from hybridtei.server.run import run_server
 
@@ -22,21 +24,29 @@ log = logging.getLogger(__name__)
 
 
 def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig) -> None:
-    """Until told to stop. Raises LoadError, OSError."""
-    log.info("hybridtei %s: loading %s", __version__, model.model_id)
-    loaded = _loaded(model, engine)
-    registry = Registry()
-    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-    if server.http_workers > 1:
-        from hybridtei.server.workers import run_workers
+    """Until told to stop. Raises UsageError, LoadError, OSError."""
+    _check_rpc(server)
+    with reserved(server) as port:
+        log.info("hybridtei %s: loading %s", __version__, model.model_id)
+        loaded = _loaded(model, engine)
+        registry = Registry()
+        service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
+        if server.http_workers > 1:
+            from hybridtei.server.workers import run_workers
 
-        run_workers(service, server, model, registry=registry)
-    else:
-        run_server(create_app(service, server, model, registry=registry), server)
+            run_workers(service, server, model, registry=registry, metrics_port=port)
+        else:
+            run_server(attached(create_app(service, server, model, registry=registry), port), server)
 
 
 def serve_several(configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig) -> None:
     """Until told to stop. A model that does not load leaves the others serving. Raises LoadError if none does; OSError."""
+    _check_rpc(server)
+    with reserved(server) as port:
+        _serve_fleet(configs, engine, server, port)
+
+
+def _serve_fleet(configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig, port: MetricsPort | None) -> None:
     fleet = Fleet(engine)
     contexts: dict[str, Context] = {}
     failures: dict[str, LoadError] = {}
@@ -60,7 +70,16 @@ def serve_several(configs: Sequence[NamedModel], engine: EngineConfig, server: S
 
     models = Models(contexts, opener)
     models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-    run_server(create_fleet_app(models, server, on_stop=[fleet.stop]), server)
+    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop]), port), server)
+
+
+def _check_rpc(server: ServerConfig) -> None:
+    """Before a model is loaded. Raises UsageError, LoadError."""
+    if server.grpc_port is None:
+        return
+    if server.http_workers > 1:
+        raise UsageError("--grpc-port: gRPC is served by the process that has the engine; leave out --http-workers")
+    rpc_server_class()
 
 
 def _context(fleet: Fleet, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:

@@ -143,7 +143,8 @@ def main(arguments: Sequence[str]) -> int:
     desk_end = socket.socket(fileno=control)
     try:
         setup: Setup = receive_now(desk_end)
-        logs.configure(json_output=setup.server.json_output, level=setup.server.log_level)
+        spoken = setup.server
+        logs.configure(json_output=spoken.json_output, level=spoken.log_level, spans=not spoken.disable_spans)
         registry = SharedRegistry()
         app = _application(setup, registry, socket.socket(fileno=engine), permits, place)
         send_now(desk_end, Ready())

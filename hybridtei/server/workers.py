@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -33,6 +32,8 @@ from hybridtei.engine.service import EngineService
 from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
 from hybridtei.errors import LoadError
 from hybridtei.metrics import Reading, Registry
+from hybridtei.server.listening import bound
+from hybridtei.server.metrics_port import MetricsPort
 from hybridtei.server.orders import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, announce
 
@@ -44,11 +45,18 @@ GRACE_SECONDS = 5.0  # after its drain, until a worker is killed
 log = logging.getLogger(__name__)
 
 
-def run_workers(service: EngineService, server: ServerConfig, model: ModelConfig, *, registry: Registry) -> None:
+def run_workers(
+    service: EngineService,
+    server: ServerConfig,
+    model: ModelConfig,
+    *,
+    registry: Registry,
+    metrics_port: MetricsPort | None = None,
+) -> None:
     """Serve until told to stop. Raises OSError if the port is taken, LoadError if workers do not start, BackendError if the
-    engine dies. `registry`: the one the service counts in."""
-    with _bound(server) as listening:
-        uvloop.run(_Office(service, server, model, registry, listening).run())
+    engine dies. `registry`: the one the service counts in. `metrics_port`: served from here."""
+    with bound(server.hostname, server.port) as listening:
+        uvloop.run(_Office(service, server, model, registry, listening, metrics_port=metrics_port).run())
 
 
 class _Worker:
@@ -112,13 +120,21 @@ class _Office:
     """All workers, and the engine."""
 
     def __init__(
-        self, service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry, listening: socket.socket
+        self,
+        service: EngineService,
+        server: ServerConfig,
+        model: ModelConfig,
+        registry: Registry,
+        listening: socket.socket,
+        *,
+        metrics_port: MetricsPort | None,
     ) -> None:
         self.service = service
         self._server = server
         self._registry = registry
         self._departed = Registry()  # what dead workers had counted: a sum must not fall
         self._listening = listening
+        self._metrics_port = metrics_port
         self._setup = Setup(
             _described(service.backend, service.model.reader.max_input_length),
             service.budget_tokens,
@@ -144,12 +160,16 @@ class _Office:
                 await self._hire(place)
             if await self._all_ready():
                 self._open()
+                if self._metrics_port is not None:
+                    await self._metrics_port.start(self._exposition)
                 keepers = [asyncio.create_task(self._keep(place)) for place in self._workers]
                 await self._watch(keepers)
         finally:
             for keeper in keepers:
                 keeper.cancel()
             await self._dismiss()
+            if self._metrics_port is not None:
+                await self._metrics_port.stop()
             for task in self._tasks:
                 task.cancel()
             await self.service.stop()
@@ -227,6 +247,10 @@ class _Office:
                 replacement.serve()
 
     async def _expose(self, asking: _Worker, number: int) -> None:
+        asking.control.send(Exposition(number, await self._exposition(asking)))
+
+    async def _exposition(self, asking: _Worker | None = None) -> str:
+        """The metrics of all; who asks has told its own."""
         others = [worker for worker in self._workers.values() if worker is not asking and worker.serving]
         for worker in others:
             worker.counted.clear()
@@ -236,28 +260,13 @@ class _Office:
         total = Registry()
         for readings in (self._registry.readings(), self._departed.readings(), *(w.readings for w in self._workers.values())):
             total.absorb(readings)
-        asking.control.send(Exposition(number, total.text()))
+        return total.text()
 
     async def _dismiss(self) -> None:
         self._listening.close()
         for worker in self._workers.values():
             worker.drain()
         await asyncio.gather(*(worker.ended(self._server.drain_seconds + GRACE_SECONDS) for worker in self._workers.values()))
-
-
-def _bound(server: ServerConfig) -> socket.socket:
-    """A socket at the configured address, which refuses connections until it listens."""
-    version = ipaddress.ip_address(server.hostname).version
-    listening = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if version == 6:
-        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    try:
-        listening.bind((server.hostname, server.port))
-    except OSError as error:
-        listening.close()
-        raise OSError(f"cannot listen on {server.hostname}:{server.port}: {error.strerror}") from error
-    return listening
 
 
 def _described(backend: Backend, max_input_length: int) -> FarBackend:

@@ -11,6 +11,7 @@ import time
 from hybridtei import cli, logs
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
+from hybridtei.commands import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.load import find_model, text_reader
@@ -48,5 +49,5 @@ def serve(folder: str, seconds: float, workers: int, settings: dict[str, int]) -
 if __name__ == "__main__":
     folder, seconds, workers, *settings = sys.argv[1:]
     numbers = {name: int(value) for name, _, value in (setting.partition("=") for setting in settings)}
-    cli.serve = lambda _: serve(folder, float(seconds), int(workers), numbers)  # so errors end it as they end the command
+    serving.run = lambda _: serve(folder, float(seconds), int(workers), numbers)  # so errors end it as they end the command
     sys.exit(cli.main(["serve"]))

@@ -103,3 +103,23 @@ def every_kind(running: Running, headers: dict[str, str]) -> list:
     requests = [("GET", "/health"), ("GET", "/nope"), ("GET", "/embed/"), ("GET", "/embed"), ("OPTIONS", "/embed")]
     responses = [client.request(method, path, headers=headers) for method, path in requests]
     return [*responses, running.post("/embed", {"inputs": ""}, headers={"content-type": "application/json", **headers})]
+
+
+TEI_POSTS = [path for path in POSTS if path not in ("/embed_hybrid", "/embed_multivector")]
+
+
+def test_only_teis_routes_if_so_wanted(server):
+    with serving(server={"only_tei_routes": True}) as running:
+        for path in TEI_POSTS:
+            assert running.client.get(path).status_code == 405
+        for path in GETS:
+            assert running.get(path).status_code == 200
+        document = running.get("/api-doc/openapi.json").json()
+        ours = set(server.get("/api-doc/openapi.json").json()["paths"]) - set(document["paths"])
+        assert "/embed_hybrid" in ours
+        for path in [*ours, "/m/small/embed", "/m/small/info", "/models/load", "/models/unload"]:
+            for method in ("GET", "POST", "HEAD", "PUT"):
+                response = running.client.request(method, path)
+                assert (response.status_code, response.content) == (404, b""), path
+                assert response.headers["vary"] == VARY
+            assert running.client.options(path).headers.get("allow") is None

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from hybridtei.metrics import Registry
+from hybridtei.server.observe import RequestMetrics
 from tests.engine import small
+from tests.server.conftest import labelled
 from tests.server.live import Running, serving
 
 SERIES = {
@@ -92,7 +95,12 @@ def test_what_is_counted(fresh):
     assert seen["te_request_input_length_sum"] == 3 * 5 + 4
     assert seen["te_batch_next_size_sum"] == 6
     assert seen["hybridtei_forward_passes"] == seen["te_batch_next_size_count"] == fresh.backend.forwards
-    assert seen["te_queue_size"] == 0
+    assert seen["te_queue_size"] == seen["hybridtei_queue_tokens"] == seen["hybridtei_running_batches"] == 0
+    lanes = {name: value for name, value in seen.items() if name.startswith("hybridtei_lane_")}
+    assert sum(value for name, value in lanes.items() if "batches" in name) == fresh.backend.forwards
+    assert sum(value for name, value in lanes.items() if "tokens" in name) == seen["te_batch_next_tokens_sum"]
+    assert seen["hybridtei_batch_fill_count"] == fresh.backend.forwards
+    assert seen["hybridtei_batch_fill_sum"] * 256 == pytest.approx(seen["te_batch_next_tokens_sum"])
     assert failures(fresh) == {}
 
 
@@ -123,3 +131,29 @@ def test_failed_passes_and_overload():
         assert running.post("/embed", {"inputs": "poison"}).status_code == 424
         assert running.post("/embed", {"inputs": ["one", "two"]}).status_code == 429
         assert failures(running) == {"inference": 1, "overloaded": 1}
+
+
+def test_one_classified_text_is_one_request_and_one_success():
+    """TEI counts it twice, and never as a success."""
+    with serving(labelled("a", "b")) as running:
+        assert running.post("/predict", {"inputs": "one"}).status_code == 200
+        assert running.post("/predict", {"inputs": [["one"], ["two"]]}).status_code == 200
+        seen = samples(running)
+        assert seen['te_request_count{method="single"}'] == seen['te_request_success{method="single"}'] == 1
+        assert seen['te_request_count{method="batch"}'] == seen['te_request_success{method="batch"}'] == 1
+        assert seen["te_predict_count"] == seen["te_predict_success"] == seen["te_predict_duration_count"] == 3
+        assert seen["te_request_duration_count"] == 2
+
+
+def test_metrics_need_no_key():
+    with serving(server={"api_key": "secret"}) as running:
+        assert running.get("/metrics").status_code == 200
+        assert running.post("/embed", {"inputs": "one"}).status_code == 401
+        assert failures(running) == {}
+
+
+def test_length_bounds_end_at_two_to_the_nineteenth():
+    registry = Registry()
+    RequestMetrics(registry, 2**30)
+    reading = next(reading for reading in registry.readings() if reading.name == "te_request_input_length")
+    assert reading.bounds == tuple(2.0**k for k in range(20))

@@ -12,6 +12,7 @@ from hybridtei.server.encoding import as_base64
 from hybridtei.server.errors import NoInputs
 from hybridtei.server.observe import Usage
 from hybridtei.server.quantised import Quantise, quantiser
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire.cohere import CohereEmbedRequest, EmbeddingType
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed, InputType
@@ -19,8 +20,19 @@ from hybridtei.tasks.embed import Embed, InputType
 SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
 
 
+@handler("cohere_embed")
 async def embed(context: Context, request: CohereEmbedRequest) -> Reply:
     """`/v2/embed`: of unit length, and only in the forms that were asked for: some clients fail on null."""
+    return await _embed(context, request, version="2")
+
+
+@handler("cohere_embed")
+async def embed_v1(context: Context, request: CohereEmbedRequest) -> Reply:
+    """`/v1/embed`: as `/v2/embed`, but a bare list of vectors where no forms were asked for."""
+    return await _embed(context, request, version="1", bare=not request.embedding_types)
+
+
+async def _embed(context: Context, request: CohereEmbedRequest, *, version: str, bare: bool = False) -> Reply:
     texts = request.read
     if not texts:
         raise NoInputs("`texts` cannot be empty")
@@ -44,10 +56,10 @@ async def embed(context: Context, request: CohereEmbedRequest) -> Reply:
         dense = answer.dense
         return {
             "id": str(uuid.uuid4()),
-            "response_type": "embeddings_by_type",
-            "embeddings": {form: make(dense) for form, make in makers.items()},
+            "response_type": "embeddings_floats" if bare else "embeddings_by_type",
+            "embeddings": dense if bare else {form: make(dense) for form, make in makers.items()},
             "texts": texts,
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": usage.tokens}},
+            "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": usage.tokens}},
         }
 
     return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole)

@@ -16,6 +16,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import NoInputs
 from hybridtei.server.observe import Usage
 from hybridtei.server.quantised import smaller_vectors
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
 from hybridtei.server.wire.tei import (
     EmbedAllRequest,
@@ -33,6 +34,7 @@ SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
+@handler("embed")
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """`/embed`: a list of vectors; of a SPLADE model, dense over the vocabulary."""
     inputs = parse_inputs(request.inputs)
@@ -52,6 +54,7 @@ async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
     )
 
 
+@handler("embed_all")
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """`/embed_all`: a vector a token, raw."""
     inputs = parse_inputs(request.inputs)
@@ -60,6 +63,7 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     return await context.embed(task, inputs, lambda answer, _: _ragged(answer.tokens), refusal=refusal)
 
 
+@handler("embed_sparse")
 async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
     """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
     inputs = parse_inputs(request.inputs)
@@ -68,6 +72,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
     return await context.embed(task, inputs, _sparse, refusal=refusal)
 
 
+@handler("embed_multivector")
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """`/embed_multivector`: a list of lists of unit vectors."""
     inputs = parse_inputs(request.inputs)
@@ -76,6 +81,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector))
 
 
+@handler("embed_hybrid")
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """`/embed_hybrid`: every wanted output of one pass."""
     inputs = parse_inputs(request.inputs)
@@ -86,6 +92,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     return await context.embed(task, inputs, lambda answer, _: encoding.hybrid(smaller(answer), request.sparse_format, pieces))
 
 
+@handler("similarity")
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     """`/similarity`: cosine of the first sentence to each other, from raw pooled vectors."""
     sentences = request.inputs.sentences

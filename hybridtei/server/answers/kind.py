@@ -12,9 +12,10 @@ from hybridtei.server.answers.embed import embed, embed_sparse, similarity
 from hybridtei.server.answers.predict import predict
 from hybridtei.server.answers.rerank import rerank, rerank_documents
 from hybridtei.server.answers.tag import entities
-from hybridtei.server.body import SchemaError, SyntaxRefused, decode
+from hybridtei.server.body import SchemaError, SyntaxRefused, decode, keys_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import RequestRefused
+from hybridtei.server.tracing import handler, passes_on
 from hybridtei.server.wire import tei
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankKeys, RerankRequest
 from hybridtei.server.wire.tag import EntitiesRequest
@@ -27,13 +28,14 @@ class _Keys(RerankKeys, frozen=True):
     query: Raw | UnsetType = UNSET
 
 
+@passes_on
 async def by_model(context: Context, body: Raw) -> Reply:
     """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the keys tell."""
     data = bytes(body)
-    keys = decode(data, _Keys)
+    keys = keys_of(data, _Keys)
     inputs = b"" if keys.inputs is UNSET else bytes(keys.inputs)
     if inputs.startswith(b"{"):
-        if decode(inputs, _Keys).query is UNSET:
+        if keys_of(inputs, _Keys).query is UNSET:
             return await similarity(context, decode(data, tei.SimilarityRequest))
         return await by_keys(context, Raw(inputs))  # LiteLLM lays it there
     asks_rank = keys.query is not UNSET and (keys.texts is not UNSET or keys.documents is not UNSET)
@@ -56,10 +58,11 @@ async def of_kind(context: Context, data: bytes) -> Reply:
     return await embed(context, decode(data, tei.EmbedRequest))
 
 
+@passes_on
 async def by_keys(context: Context, body: Raw) -> Reply:
     """`/rerank`: `texts` is TEI's, `documents` everybody else's."""
     data = bytes(body)
-    keys = decode(data, RerankKeys)
+    keys = keys_of(data, RerankKeys)
     if keys.texts is UNSET and keys.documents is not UNSET:
         request = decode(data, DocumentsRequest)
         by_default = context.server.rerank_documents_as == "string"
@@ -68,9 +71,12 @@ async def by_keys(context: Context, body: Raw) -> Reply:
     return await rerank(context, decode(data, RerankRequest))
 
 
+@handler("vertex_compatibility")
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """All instances at once; the first failing one by place decides the error. As many as a client may send inputs."""
-    context.check_batch(len(request.instances))
+    limit = context.server.max_client_batch_size
+    if len(request.instances) > limit:  # each may be a batch, and they run at once: these are never answered in parts
+        raise RequestRefused(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
     replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException):
@@ -86,7 +92,7 @@ async def _instance(context: Context, data: bytes) -> Reply:
     try:
         return await of_kind(context, data)
     except (SchemaError, SyntaxRefused) as error:
-        raise RequestRefused(str(error).removeprefix(error.prefix)) from None
+        raise RequestRefused(error.message) from None
 
 
 def _if_fits(data: bytes, kind: type[T]) -> T | None:

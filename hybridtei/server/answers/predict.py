@@ -17,6 +17,7 @@ from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.encoding import scored
 from hybridtei.server.errors import NoInputs
 from hybridtei.server.observe import Load, Usage
+from hybridtei.server.tracing import handler, passes_on
 from hybridtei.server.wire.classify import ClassifyRequest, VllmClassifyRequest
 from hybridtei.server.wire.tei import PredictRequest, Texts, direction, parse_predict
 from hybridtei.tasks.classify import Classified, Classify
@@ -29,6 +30,7 @@ NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
 FUNCTIONS = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
 
 
+@handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """`/predict`: each label's score, the best first; a list of such lists for a batch, and for Hugging Face's clients."""
     texts = parse_predict(request.inputs)
@@ -60,6 +62,7 @@ def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
+@passes_on
 async def classify(context: Context, body: Raw) -> Reply:
     """`/classify`: claimed by two; the server's setting decides."""
     if context.server.classify_as == "vllm":
@@ -67,6 +70,7 @@ async def classify(context: Context, body: Raw) -> Reply:
     return await infinity_classify(context, decode(bytes(body), ClassifyRequest))
 
 
+@handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
     """`/classify`: each text's labels, the best first."""
     texts, task = _asked(context, request.input, raw_scores=request.raw_scores)
@@ -78,6 +82,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     return await _classify(context, task, texts, write)
 
 
+@handler("classify")
 async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply:
     """`/v1/classify`: vLLM's object."""
     texts, task = _asked(context, request.input, raw_scores=not request.probabilities)
@@ -110,6 +115,6 @@ async def run_checked(context: Context, task: Task[T], load: Load) -> tuple[T, U
 
     def work() -> Coroutine[Any, Any, Answered[T]]:
         task.check(context.service.model.spec)
-        return context.service.run(task, inputs=load.inputs, characters=load.characters)
+        return context.run(task, load)
 
     return await context.measured(work, load, scope="predict")

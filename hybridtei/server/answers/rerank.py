@@ -22,6 +22,7 @@ from hybridtei.server.answers.envelope import envelope, used
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import NoInputs, RequestRefused
 from hybridtei.server.observe import Load, Usage
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, text_of
 from hybridtei.server.wire.tei import direction
 from hybridtei.tasks.embed import Model
@@ -36,6 +37,7 @@ DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
 Ranking = Rerank | RerankByVectors
 
 
+@handler("rerank")
 async def rerank(context: Context, request: RerankRequest) -> Reply:
     """`/rerank` with `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
@@ -44,7 +46,8 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
         task = _task(context, request.query, request.texts, request, truncate=request.truncate)
         task.check(context.service.model.spec)
     load = _load(request.query, request.texts)
-    work = _Work(context, task, permits=load.inputs)
+    permits = load.inputs if context.plan(load.inputs) is None else _window(context, load.inputs)
+    work = _Work(context, task, permits=permits)
     scores, usage = await context.measured(work.run, load, scope="predict")
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
@@ -55,6 +58,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scores, usage, NUMBERS_A_RANK * len(scores))
 
 
+@handler("rerank")
 async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
     """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`. `plain`: give them back as strings, not as objects."""
     given = request.documents
@@ -69,8 +73,7 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         task = _task(context, request.query, documents, request, truncate=truncate)
         task.check(context.service.model.spec)
     load = _load(request.query, documents)
-    permits = min(len(documents), PARTS_INSIDE * PART_DOCUMENTS, context.service.config.max_concurrent_requests)
-    work = _Work(context, task, permits=permits, document_tokens=request.max_tokens_per_doc or None)
+    work = _Work(context, task, permits=_window(context, len(documents)), document_tokens=request.max_tokens_per_doc or None)
     scores, usage = await context.measured(work.run, load, scope="predict", checked=False)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
@@ -83,6 +86,11 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         return _object(context, request, items, scores, usage)
 
     return await context.reply(write, scores, usage, NUMBERS_A_RANK * len(scores))
+
+
+def _window(context: Context, documents: int) -> int:
+    """How many are inside at once, at most."""
+    return min(documents, PARTS_INSIDE * PART_DOCUMENTS, context.service.config.max_concurrent_requests)
 
 
 def _given_back(document: str | dict[str, Any], *, plain: bool) -> Any:

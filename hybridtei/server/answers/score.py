@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +18,8 @@ from hybridtei.server.answers.envelope import envelope, used
 from hybridtei.server.answers.rerank import Ranking, together
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.observe import Load, Usage
+from hybridtei.server.parts import PARTS_INSIDE, in_order
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire.score import ScoreRequest
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
@@ -26,6 +28,7 @@ from hybridtei.tasks.rerank import RerankByVectors, rerank_task
 Pairs = Sequence[tuple[str, str]]
 
 
+@handler("score")
 async def score(context: Context, request: ScoreRequest) -> Reply:
     """`/score`."""
     pairs = request.pairs
@@ -49,14 +52,9 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
 async def _ranked(context: Context, tasks: Sequence[Ranking], inputs: int) -> Answered[Floats]:
     if context.service.model.spec.kind not in ("reranker", "embedding"):
         raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
-    with context.service.admission.inside(inputs):
-        running = [asyncio.ensure_future(context.service.run(task, inputs=0)) for task in tasks]
-        try:
-            return together([await one for one in running], inputs)
-        finally:
-            for left in running:
-                left.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+    with context.service.admission.inside(context.permits(inputs)):
+        starts = (partial(context.service.run, part, inputs=0) for task in tasks for part in task.parts())
+        return together(await in_order(starts, PARTS_INSIDE), inputs)
 
 
 async def _cosines(context: Context, pairs: Pairs) -> Reply:

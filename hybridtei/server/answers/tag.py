@@ -13,6 +13,7 @@ from hybridtei.server.answers.predict import run_checked
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.errors import NoInputs
 from hybridtei.server.observe import Load, Usage
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire.tag import EntitiesRequest, PredictTokensRequest
 from hybridtei.server.wire.tei import direction
 from hybridtei.tasks.tag import Tag, Tagged, TaggedToken
@@ -22,6 +23,7 @@ NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
 Found = list[dict[str, Any]]
 
 
+@handler("predict_tokens")
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """`/predict_tokens`: for each of `inputs`, its tokens or entities; what stands in an inner list is laid end to end."""
     given: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
@@ -64,6 +66,7 @@ def _one(span: Span) -> dict[str, Any]:
     return {span.label: np.float32(span.score)}
 
 
+@handler("entities")
 async def entities(context: Context, request: EntitiesRequest) -> Reply:
     """`/` of a tagger: transformers' own answer, for a text or for each of a list."""
     parameters = request.parameters if isinstance(request.parameters, dict) else {}

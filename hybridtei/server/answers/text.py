@@ -7,15 +7,19 @@ from functools import partial
 from typing import TypeVar
 
 from hybridtei.errors import EmptyInput
-from hybridtei.server.body import SchemaError
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.encoding import Fragment, joined, to_json
 from hybridtei.server.errors import NoInputs
-from hybridtei.server.wire.tei import DecodeRequest, TokenizeRequest
+from hybridtei.server.parts import too_much_to_answer
+from hybridtei.server.tracing import handler
+from hybridtei.server.wire.tei import DecodeRequest, TokenizeRequest, parse_ids
+
+ANSWER_BYTES = 768_000_000
 
 T = TypeVar("T")
 
 
+@handler("tokenize")
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     """`/tokenize`: every token with its place in the text; takes no permit."""
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
@@ -29,30 +33,32 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
             prompt_name=request.prompt_name,
         )
         # Text by text, and written there too: the tokens of a long request are many times its size.
-        work = partial(_written, texts, lambda text: to_json(read([text])[0]))
-        return Reply(Fragment(await context.service.aside(work)))
+        return await _aside(context, texts, lambda text: to_json(read([text])[0]))
 
 
+@handler("decode")
 async def decode(context: Context, request: DecodeRequest) -> Reply:
     """`/decode`: ids back to text; takes no permit."""
     with context.counting_failures():
-        sequences = _sequences(request.ids)
+        sequences = parse_ids(request.ids)
         context.check_batch(len(sequences))
         if not all(sequences):
             raise EmptyInput("`input_ids` cannot be empty")
         text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
-        work = partial(_written, sequences, lambda ids: to_json(text_of(ids)))
-        return Reply(Fragment(await context.service.aside(work)))
+        return await _aside(context, sequences, lambda ids: to_json(text_of(ids)))
 
 
-def _written(items: Sequence[T], write: Callable[[T], bytes]) -> bytes:
-    return joined(map(write, items))
+async def _aside(context: Context, items: Sequence[T], write: Callable[[T], bytes]) -> Reply:
+    """In parts, so that the thread for such work is free for others in between. Raises RequestRefused."""
+    part, size, done = context.server.max_client_batch_size, 0, []
+    for begin in range(0, len(items), part):
+        written = await context.service.aside(partial(_written, items[begin : begin + part], write))
+        size += sum(map(len, written))
+        if size > ANSWER_BYTES and len(items) > part:
+            raise too_much_to_answer()
+        done += written
+    return Reply(Fragment(joined(done)))
 
 
-def _sequences(raw: list[int | list[int]]) -> list[list[int]]:
-    """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
-    single = [item for item in raw if isinstance(item, int)]
-    many = [item for item in raw if isinstance(item, list)]
-    if single and many:
-        raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
-    return many or [single]
+def _written(items: Sequence[T], write: Callable[[T], bytes]) -> list[bytes]:
+    return [*map(write, items)]

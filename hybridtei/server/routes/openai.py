@@ -1,14 +1,15 @@
-"""Embeddings under the paths of OpenAI and Cohere."""
+"""Embeddings under the paths of OpenAI, Cohere and Ollama."""
 
 from __future__ import annotations
 
 from hybridtei.errors import HybridTeiError
-from hybridtei.server.answers import cohere
+from hybridtei.server.answers import cohere, ollama
 from hybridtei.server.answers.openai import openai_embed
 from hybridtei.server.errors import openai_error
 from hybridtei.server.jobs import EMBED
 from hybridtei.server.serve import posted
 from hybridtei.server.wire.cohere import CohereEmbedRequest
+from hybridtei.server.wire.ollama import OllamaEmbedRequest
 from hybridtei.server.wire.openai import OpenAICompatRequest
 
 ERRORS = {HybridTeiError: openai_error}
@@ -16,6 +17,10 @@ ERRORS = {HybridTeiError: openai_error}
 ROUTES = (
     # A missing content type passes here: some clients of this route send none.
     posted("/v1/embeddings", OpenAICompatRequest, openai_embed, job=EMBED, type_required=False, errors=ERRORS),
-    posted("/v2/embed", CohereEmbedRequest, cohere.embed, job=EMBED, type_required=False, errors=ERRORS),
     posted("/embeddings", OpenAICompatRequest, openai_embed, job=EMBED, errors=ERRORS),
+)
+OURS = (
+    posted("/v1/embed", CohereEmbedRequest, cohere.embed_v1, job=EMBED, type_required=False, errors=ERRORS),
+    posted("/v2/embed", CohereEmbedRequest, cohere.embed, job=EMBED, type_required=False, errors=ERRORS),
+    posted("/api/embed", OllamaEmbedRequest, ollama.ollama_embed, job=EMBED, type_required=False),  # Ollama's errors are TEI's
 )

@@ -20,7 +20,7 @@ from hybridtei.server.context import Context
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import StatusOnly
 from hybridtei.server.openapi import document
-from hybridtei.server.serve import context_of, models_of, told
+from hybridtei.server.serve import context_of, models_of, server_of, told
 from hybridtei.server.wire.openai import ModelItem, ModelList
 
 JSON = "application/json"
@@ -79,8 +79,8 @@ async def metrics(request: Request[Any, Any, Any]) -> ASGIResponse:
 
 
 @get("/api-doc/openapi.json")
-async def openapi() -> ASGIResponse:
-    return ASGIResponse(body=_document(), media_type=JSON)
+async def openapi(request: Request[Any, Any, Any]) -> ASGIResponse:
+    return ASGIResponse(body=_document(server_of(request.scope).only_tei_routes), media_type=JSON)
 
 
 @get("/docs")
@@ -100,8 +100,8 @@ async def docs_file(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @cache
-def _document() -> bytes:
-    return orjson.dumps(document())
+def _document(only_tei: bool) -> bytes:
+    return orjson.dumps(document(only_tei=only_tei))
 
 
 @cache
@@ -156,5 +156,6 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
     return {"reranker" if spec.kind == "reranker" else "classifier": labels}
 
 
-GUARDED = (info, models)
+GUARDED = (info,)
+OURS = (models,)  # guarded, too
 PUBLIC = (health, metrics, openapi, docs, docs_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hybridtei.server import jobs
-from hybridtei.server.answers import embed, kind, predict, text
+from hybridtei.server.answers import embed, kind, predict, text, tokens
 from hybridtei.server.serve import posted
 from hybridtei.server.wire import tei
 
@@ -16,7 +16,7 @@ ROUTES = (
     posted("/similarity", tei.SimilarityRequest, embed.similarity, job=jobs.EMBED),
     posted("/predict", tei.PredictRequest, predict.predict, job=jobs.CLASSIFY),
     posted("/rerank", msgspec.Raw, kind.by_keys, job=jobs.RANK),
-    posted("/tokenize", tei.TokenizeRequest, text.tokenize),
+    posted("/tokenize", msgspec.Raw, tokens.by_keys),
     posted("/decode", tei.DecodeRequest, text.decode),
     posted("/invocations", msgspec.Raw, kind.by_model),
     posted("/vertex", tei.VertexRequest, kind.vertex),

@@ -1,4 +1,4 @@
-"""Cohere's embeddings, version 2."""
+"""Cohere's embeddings, versions 1 and 2, which ask alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CohereInput(Struct, frozen=True):
 
 
 class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
-    """`/v2/embed`."""
+    """`/v1/embed` and `/v2/embed`."""
 
     texts: list[str] | None = None
     inputs: list[CohereInput] | None = None
@@ -63,5 +63,15 @@ class CohereEmbedResponse(Struct, frozen=True):
     id: str
     response_type: Literal["embeddings_by_type"]
     embeddings: dict[EmbeddingType, list[Any]]
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+class CohereEmbedV1Response(Struct, frozen=True):
+    """Answer of `/v1/embed`: as version 2, or a list of vectors where no forms were asked for."""
+
+    id: str
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+    embeddings: list[list[float]] | dict[EmbeddingType, list[Any]]
     texts: list[str]
     meta: dict[str, Any]

@@ -26,6 +26,9 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
     prompt_name: Annotated[str | None, Meta(description="Name of a prompt to put before each input.")] = None
 
+    def __post_init__(self) -> None:
+        parse_inputs(self.inputs)
+
     @property
     def direction(self) -> Direction:
         return direction(self.truncation_direction)
@@ -78,6 +81,9 @@ class DecodeRequest(Struct, frozen=True):
     ids: list[Id | list[Id]]
     skip_special_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        parse_ids(self.ids)
+
 
 class PredictRequest(Struct, frozen=True, kw_only=True):
     """`/predict`."""
@@ -92,6 +98,9 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
     ] = None
+
+    def __post_init__(self) -> None:
+        parse_predict(self.inputs)
 
 
 class VertexRequest(Struct, frozen=True):
@@ -122,6 +131,48 @@ class SimpleToken(Struct, frozen=True):
     special: bool
     start: int | None
     stop: int | None
+
+
+class EmbeddingModel(Struct, frozen=True):
+    """A model that embeds."""
+
+    pooling: str
+
+
+class ClassifierModel(Struct, frozen=True):
+    """A model with labels."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class ModelType(Struct, frozen=True, omit_defaults=True):
+    """Exactly one key."""
+
+    embedding: EmbeddingModel | None = None
+    classifier: ClassifierModel | None = None
+    reranker: ClassifierModel | None = None
+
+
+class Info(Struct, frozen=True):
+    """Answer of `/info`; `hybridtei` is ours."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+    hybridtei: dict[str, Any]
 
 
 class ErrorResponse(Struct, frozen=True):
@@ -172,6 +223,15 @@ def parse_inputs(raw: Any, field: str = "inputs") -> Inputs:
     if any(isinstance(item, int) for item in raw):
         raise SchemaError(f"{field}: data did not match any variant of untagged enum Input: ids and texts mixed in one list")
     return Inputs(raw, is_batch=True)
+
+
+def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
+    """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
+    single = [item for item in raw if isinstance(item, int)]
+    many = [item for item in raw if isinstance(item, list)]
+    if single and many:
+        raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
+    return many or [single]
 
 
 PREDICT_FORMS = (

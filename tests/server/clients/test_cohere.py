@@ -62,6 +62,17 @@ def test_version_2_embeds_in_the_forms_it_asks_for(server, of):
     assert answer.embeddings.int8 is None
 
 
+def test_version_1_embeds(server, of):
+    client = of(server, cohere.Client)
+    dense = np.float32(server.post("/embed", {"inputs": DOCUMENTS}).json())
+    bare = client.embed(model="any", texts=DOCUMENTS)
+    assert bare.response_type == "embeddings_floats"
+    np.testing.assert_array_equal(np.float32(bare.embeddings), dense)
+    named = client.embed(model="any", texts=DOCUMENTS, embedding_types=["float"], batching=False)
+    np.testing.assert_array_equal(np.float32(named.embeddings.float_), dense)
+    assert named.meta.api_version.version == "1"
+
+
 def test_its_errors_say_what_is_wrong(dense_server, of):
     with pytest.raises(cohere.core.ApiError, match="model is not a re-ranker model"):
         of(dense_server).rerank(model="any", query="one", documents=DOCUMENTS)

@@ -109,8 +109,8 @@ def test_one_side_may_be_empty(reranker, text):
 @pytest.mark.parametrize(
     ("body", "begin"),
     [
-        ({"query": "one"}, "Object missing required field `texts`"),
-        ({"texts": ["one"]}, "Object missing required field `query`"),
+        ({"query": "one"}, "missing field `texts`"),
+        ({"texts": ["one"]}, "missing field `query`"),
         ({"query": "one", "texts": "two"}, "texts: "),
         ({"query": "one", "documents": "two"}, "documents: "),
         ({"query": "one", "documents": [1]}, "documents[0]: "),

@@ -1,0 +1,117 @@
+"""What ingest costs beside its encoder: `hybridtei ingest` against `Encoder.encode` on the same chunks, alternating.
+
+    python conformance/load/ingest_rate.py [--rounds 3] [--documents 300] [--dtype bfloat16] [--backend ort]
+
+Documents of mixed lengths (70 % of 5–30 tokens, 30 % of 100–250) go from a jsonl file into a fresh embedded collection; the
+encoder alone gets the very chunks that the ingest makes of them, all at once. Both start with the model loaded; ingest's clock
+runs from the first byte read to the last acknowledgement. Prints medians of tokens/s and the ratio (target 0.90).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from http_load import MIXED, Texts
+from tokenizers import Tokenizer
+
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.encoder import Encoder
+from hybridtei.load import find_model, text_model
+from hybridtei.qdrant.chunking import Chunker, settings_for
+from hybridtei.qdrant.collection import plan_for
+from hybridtei.qdrant.edge_store import EdgeStore
+from hybridtei.qdrant.embedders import LocalEmbedder, vector_heads
+from hybridtei.qdrant.ingest import ingest
+from hybridtei.qdrant.ledger import Ledger
+from hybridtei.qdrant.preparing import Preparation
+from hybridtei.qdrant.progress import Tally
+from hybridtei.qdrant.quarantine import Quarantine
+from hybridtei.qdrant.sources.limits import ReadOptions
+from hybridtei.qdrant.sources.walk import documents_of, source_files
+
+
+def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:
+    """Tokens a second into a new collection."""
+    heads = vector_heads(encoder.spec.heads, None)
+    preparation = Preparation(
+        files=list(source_files(source)),
+        options=ReadOptions(),
+        chunker=chunker,
+        ledger=Ledger(folder / "ledger.jsonl"),
+        quarantine=Quarantine(folder / "quarantine.jsonl"),
+        settings=b"rate",
+        tally=Tally(),
+    )
+
+    async def run() -> None:
+        store = EdgeStore(str(folder / "qdrant"))
+        try:
+            outcome = await ingest(preparation, LocalEmbedder(encoder, heads), store, "rate", plan_for(encoder.spec, model_id))
+            assert outcome.points == outcome.expected == preparation.tally.chunks, outcome
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+    preparation.ledger.close()
+    return preparation.tally.tokens_per_s
+
+
+def encoder_rate(encoder: Encoder, texts: list[str], tokens: int) -> float:
+    """Tokens a second of the same chunks, and nothing else."""
+    heads = vector_heads(encoder.spec.heads, None)
+    began = time.perf_counter()
+    encoder.encode(texts, outputs=heads, input_type="document")
+    return tokens / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--documents", type=int, default=300)
+    parser.add_argument("--source", type=Path, help="a file or folder instead of random words")
+    parser.add_argument("--dtype")
+    parser.add_argument("--backend", default="auto")
+    options = parser.parse_args()
+    config = ModelConfig(dtype=options.dtype, backend=options.backend)
+    encoder, spec = Encoder.load(config=config), find_model(config)
+    model = text_model(spec, EngineConfig())
+    raw = Tokenizer.from_file(str(spec.folder / "tokenizer.json"))
+    chunker = Chunker(model, raw, settings_for(model, None, None))
+    found: dict[str, list[float]] = {"encoder": [], "ingest": []}
+    with tempfile.TemporaryDirectory() as place:
+        source = options.source or Path(place) / "texts.jsonl"
+        if options.source is None:
+            draw = Texts()
+            source.write_text("".join(json.dumps({"text": draw.draw(MIXED)[0]}) + "\n" for _ in range(options.documents)))
+        documents = [found for file in source_files(source) for found, _ in documents_of(file, ReadOptions())]
+        texts = [document.indexed_text for document in documents if hasattr(document, "indexed_text")]
+        chunks = [chunk for per_text in chunker.chunks_of(texts) for chunk in per_text]
+        for turn in range(options.rounds):
+            folder = Path(place) / str(turn)
+            folder.mkdir()
+            found["encoder"].append(
+                encoder_rate(encoder, [chunk.text for chunk in chunks], sum(chunk.tokens for chunk in chunks))
+            )
+            found["ingest"].append(ingest_rate(encoder, chunker, source, folder, config.model_id))
+    chunker.close()
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"{len(texts)} documents, {len(chunks)} chunks, {encoder.backend_name} {encoder.dtype}")
+    for name, rates in found.items():
+        print(f"{name:10}{medians[name]:10.0f} tokens/s   ({', '.join(f'{rate:.0f}' for rate in rates)})")
+    print(f"ingest / encoder {medians['ingest'] / medians['encoder']:.2f}")
+    print(json.dumps({name: round(value, 1) for name, value in medians.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Chunks into vectors: by an engine in this process, or by a running server over HTTP. Both block; the pipeline has a thread.
+
+A text that the engine refuses must not take others with it: `embed_each` halves a failing batch until it stands alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import httpx
+import numpy as np
+import orjson
+
+from hybridtei.batch import Head
+from hybridtei.encoder import Encoder
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
+from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.ragged import Ragged, offsets_of
+
+VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+REQUEST_TEXTS = 16
+REQUEST_BYTES = 1_000_000  # half of what a server takes by default
+REQUESTS_AT_ONCE = 4
+REQUEST_TIMEOUT_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class Embedder(Protocol):
+    """Texts in, rows out in their order; raises RequestError or BackendError where a text is at fault, or may be."""
+
+    heads: frozenset[Head]
+    name: str
+
+    def embed(self, texts: Sequence[str]) -> Embeddings: ...
+
+    def close(self) -> None: ...
+
+
+def vector_heads(available: frozenset[Head], wanted: Sequence[str] | None) -> frozenset[Head]:
+    """The outputs to store: those named, or all that the model has. Raises InvalidInput for one it lacks."""
+    has = available & frozenset(VECTORS)
+    if wanted is None:
+        return has
+    known = {head.value: head for head in VECTORS}
+    for name in wanted:
+        if known.get(name) not in has:
+            raise InvalidInput(f"--outputs names {name!r}; the model has {', '.join(sorted(has))}")
+    return frozenset(known[name] for name in wanted)
+
+
+def embed_each(embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
+    """(rows of the texts that could be embedded, and for each text why it could not, or None).
+
+    Raises BackendError where no text of several could be: then the engine is at fault.
+    """
+    parts: list[Embeddings] = []
+    reasons: list[str | None] = []
+    failures: list[HybridTeiError] = []
+    for part, error, count in _halved(embed, texts):
+        if error is None:
+            assert part is not None
+            parts.append(part)
+        else:
+            failures.append(error)
+        reasons.extend([None if error is None else str(error)] * count)
+    if len(failures) == len(texts) > 1 and isinstance(failures[0], BackendError):
+        raise failures[0]
+    return Embeddings.concat(parts), reasons
+
+
+def _halved(
+    embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]
+) -> Iterator[tuple[Embeddings | None, HybridTeiError | None, int]]:
+    try:
+        yield embed(texts), None, len(texts)
+    except (RequestError, BackendError) as error:
+        if len(texts) == 1:
+            yield None, error, 1
+            return
+        middle = len(texts) // 2
+        yield from _halved(embed, texts[:middle])
+        yield from _halved(embed, texts[middle:])
+
+
+class LocalEmbedder:
+    """The engine in this process."""
+
+    def __init__(self, encoder: Encoder, heads: frozenset[Head]) -> None:
+        self._encoder = encoder
+        self.heads = heads
+        self.name = f"{encoder.backend_name}, {encoder.dtype}, in process"
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """See `Embedder`."""
+        return self._encoder.encode(texts, outputs=self.heads, input_type="document")
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._encoder.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server's /info tells of its model. Raises InvalidInput from `read` if it is no hybridtei that embeds."""
+
+    model_id: str
+    outputs: frozenset[Head]
+    prompts: tuple[str, ...]
+    max_texts: int
+    dtype: str
+
+    @classmethod
+    def read(cls, client: _Patient) -> Self:
+        """Ask the server."""
+        told = client.ask("GET", "/info")
+        ours = told.get("hybridtei") if isinstance(told, dict) else None
+        if not isinstance(ours, dict) or ours.get("role") != "embedding":
+            raise InvalidInput(f"{client.url}: is no hybridtei that serves an embedding model")
+        known = {head.value: head for head in VECTORS}
+        outputs = frozenset(known[name] for name in ours.get("outputs", ()) if name in known)
+        prompts = tuple(ours.get("prompts") or ())
+        return cls(str(told["model_id"]), outputs, prompts, int(told["max_client_batch_size"]), str(told["model_dtype"]))
+
+
+class RemoteEmbedder:
+    """A running hybridtei; several requests at once, each tried again while it is overloaded or away, up to `patience_s`.
+
+    Raises ConnectionError when patience ends, InvalidInput if it is not what it should be.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 60.0) -> None:
+        self._client = _Patient(url, api_key, patience_s)
+        self.facts = ServerFacts.read(self._client)
+        self.heads = self.facts.outputs
+        self.name = f"{url}, {self.facts.dtype}"
+        self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """See `Embedder`."""
+        return Embeddings.concat(list(self._threads.map(self._request, list(self._requests(texts)))))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _requests(self, texts: Sequence[str]) -> Iterator[list[str]]:
+        request: list[str] = []
+        size = 0
+        for text in texts:
+            bytes_here = len(text.encode())
+            if request and (size + bytes_here > REQUEST_BYTES or len(request) == min(REQUEST_TEXTS, self.facts.max_texts)):
+                yield request
+                request, size = [], 0
+            request.append(text)
+            size += bytes_here
+        if request:
+            yield request
+
+    def _request(self, texts: list[str]) -> Embeddings:
+        body: dict[str, Any] = {"inputs": texts, "outputs": sorted(self.heads), "sparse_format": "qdrant", "truncate": True}
+        if "document" in self.facts.prompts:
+            body["prompt_name"] = "document"
+        return _read_answer(self._client.ask("POST", "/embed_hybrid", body), len(texts), self.heads, self._client.url)
+
+
+def _read_answer(rows: Any, count: int, heads: frozenset[Head], url: str) -> Embeddings:
+    try:
+        if len(rows) != count:
+            raise ValueError(f"{len(rows)} answers for {count} texts")
+        dense = np.array([row["dense"] for row in rows], dtype=np.float32) if Head.DENSE in heads else None
+        many = [np.array(row["multivector"], dtype=np.float32) for row in rows] if Head.MULTIVECTOR in heads else None
+        return Embeddings(
+            dense=dense,
+            sparse=_read_sparse([row["sparse"] for row in rows]) if Head.SPARSE in heads else None,
+            multivector=None if many is None else Ragged.from_rows(many),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
+
+
+def _read_sparse(rows: Sequence[Any]) -> SparseVectors:
+    for row in rows:
+        if len(row["indices"]) != len(row["values"]):
+            raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
+    indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
+    values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
+    return SparseVectors(indices, values, offsets_of([len(row["indices"]) for row in rows]), int(indices.max(initial=0)) + 1)
+
+
+class _Patient:
+    """An HTTP client that tries again. Thread-safe."""
+
+    def __init__(self, url: str, api_key: str | None, patience_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._patience_s = patience_s
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._client = httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_S)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer's JSON. Raises InvalidInput if it refused, BackendError for 424, ConnectionError when patience ends."""
+        content = None if body is None else orjson.dumps(body)
+        deadline, tries = time.monotonic() + self._patience_s, 0
+        while True:
+            tries += 1
+            asked: float | None = None
+            try:
+                answer = self._client.request(method, self.url + path, content=content)
+                if answer.status_code not in WORTH_ANOTHER_TRY:
+                    return self._read(answer)
+                failure = f"status {answer.status_code}: {answer.text[:200]}"
+                asked = _seconds(answer.headers.get("retry-after"))
+            except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                failure = f"{type(error).__name__}: {error}"
+            pause = asked if asked is not None else min(FIRST_PAUSE_S * 2 ** min(tries - 1, 10), LONGEST_PAUSE_S)
+            if asked is None:
+                pause *= 1 - random.random() / 2
+            if time.monotonic() + pause > deadline:
+                raise ConnectionError(f"{self.url}: no answer within {self._patience_s:g} s, {tries} tries: {failure}")
+            time.sleep(pause)
+
+    def _read(self, answer: httpx.Response) -> Any:
+        if answer.status_code == 200:
+            try:
+                return orjson.loads(answer.content)
+            except ValueError as error:
+                raise InvalidInput(f"{self.url}: answered no JSON") from error
+        told = f"{self.url}: status {answer.status_code}: {answer.text[:300]}"
+        if answer.status_code in (401, 403, 404, 405):
+            raise ConnectionError(told)
+        raise BackendError(told) if answer.status_code == 424 else InvalidInput(told)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return None if header is None else max(0.0, float(header))
+    except ValueError:
+        return None

@@ -1,0 +1,104 @@
+"""Search in this process, without a server: an `Encoder` becomes what a `Searcher` asks, and a rank function.
+
+The encoder blocks, so it runs in a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hybridtei.batch import Head
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import EngineConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput
+from hybridtei.load import text_model
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.qdrant.default_store import with_default
+from hybridtei.qdrant.search import Found, QueryModel, Rank, Searcher, SearchOptions
+from hybridtei.qdrant.store import Store
+from hybridtei.qdrant.stores import open_store
+from hybridtei.text.tokenizer import Token, Tokenizer
+
+
+def query_model(encoder: Encoder, model_id: str) -> QueryModel:
+    """An encoder as the model of a search; `model_id`: as it was when documents were embedded."""
+    alone = asyncio.Lock()
+
+    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
+        async with alone:
+            return await asyncio.to_thread(encoder.encode, list(queries), sorted(heads), input_type="query")
+
+    return QueryModel(model_id, encoder.spec, embed, tokens_of=_Tokens(encoder.spec))
+
+
+class _Tokens:
+    """A text's tokens with their places, without prompts. The tokenizer is read when first needed."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return text_model(self._spec, EngineConfig()).reader.tokenizer
+
+    def __call__(self, text: str) -> Sequence[Token]:
+        return self._tokenizer.tokens([text], add_special_tokens=False)[0]
+
+
+def rank_by(encoder: Encoder) -> Rank:
+    """A loaded reranker as the last stage of a search. Raises InvalidInput if the model is none."""
+    if encoder.spec.kind != "reranker":
+        raise InvalidInput(f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors")
+    alone = asyncio.Lock()
+
+    async def rank(query: str, documents: Sequence[str]) -> Floats:
+        async with alone:
+            ranked = await asyncio.to_thread(encoder.rerank, query, documents)
+        scores = np.zeros(len(documents), np.float32)
+        scores[[one.index for one in ranked]] = [one.score for one in ranked]
+        return scores
+
+    return rank
+
+
+class LocalSearch:
+    """Searches from code that has no event loop; it owns the store, and runs a loop of its own.
+
+    >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
+    ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
+    """
+
+    def __init__(
+        self, encoder: Encoder, model_id: str, store: Store | StoreConfig | None = None, *, reranker: Encoder | None = None
+    ) -> None:
+        """`store`: an open one, or where it is; by default the folder `./qdrant`."""
+        if store is None or isinstance(store, StoreConfig):
+            opened = open_store(with_default(store or StoreConfig()))
+            assert opened is not None
+            store = opened
+        self.store = store
+        self._searcher = Searcher(store, query_model(encoder, model_id))
+        self._rank = None if reranker is None else rank_by(reranker)
+        self._runner = asyncio.Runner()
+
+    def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> Found:
+        """See `Searcher.search`."""
+        return self._runner.run(self._searcher.search(collection, query, options, rank=self._rank))
+
+    def close(self) -> None:
+        """Close the store."""
+        self._runner.run(self.store.close())
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,165 @@
+"""Files of many records: jsonl (BEIR's corpus too), csv and tsv, parquet; each record comes with the bytes behind it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hybridtei.errors import LoadError
+from hybridtei.qdrant.documents import Document, Rejected
+from hybridtei.qdrant.sources.limits import ReadOptions, excerpt
+from hybridtei.qdrant.sources.lines import Line, bounded_lines, decoded
+from hybridtei.qdrant.sources.records import Unfit, text_and_rest
+
+Found = Document | Rejected
+Progress = tuple[Found, int]  # and how many bytes of the file are behind it
+PARQUET_ROWS = 64  # read at a time
+
+
+def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+    """An object or a string a line; lines without an id are called after their number. Blank lines count as nothing."""
+    with path.open("rb") as file:
+        for line in bounded_lines(file, options.max_record_bytes):
+            if line.is_whole and not line.data.strip():
+                continue
+            yield _from_line(line, source, options), line.offset + line.length
+
+
+def _from_line(line: Line, source: str, options: ReadOptions) -> Found:
+    location = f"line {line.number}"
+    try:
+        if not line.is_whole:
+            raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
+        decoded(line)
+        return _document(_parsed(line.data, options), source, location, f"line-{line.number}", options)
+    except ValueError as error:
+        return Rejected(source, location, str(error), excerpt(line.data))
+
+
+def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
+    try:
+        value = orjson.loads(data)  # refuses NaN and lone surrogates
+    except ValueError as error:
+        raise Unfit(f"not JSON: {error}") from None
+    if isinstance(value, str):
+        return {options.text_field or "text": value}
+    if not isinstance(value, dict):
+        raise Unfit("the line is neither an object nor a string")
+    return value
+
+
+def _document(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
+    document_id, text, title, metadata = text_and_rest(record, options, fallback)
+    return Document(source, document_id, text, title, metadata, location)
+
+
+def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+    """Rows under a header; commas in .csv, tabs in .tsv. Cells are strings and stay so."""
+    csv.field_size_limit(options.max_record_bytes)  # of the process: the module has no other
+    with path.open("rb") as file:
+        lines = _CsvLines(file, options.max_record_bytes)
+        rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        header: list[str] | None = None
+        while True:
+            began = lines.number + 1
+            try:
+                row = next(rows)
+                lines.raise_if_broken()
+            except StopIteration:
+                return
+            except (csv.Error, ValueError) as error:
+                lines.broken = None
+                yield Rejected(source, f"line {began}", str(error), excerpt(lines.last)), lines.offset
+                if header is None:
+                    return
+                continue
+            if header is None:
+                header = row
+            elif row:
+                yield _from_row(header, row, source, f"line {began}", options), lines.offset
+
+
+def _from_row(header: list[str], row: list[str], source: str, location: str, options: ReadOptions) -> Found:
+    try:
+        if len(row) != len(header):
+            raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
+        return _document(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
+    except Unfit as error:
+        return Rejected(source, location, str(error), excerpt(",".join(row)))
+
+
+class _CsvLines:
+    """Lines of text for csv.reader. One that cannot be taken is emptied or mended, and `raise_if_broken` tells of it."""
+
+    def __init__(self, file: Any, max_bytes: int) -> None:
+        self._lines = bounded_lines(file, max_bytes)
+        self._max_bytes = max_bytes
+        self.number = self.offset = 0
+        self.last = b""
+        self.broken: str | None = None
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
+        if not line.is_whole:
+            self.broken = f"the line has {line.length} bytes, allowed are {self._max_bytes}"
+            return "\n"
+        try:
+            text = decoded(line)
+        except ValueError as error:
+            self.broken = str(error)
+            text = line.data.decode(errors="replace")  # its quotes still count
+        return text + "\n"
+
+    def raise_if_broken(self) -> None:
+        if self.broken is not None:
+            raise ValueError(self.broken)
+
+
+def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+    """A row a document. Raises LoadError without pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise LoadError("parquet files need pyarrow: pip install 'hybridtei[qdrant]'") from error
+    size = path.stat().st_size
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            total = max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                for row in range(batch.num_rows):
+                    number += 1
+                    yield _from_table_row(batch, row, number, source, options), size * number // total
+    except (pyarrow.ArrowException, OSError) as error:
+        yield Rejected(source, f"after row {number}", f"not readable as parquet: {error}"), size
+
+
+def _from_table_row(batch: Any, row: int, number: int, source: str, options: ReadOptions) -> Found:
+    location = f"row {number}"
+    record: dict[str, Any] = {}
+    try:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                record[name] = column[row].as_py()
+            except UnicodeDecodeError as error:
+                raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
+        present = {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
+        _check_cells(present, options)
+        return _document(present, source, location, f"row-{number}", options)
+    except ValueError as error:
+        return Rejected(source, location, str(error), excerpt(str(record)))
+
+
+def _check_cells(record: Mapping[str, Any], options: ReadOptions) -> None:
+    for name, value in record.items():
+        if isinstance(value, str | bytes) and len(value) > options.max_record_bytes:
+            raise Unfit(f"`{name}` has {len(value)} characters, allowed are {options.max_record_bytes}")

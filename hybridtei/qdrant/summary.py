@@ -1,0 +1,75 @@
+"""What came of an ingest, for people and for scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from hybridtei.qdrant.ingest import Outcome
+from hybridtei.qdrant.progress import Tally
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`place`: the store. `quarantine`: path of the file, if anything is in it."""
+
+    collection: str
+    place: str
+    tally: Tally
+    outcome: Outcome
+    quarantine: str | None
+
+    @property
+    def status(self) -> int:
+        """0 if all that could be taken is there; 130 if it was stopped; else 1."""
+        if self.outcome.stopped:
+            return INTERRUPTED
+        nothing = not self.tally.documents and not self.tally.skipped and self.tally.quarantined
+        return 1 if nothing or self.outcome.lost else 0
+
+    def as_json(self) -> str:
+        """One line."""
+        tally, outcome = self.tally, self.outcome
+        facts = {
+            "collection": self.collection,
+            "store": self.place,
+            "documents": tally.documents,
+            "unchanged": tally.skipped,
+            "quarantined": tally.quarantined,
+            "quarantine": self.quarantine,
+            "chunks": tally.chunks,
+            "tokens": tally.tokens,
+            "seconds": round(tally.seconds, 3),
+            "documents_per_s": round(tally.documents_per_s, 2),
+            "tokens_per_s": round(tally.tokens_per_s, 1),
+            "points": outcome.points,
+            "points_expected": outcome.expected,
+            "documents_lost": outcome.lost,
+            "stopped": outcome.stopped,
+        }
+        return orjson.dumps(facts).decode()
+
+    def in_words(self) -> str:
+        """A few lines."""
+        tally = self.tally
+        lines = [
+            f"{tally.documents:,} documents in {tally.chunks:,} chunks stored in {tally.seconds:,.1f} s "
+            f"({tally.documents_per_s:,.1f} documents/s, {tally.tokens_per_s:,.0f} tokens/s), {tally.skipped:,} unchanged"
+        ]
+        if tally.quarantined:
+            lines.append(f"{tally.quarantined:,} could not be taken: {self.quarantine} says why")
+        lines.append(f"collection {self.collection}, {self.place}: {self._points()}")
+        if self.outcome.stopped:
+            lines.append("stopped before the end: run the same command again to go on")
+        return "\n".join(lines)
+
+    def _points(self) -> str:
+        points, expected = self.outcome.points, self.outcome.expected
+        if points == expected:
+            return f"{points:,} points, as expected"
+        if points > expected:
+            return f"{points:,} points, {points - expected:,} more than ingests from here put there"
+        return f"{points:,} points, {expected:,} expected; {self.outcome.lost:,} documents are lost: run the same command again"

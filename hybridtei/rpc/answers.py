@@ -1,0 +1,167 @@
+"""Embedding, classification, tokens and facts: a message -> the request of the HTTP route, its answer -> a message's bytes.
+
+What differs from HTTP: a message holds one text; `truncate`, `add_special_tokens` and `skip_special_tokens` are false unless
+given, whatever the server's default; `normalize` is true.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from hybridtei.batch import Head
+from hybridtei.errors import EmptyInput, UnsupportedHead
+from hybridtei.outputs import Embeddings
+from hybridtei.rpc import messages
+from hybridtei.rpc.wire import float_rows, floats, nested
+from hybridtei.server.answers import embed as embeddings
+from hybridtei.server.answers.predict import predict as classified
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.errors import RequestRefused
+from hybridtei.server.observe import Usage
+from hybridtei.server.routes.ops import facts
+from hybridtei.server.wire import tei
+from hybridtei.tasks.embed import Embed
+
+ROWS, METADATA = 1, 2  # fields of every answer that a pass gives
+MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
+
+
+def side(message: Any) -> tei.TruncationDirection:
+    """The side that is cut off; a number nobody knows is the default."""
+    return "Left" if message.truncation_direction == messages.LEFT else "Right"
+
+
+def optional(message: Any, field: str) -> Any:
+    """The field's value, or None where the client left it out."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def cost(usage: Usage) -> Any:
+    """Metadata."""
+    times = usage.timings
+    return messages.Metadata(
+        compute_chars=usage.load.characters,
+        compute_tokens=usage.tokens,
+        total_time_ns=perf_counter_ns() - usage.began_ns,
+        tokenization_time_ns=times.tokenization_ns,
+        queue_time_ns=times.queue_ns,
+        inference_time_ns=times.inference_ns,
+    )
+
+
+def told(rows: bytes, usage: Usage | None) -> Reply:
+    """An answer whose first field is written already."""
+    assert usage is not None
+    return Reply(rows + nested(METADATA, cost(usage).SerializeToString()), usage)
+
+
+async def embed(context: Context, message: Any) -> Reply:
+    """`Embed`."""
+    normalize, dimensions = optional(message, "normalize"), optional(message, "dimensions")
+    request = tei.EmbedRequest(
+        inputs=message.inputs,
+        truncate=message.truncate,
+        truncation_direction=side(message),
+        prompt_name=optional(message, "prompt_name"),
+        normalize=normalize is not False,
+        dimensions=dimensions,
+    )
+    reply = await embeddings.embed(context, request)
+    return told(floats(ROWS, reply.answer[0]), reply.usage)
+
+
+async def embed_all(context: Context, message: Any) -> Reply:
+    """`EmbedAll`."""
+    request = tei.EmbedAllRequest(
+        inputs=message.inputs,
+        truncate=message.truncate,
+        truncation_direction=side(message),
+        prompt_name=optional(message, "prompt_name"),
+    )
+    reply = await embeddings.embed_all(context, request)
+    return told(float_rows(ROWS, 1, reply.answer[0]), reply.usage)
+
+
+async def embed_sparse(context: Context, message: Any) -> Reply:
+    """`EmbedSparse`. The route's own answer is JSON already, so its task is built here."""
+    inputs = tei.parse_inputs(message.inputs)
+    direction = tei.direction(side(message))
+    task = Embed(
+        inputs.items, frozenset({Head.SPARSE}), message.truncate, direction, prompt_name=optional(message, "prompt_name")
+    )
+    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(embeddings.NOT_SPLADE)
+    reply = await context.embed(task, inputs, _sparse, refusal=refusal)
+    return told(reply.answer, reply.usage)
+
+
+def _sparse(answer: Embeddings, _: Usage) -> bytes:
+    assert answer.sparse is not None
+    indices, values = answer.sparse.row(0)
+    pairs = zip(indices.tolist(), values.tolist(), strict=True)
+    entries = [messages.SparseValue(index=index, value=value) for index, value in pairs]
+    return bytes(messages.EmbedSparseResponse(sparse_embeddings=entries).SerializeToString())
+
+
+async def predict(context: Context, message: Any) -> Reply:
+    """`Predict`."""
+    return await _predicted(context, message, message.inputs)
+
+
+async def predict_pair(context: Context, message: Any) -> Reply:
+    """`PredictPair`: of one text, or of two."""
+    texts = [*message.inputs]
+    if len(texts) not in (1, 2):
+        with context.counting_failures():
+            raise RequestRefused(f"`inputs` must have a single or two elements. Given: {len(texts)}")
+    return await _predicted(context, message, texts)
+
+
+async def _predicted(context: Context, message: Any, inputs: Any) -> Reply:
+    request = tei.PredictRequest(
+        inputs=inputs, truncate=message.truncate, truncation_direction=side(message), raw_scores=message.raw_scores
+    )
+    reply = await classified(context, request)
+    labels = [messages.Prediction(score=item["score"], label=item["label"]) for item in reply.answer]
+    return told(messages.PredictResponse(predictions=labels).SerializeToString(), reply.usage)
+
+
+async def tokenize(context: Context, message: Any) -> Reply:
+    """`Tokenize`: takes no permit."""
+    read = partial(
+        context.service.model.reader.tokens,
+        [message.inputs],
+        add_special_tokens=message.add_special_tokens,
+        prompt_name=optional(message, "prompt_name"),
+    )
+
+    def work() -> bytes:
+        tokens = [
+            messages.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+            for token in read()[0]
+        ]
+        return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
+
+    with context.counting_failures():
+        return Reply(await context.service.aside(work))
+
+
+async def decode(context: Context, message: Any) -> Reply:
+    """`Decode`: takes no permit."""
+    with context.counting_failures():
+        if not message.ids:
+            raise EmptyInput("`input_ids` cannot be empty")
+        tokenizer = context.service.model.reader.tokenizer
+        work = partial(tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
+        text = await context.service.aside(work)
+    return Reply(messages.DecodeResponse(text=text).SerializeToString())
+
+
+async def info(context: Context, _: Any) -> Reply:
+    """`Info`: what `/info` tells, by the names there."""
+    found = facts(context)
+    names = [field.name for field in messages.InfoResponse.DESCRIPTOR.fields if field.name != "model_type"]
+    known = {name: found[name] for name in names if found[name] is not None}
+    kind = MODEL_TYPES[next(iter(found["model_type"]))]
+    return Reply(messages.InfoResponse(model_type=kind, **known).SerializeToString())

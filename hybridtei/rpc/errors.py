@@ -1,0 +1,74 @@
+"""One table: the wire names of `server.errors` -> gRPC's codes. The words are those of HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from hybridtei.errors import HybridTeiError, RequestError, UnsupportedHead
+from hybridtei.server.errors import row_of
+
+DETAIL_BYTES = 4_000  # clients take some 8 kB of metadata, and what is not ASCII counts three times
+log = logging.getLogger(__name__)
+
+CODES: Mapping[str, grpc.StatusCode] = {
+    "Unhealthy": grpc.StatusCode.UNAVAILABLE,
+    "Backend": grpc.StatusCode.FAILED_PRECONDITION,
+    "Overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "Validation": grpc.StatusCode.INVALID_ARGUMENT,
+    "Tokenizer": grpc.StatusCode.FAILED_PRECONDITION,
+    "Empty": grpc.StatusCode.INVALID_ARGUMENT,
+    "NotFound": grpc.StatusCode.NOT_FOUND,
+    "Forbidden": grpc.StatusCode.PERMISSION_DENIED,
+    "Store": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class WrongModel(UnsupportedHead):
+    """What gRPC says without the words that HTTP puts before it."""
+
+
+class NoKey(RequestError):
+    """The call carries no key, or another one."""
+
+
+class Garbage(RequestError):
+    """Bytes that are no message of the kind."""
+
+
+def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:
+    """(code, details)."""
+    if isinstance(error, NoKey):
+        return grpc.StatusCode.UNAUTHENTICATED, str(error)
+    if isinstance(error, Garbage):
+        return grpc.StatusCode.INTERNAL, str(error)  # what gRPC's own documentation says of it
+    row = row_of(error)
+    return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
+
+
+@asynccontextmanager
+async def refusing(call: Any) -> AsyncIterator[None]:
+    """What is raised within ends the call with its status."""
+    try:
+        yield
+    except HybridTeiError as error:
+        log.error("%.1000s", error)
+        code, details = status_of(error)
+        await call.abort(code, fitting(details))
+    except Exception as error:
+        log.critical("unforeseen error in a gRPC call", exc_info=True)
+        await call.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+
+
+def fitting(details: str) -> str:
+    """The beginning that fits into a trailer, where all but printable ASCII is written as three characters a byte."""
+    size = 0
+    for place, character in enumerate(details):
+        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        if size > DETAIL_BYTES:
+            return details[:place] + "…"
+    return details

@@ -1,0 +1,241 @@
+"""JSON read a value at a time, with the place of every mistake, in the words of TEI's parser: for bodies that were refused.
+
+It is slow and says all; `body` reads with msgspec, which is fast and says little. A place is a number of bytes; the surprise is
+that the parser names the byte it has looked at for some mistakes (`ahead`), and the last it has taken for others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+SPACE = re.compile(rb"[ \t\n\r]*")
+PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+WORDS: dict[bytes, tuple[bytes, Any]] = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+ESCAPES = {b'"': '"', b"\\": "\\", b"/": "/", b"b": "\b", b"f": "\f", b"n": "\n", b"r": "\r", b"t": "\t"}
+LARGEST, SMALLEST = 2**64 - 1, -(2**63)
+
+
+class Mistake(Exception):
+    """What is wrong, and where. `is_syntax`: it is no JSON; else of another shape than expected."""
+
+    def __init__(self, message: str, at: int | None, *, is_syntax: bool) -> None:
+        super().__init__(message)
+        self.message, self.at, self.is_syntax = message, at, is_syntax
+        self.path: list[str | int] = []
+
+    def below(self, step: str | int) -> Mistake:
+        """The same, as seen from one level up."""
+        self.path.insert(0, step)
+        return self
+
+
+class JsonReader:
+    """Bytes, and how far they are read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def peek(self) -> bytes:
+        """The next byte that is no space; none at the end."""
+        self.at = SPACE.match(self.data, self.at).end()  # type: ignore[union-attr]
+        return self.data[self.at : self.at + 1]
+
+    def ahead(self, message: str) -> Mistake:
+        return Mistake(message, min(self.at + 1, len(self.data)), is_syntax=True)
+
+    def here(self, message: str) -> Mistake:
+        return Mistake(message, self.at, is_syntax=True)
+
+    def value(self) -> Any:
+        """Any value: None, bool, int, float, str, list, or the pairs of an object as a tuple."""
+        first = self.peek()
+        if first == b'"':
+            return self.string()
+        if first == b"[":
+            items: list[Any] = []
+            self.array(lambda _: items.append(self.value()))
+            return items
+        if first == b"{":
+            pairs: list[tuple[str, Any]] = []
+            self.object(lambda key: pairs.append((key, self.value())))
+            return tuple(pairs)
+        return self.scalar()
+
+    def scalar(self) -> Any:
+        """A number, or null, true or false."""
+        first = self.peek()
+        if not first:
+            raise self.ahead("EOF while parsing a value")
+        if first in WORDS:
+            return self._word(*WORDS[first])
+        if first == b"-" or first.isdigit():
+            return self._number()
+        raise self.ahead("expected value")
+
+    def array(self, item: Callable[[int], object]) -> None:
+        """Calls `item` with the place of each, which is to read it."""
+        self.at += 1
+        place = 0
+        try:
+            while self.more_items(place):
+                try:
+                    item(place)
+                except Mistake as mistake:
+                    raise mistake.below(place) from None
+                place += 1
+        except Mistake as mistake:
+            self.leave(mistake, b"]")
+        self.at += 1
+
+    def object(self, entry: Callable[[str], object]) -> None:
+        """Calls `entry` with each key, which is to read its value."""
+        self.at += 1
+        first = True
+        try:
+            while self.more_keys(first=first):
+                key = self.string()
+                self.colon()
+                try:
+                    entry(key)
+                except Mistake as mistake:
+                    raise mistake.below(key) from None
+                first = False
+        except Mistake as mistake:
+            self.leave(mistake, b"}")
+        self.at += 1
+
+    def leave(self, mistake: Mistake, end: bytes) -> None:
+        """A mistake without a place gets that where its array or object was left. Raises it."""
+        if mistake.at is None:
+            ended = self.peek() == end
+            self.at += ended
+            mistake.at = self.at
+        raise mistake
+
+    def more_items(self, place: int) -> bool:
+        """Whether an array goes on; a comma is taken."""
+        found = self.peek()
+        if found == b"]":
+            return False
+        if not found:
+            raise self.ahead("EOF while parsing a list")
+        if place:
+            self._comma(found, "]", "EOF while parsing a value")
+            if self.peek() == b"]":
+                raise self.ahead("trailing comma")
+        return True
+
+    def more_keys(self, *, first: bool) -> bool:
+        """Whether an object goes on; a comma is taken."""
+        found = self.peek()
+        if found == b"}":
+            return False
+        if not found:
+            raise self.ahead("EOF while parsing an object")
+        if not first:
+            self._comma(found, "}", "EOF while parsing a value")
+            found = self.peek()
+            if found == b"}":
+                raise self.ahead("trailing comma")
+        if found != b'"':
+            raise self.ahead("key must be a string")
+        return True
+
+    def _comma(self, found: bytes, end: str, message: str) -> None:
+        if found != b",":
+            raise self.ahead(f"expected `,` or `{end}`")
+        self.at += 1
+        if not self.peek():
+            raise self.ahead(message)
+
+    def colon(self) -> None:
+        """Takes it."""
+        found = self.peek()
+        if found != b":":
+            raise self.ahead("expected `:`" if found else "EOF while parsing an object")
+        self.at += 1
+
+    def _word(self, word: bytes, value: Any) -> Any:
+        for letter in word:
+            if self.at == len(self.data):
+                raise self.here("EOF while parsing a value")
+            self.at += 1
+            if self.data[self.at - 1] != letter:
+                raise self.here("expected ident")
+        return value
+
+    def _number(self) -> int | float:
+        found = NUMBER.match(self.data, self.at)
+        if found is None:
+            self.at += 1
+            raise self.ahead("invalid number" if self.at < len(self.data) else "EOF while parsing a value")
+        self.at = found.end()
+        if self.data[self.at : self.at + 1].isdigit() or self.data[self.at : self.at + 1] in (b".", b"e", b"E"):
+            raise self.ahead("invalid number")
+        if found[1] is None and found[2] is None and len(found[0]) <= 20 and SMALLEST <= int(found[0]) <= LARGEST:
+            return int(found[0])
+        number = float(found[0])
+        if number in (float("inf"), float("-inf")):
+            raise self.here("number out of range")
+        return number
+
+    def string(self) -> str:
+        """The next value, which begins with a quotation mark."""
+        self.at += 1
+        parts: list[str] = []
+        while True:
+            end = PLAIN.match(self.data, self.at).end()  # type: ignore[union-attr]
+            raw, self.at = self.data[self.at : end], end
+            parts.append(self._text(raw))
+            if self.at == len(self.data):
+                raise self.here("EOF while parsing a string")
+            stop = self.data[self.at : self.at + 1]
+            self.at += 1
+            if stop == b'"':
+                return "".join(parts)
+            if stop != b"\\":
+                raise self.here("control character (\\u0000-\\u001F) found while parsing a string")
+            parts.append(self._escape())
+
+    def _text(self, raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.here("invalid unicode code point") from None
+
+    def _escape(self) -> str:
+        letter = self.data[self.at : self.at + 1]
+        if not letter:
+            raise self.here("EOF while parsing a string")
+        self.at += 1
+        if letter in ESCAPES:
+            return ESCAPES[letter]
+        if letter != b"u":
+            raise self.here("invalid escape")
+        first = self._hex()
+        if not 0xD800 <= first < 0xE000:
+            return chr(first)
+        if first >= 0xDC00:
+            raise self.here("lone leading surrogate in hex escape")
+        if self.data[self.at : self.at + 2] != b"\\u":
+            self.at += 1
+            raise self.here("unexpected end of hex escape")
+        self.at += 2
+        second = self._hex()
+        if not 0xDC00 <= second < 0xE000:
+            raise self.here("lone leading surrogate in hex escape")
+        return chr(0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00))
+
+    def _hex(self) -> int:
+        digits = self.data[self.at : self.at + 4]
+        self.at += len(digits)
+        if len(digits) < 4:
+            raise self.here("EOF while parsing a string")
+        try:
+            return int(digits.decode("ascii"), 16)
+        except ValueError:
+            raise self.here("invalid escape") from None

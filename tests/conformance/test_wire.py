@@ -1,0 +1,132 @@
+"""The conformance suite against our server, in this process: one start a profile, every case of it."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from conformance.wire import checks
+from conformance.wire.asking import Answer
+from conformance.wire.case import Case, Profile, filled, read_cases, read_clauses, read_profiles, uncovered
+from conformance.wire.checkpoints import WRITERS, write
+from conformance.wire.judge import at, judged
+from hybridtei.commands import serve
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.flags import from_flags
+from hybridtei.load import load_model
+from hybridtei.metrics import Registry
+from hybridtei.server.app import create_app
+from hybridtei.server.run import settings_of
+
+CASES, PROFILES = read_cases(), read_profiles()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("wire")
+    return lambda name: write(name, folder)
+
+
+@contextmanager
+def served(profile: Profile, model_folder: Path) -> Iterator[str]:
+    """The URL of a server as the command line starts it, but in a thread."""
+    parser = argparse.ArgumentParser()
+    serve.fill(parser)
+    given = vars(parser.parse_args([word if word != "--only-tei-routes" else f"{word}=true" for word in profile.args]))
+    given["model_id"] = str(model_folder)
+    model, engine, server = (from_flags(kind, given, profile.env) for kind in (ModelConfig, EngineConfig, ServerConfig))
+    loaded, registry = load_model(model, engine), Registry()
+    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
+    running = uvicorn.Server(settings_of(create_app(service, server, model, registry=registry), server))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        transport = httpx.HTTPTransport(retries=20)
+        with httpx.Client(transport=transport, timeout=60, trust_env=False) as client:
+            assert client.get(f"{url}/health").status_code == 200
+        yield url
+        running.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profile(name: str, checkpoint: Callable[[str], Path]):
+    mine = [case for case in CASES if name in case.profiles]
+    assert mine
+    with served(PROFILES[name], checkpoint(PROFILES[name].model)) as url:
+        assert judged(url, name, PROFILES[name], mine) == {}
+
+
+def test_every_clause_has_a_case_or_a_reason():
+    assert uncovered(read_clauses(), CASES) == []
+
+
+def test_a_clause_without_either_is_found():
+    clauses = read_clauses()
+    assert uncovered(clauses, []) == [name for name, clause in clauses.items() if clause.elsewhere is None]
+
+
+def test_every_model_is_used_and_every_profile_has_one():
+    assert {profile.model for profile in PROFILES.values()} == WRITERS.keys()
+
+
+def test_checks_that_cases_name_exist():
+    assert all(callable(getattr(checks, check.split()[0], None)) for case in CASES for check in case.check)
+
+
+def answer(body: str) -> Answer:
+    return Answer(200, {"content-type": "application/json"}, body.encode(), "POST /embed")
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        ("vectors 1 2", "[[1.0]]"),
+        ("unit", "[[1.0,1.0]]"),
+        ("not_unit", "[[1.0,0.0]]"),
+        ("tokens 2", "[[[1.0]]]"),
+        ("sparse 1", '[[{"index":2,"value":1.0},{"index":1,"value":1.0}]]'),
+        ("sparse 1", '[[{"index":2,"value":0.0}]]'),
+        ("falling", '[{"score":0.1},{"score":0.2}]'),
+        ("probabilities", '[{"score":0.1},{"score":0.2}]'),
+        ("keys a b", '{"b":1,"a":1}'),
+        ("before 2 0", '[{"index":0,"score":1.0},{"index":2,"score":1.0}]'),
+        ("shortest_floats", "[0.10000000149011612]"),
+        ("shortest_floats", "[1]"),
+        ("compact", "[1.0, 2.0]"),
+        ("times", "[]"),
+        ("empty", "[]"),
+        ("equal 0 1", "[[1.0],[2.0]]"),
+        ("schemas", '{"components":{"schemas":{}},"paths":{"$ref":"#/components/schemas/Lost"}}'),
+    ],
+)
+def test_checks_can_fail(check: str, wrong: str):
+    name, *words = check.split()
+    assert getattr(checks, name)(answer(wrong), *words)
+
+
+def test_paths_and_fills():
+    assert at({"a": [{"b": 1}]}, "a.0.b") == 1
+    assert filled("<$x>", {"x": ("ab", 2)}) == "<abab>"
+
+
+def test_a_wrong_answer_is_told(checkpoint: Callable[[str], Path]):
+    case = Case(
+        clause="1.1 404", profile="plain", request="GET /health", status=200, text="no", header={"vary": "x"}, absent=("vary",)
+    )
+    other = Case(clause="1.1 404", profile="plain", request="GET /nope", name="other")
+    with served(PROFILES["plain"], checkpoint("plain")) as url:
+        failures = judged(url, "plain", PROFILES["plain"], [case, other])
+    assert len(failures[" plain"]) == 3
+    assert failures["other plain"] == ["status 404, not 200: "]

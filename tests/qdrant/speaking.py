@@ -1,0 +1,385 @@
+"""A small server that speaks Qdrant's protocol, REST and gRPC, on free ports: what arrives is read by the client's own models,
+kept in its local mode, and answered in its own words. It can be told to be slow, full, limited, or to lose an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import uvicorn
+from pydantic import ValidationError
+from qdrant_client import QdrantClient, models
+from qdrant_client import grpc as messages
+from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
+from qdrant_client.grpc.collections_service_pb2_grpc import CollectionsServicer, add_CollectionsServicer_to_server
+from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_PointsServicer_to_server
+
+MAX_BODY = 32 * 1024 * 1024
+MAX_MULTIVECTOR_FLOATS = 1_048_576
+CODE = grpc.StatusCode
+CODE_OF = {400: CODE.INVALID_ARGUMENT, 401: CODE.UNAUTHENTICATED, 404: CODE.NOT_FOUND, 409: CODE.ALREADY_EXISTS}
+CODE_OF |= {429: CODE.RESOURCE_EXHAUSTED, 500: CODE.INTERNAL, 503: CODE.UNAVAILABLE, 507: CODE.INTERNAL}
+
+
+class Failure(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, message: str, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
+
+
+@dataclass
+class Qdrant:
+    """The state behind both protocols. `failures`: what the next calls get, one each; `lost`: how many writes are done, and
+    answered with a failure all the same; `held`: calls wait until it is set."""
+
+    key: str | None = None
+    failures: list[Failure] = field(default_factory=list)
+    lost: int = 0
+    held: threading.Event = field(default_factory=threading.Event)
+    calls: list[str] = field(default_factory=list)
+    largest: int = 0
+    rest_port: int = 0
+    grpc_port: int = 0
+
+    def __post_init__(self) -> None:
+        self.local = QdrantClient(":memory:")
+        self.lock = threading.Lock()
+        self.held.set()
+
+    def do(self, call: str, key: str | None, size: int, work: Callable[[QdrantClient], Any], *, write: bool = False) -> Any:
+        """One call, whichever protocol it came by."""
+        self.calls.append(call)
+        self.largest = max(self.largest, size)
+        if self.key is not None and key != self.key:
+            raise Failure(401, "Must provide an API key or an Authorization bearer token")
+        if self.failures:
+            raise self.failures.pop(0)
+        assert self.held.wait(60)
+        with self.lock:
+            try:
+                result = work(self.local)
+            except ValueError as error:
+                missing = "not found" in str(error) and "ollection" in str(error)
+                raise Failure(404 if missing else 409 if "already exists" in str(error) else 400, str(error)) from error
+        if write and self.lost:
+            self.lost -= 1
+            raise Failure(503, "the answer was lost on its way")
+        return result
+
+    def upsert(self, name: str, points: list[models.PointStruct], wait: bool) -> Callable[[QdrantClient], Any]:
+        def work(local: QdrantClient) -> Any:
+            assert wait, "an acknowledgement without wait says nothing"
+            for point in points:
+                for vector in point.vector.values():
+                    if isinstance(vector, list) and isinstance(vector[0], list):
+                        assert sum(len(row) for row in vector) < MAX_MULTIVECTOR_FLOATS
+            return local.upsert(name, points, wait=True)
+
+        return work
+
+
+@contextmanager
+def speaking(key: str | None = None) -> Iterator[Qdrant]:
+    """A running one, by both protocols."""
+    state = Qdrant(key)
+    with serving_grpc(state) as state.grpc_port, serving_rest(state) as state.rest_port:
+        yield state
+    state.local.close()
+
+
+@contextmanager
+def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
+    server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MAX_BODY)])
+    add_PointsServicer_to_server(Points(state), server)
+    add_CollectionsServicer_to_server(Collections(state), server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield bound
+    finally:
+        server.stop(None).wait()
+
+
+def answered(
+    state: Qdrant, call: str, request: Any, context: Any, work: Callable[[QdrantClient], Any], *, write: bool = False
+) -> Any:
+    key = dict(context.invocation_metadata()).get("api-key")
+    try:
+        return state.do(call, key, request.ByteSize(), work, write=write)
+    except Failure as failure:
+        if failure.retry_after is not None:
+            context.set_trailing_metadata([("retry-after", failure.retry_after)])
+        context.abort(CODE_OF[failure.status], failure.message)
+
+
+class Collections(CollectionsServicer):
+    def __init__(self, state: Qdrant) -> None:
+        self.state = state
+
+    def List(self, request: Any, context: Any) -> Any:
+        found = answered(self.state, "list", request, context, lambda local: local.get_collections())
+        names = [messages.CollectionDescription(name=each.name) for each in found.collections]
+        return messages.ListCollectionsResponse(collections=names)
+
+    def CollectionExists(self, request: Any, context: Any) -> Any:
+        exists = answered(
+            self.state, "exists", request, context, lambda local: local.collection_exists(request.collection_name)
+        )
+        return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
+
+    def Get(self, request: Any, context: Any) -> Any:
+        info = answered(self.state, "describe", request, context, lambda local: local.get_collection(request.collection_name))
+        converted = RestToGrpc.convert_collection_info(info)
+        return messages.GetCollectionInfoResponse(result=converted)
+
+    def Create(self, request: Any, context: Any) -> Any:
+        vectors = GrpcToRest.convert_vectors_config(request.vectors_config)
+        sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
+        metadata = GrpcToRest.convert_payload(request.metadata)
+
+        def work(local: QdrantClient) -> Any:
+            return local.create_collection(
+                request.collection_name, vectors_config=vectors, sparse_vectors_config=sparse, metadata=metadata
+            )
+
+        answered(self.state, "create", request, context, work, write=True)
+        return messages.CollectionOperationResponse(result=True)
+
+    def Delete(self, request: Any, context: Any) -> Any:
+        answered(
+            self.state, "drop", request, context, lambda local: local.delete_collection(request.collection_name), write=True
+        )
+        return messages.CollectionOperationResponse(result=True)
+
+
+class Points(PointsServicer):
+    def __init__(self, state: Qdrant) -> None:
+        self.state = state
+
+    def Upsert(self, request: Any, context: Any) -> Any:
+        points = [GrpcToRest.convert_point_struct(point) for point in request.points]
+        work = self.state.upsert(request.collection_name, points, request.wait)
+        return operated(answered(self.state, "upsert", request, context, work, write=True))
+
+    def Delete(self, request: Any, context: Any) -> Any:
+        selector = GrpcToRest.convert_points_selector(request.points)
+        return operated(
+            answered(
+                self.state,
+                "delete",
+                request,
+                context,
+                lambda local: local.delete(request.collection_name, selector, wait=request.wait),
+            )
+        )
+
+    def Query(self, request: Any, context: Any) -> Any:
+        arguments = {
+            "query": GrpcToRest.convert_query(request.query) if request.HasField("query") else None,
+            "prefetch": [GrpcToRest.convert_prefetch_query(prefetch) for prefetch in request.prefetch] or None,
+            "using": request.using or None,
+            "query_filter": GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None,
+            "limit": request.limit,
+            "offset": request.offset or None,
+            **selectors(request),
+        }
+        found = answered(
+            self.state, "query", request, context, lambda local: local.query_points(request.collection_name, **arguments)
+        )
+        return messages.QueryResponse(result=[RestToGrpc.convert_scored_point(point) for point in found.points])
+
+    def Get(self, request: Any, context: Any) -> Any:
+        ids = [GrpcToRest.convert_point_id(given) for given in request.ids]
+        found = answered(
+            self.state,
+            "retrieve",
+            request,
+            context,
+            lambda local: local.retrieve(request.collection_name, ids, **selectors(request)),
+        )
+        result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in found]
+        return messages.GetResponse(result=result)
+
+    def Scroll(self, request: Any, context: Any) -> Any:
+        arguments = {
+            "scroll_filter": GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None,
+            "offset": GrpcToRest.convert_point_id(request.offset) if request.HasField("offset") else None,
+            "limit": request.limit,
+            **selectors(request),
+        }
+        records, following = answered(
+            self.state, "scroll", request, context, lambda local: local.scroll(request.collection_name, **arguments)
+        )
+        result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in records]
+        if following is None:
+            return messages.ScrollResponse(result=result)
+        return messages.ScrollResponse(result=result, next_page_offset=RestToGrpc.convert_extended_point_id(following))
+
+    def Count(self, request: Any, context: Any) -> Any:
+        given = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
+        found = answered(
+            self.state,
+            "count",
+            request,
+            context,
+            lambda local: local.count(request.collection_name, given, exact=request.exact),
+        )
+        return messages.CountResponse(result=messages.CountResult(count=found.count))
+
+
+def operated(result: models.UpdateResult) -> Any:
+    return messages.PointsOperationResponse(
+        result=messages.UpdateResult(operation_id=result.operation_id, status=messages.UpdateStatus.Completed)
+    )
+
+
+def selectors(request: Any) -> dict[str, Any]:
+    return {
+        "with_payload": GrpcToRest.convert_with_payload_selector(request.with_payload),
+        "with_vectors": GrpcToRest.convert_with_vectors_selector(request.with_vectors),
+    }
+
+
+@contextmanager
+def serving_rest(state: Qdrant, port: int = 0) -> Iterator[int]:
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    config = uvicorn.Config(Rest(state), log_level="error", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    listening.listen()
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listening.close()
+
+
+class Rest:
+    """The same by HTTP, as a bare ASGI application: `{"result": …, "status": "ok", "time": 0}`."""
+
+    def __init__(self, state: Qdrant) -> None:
+        self.state = state
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        assert scope["type"] == "http"
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
+        answer: tuple[int, Any, str | None]
+        try:
+            result = await asyncio.to_thread(self.handle, scope["method"], scope["path"], headers, scope["query_string"], body)
+            answer = 200, {"result": result, "status": "ok", "time": 0.0}, None
+        except Failure as failure:
+            answer = failure.status, {"result": None, "status": {"error": failure.message}, "time": 0.0}, failure.retry_after
+        except ValidationError as error:
+            answer = 400, {"result": None, "status": {"error": f"Format error in JSON body: {error}"}, "time": 0.0}, None
+        status, content, retry_after = answer
+        import json
+
+        out = [(b"content-type", b"application/json")]
+        if retry_after is not None:
+            out.append((b"retry-after", retry_after.encode()))
+        await send({"type": "http.response.start", "status": status, "headers": out})
+        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+    def handle(self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes) -> Any:
+        if len(body) > MAX_BODY:
+            raise Failure(413, "payload too large")
+        parts = [part for part in path.split("/") if part]
+        name = parts[1] if len(parts) > 1 else ""
+        call = self.call_of(method, parts[2:], name, body, b"wait=true" in query)
+        if call is None:
+            raise Failure(404, f"no such route: {method} {path}")
+        word, work, write = call
+        result = self.state.do(word, headers.get("api-key"), len(body), work, write=write)
+        return plain(result)
+
+    def call_of(
+        self, method: str, rest: list[str], name: str, body: bytes, wait: bool
+    ) -> tuple[str, Callable[[QdrantClient], Any], bool] | None:
+        route = (method, "/".join(rest))
+        if not name:
+            return "list", lambda local: local.get_collections(), False
+        if route == ("GET", "exists"):
+            return "exists", lambda local: {"exists": local.collection_exists(name)}, False
+        if route == ("GET", ""):
+            return "describe", lambda local: local.get_collection(name), False
+        if route == ("DELETE", ""):
+            return "drop", lambda local: local.delete_collection(name), True
+        if route == ("PUT", ""):
+            made = models.CreateCollection.model_validate_json(body)
+            return (
+                "create",
+                lambda local: local.create_collection(
+                    name, vectors_config=made.vectors, sparse_vectors_config=made.sparse_vectors, metadata=made.metadata
+                ),
+                True,
+            )
+        if route == ("PUT", "points"):
+            points = models.PointsList.model_validate_json(body).points
+            return "upsert", self.state.upsert(name, points, wait), True
+        if route == ("POST", "points/query"):
+            asked = models.QueryRequest.model_validate_json(body)
+            return "query", lambda local: local.query_points(name, **query_of(asked)), False
+        if route == ("POST", "points/scroll"):
+            page = models.ScrollRequest.model_validate_json(body)
+            return "scroll", lambda local: scrolled(local, name, page), False
+        if route == ("POST", "points/count"):
+            counted = models.CountRequest.model_validate_json(body)
+            return "count", lambda local: local.count(name, counted.filter, exact=True), False
+        if route == ("POST", "points/delete"):
+            selector = models.PointIdsList.model_validate_json(body)
+            return "delete", lambda local: local.delete(name, selector), True
+        if route == ("POST", "points"):
+            wanted = models.PointRequest.model_validate_json(body)
+            return (
+                "retrieve",
+                lambda local: local.retrieve(
+                    name, wanted.ids, with_payload=wanted.with_payload, with_vectors=wanted.with_vector or False
+                ),
+                False,
+            )
+        return None
+
+
+def query_of(asked: models.QueryRequest) -> dict[str, Any]:
+    names = {"filter": "query_filter", "with_vector": "with_vectors"}
+    fields = ("query", "using", "prefetch", "filter", "limit", "offset", "with_payload", "with_vector", "score_threshold")
+    given = {names.get(name, name): getattr(asked, name) for name in fields}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def scrolled(local: QdrantClient, name: str, page: models.ScrollRequest) -> dict[str, Any]:
+    records, following = local.scroll(
+        name,
+        scroll_filter=page.filter,
+        limit=page.limit or 10,
+        offset=page.offset,
+        with_payload=page.with_payload if page.with_payload is not None else True,
+        with_vectors=page.with_vector or False,
+    )
+    return {"points": plain(records), "next_page_offset": following}
+
+
+def plain(result: Any) -> Any:
+    if isinstance(result, list):
+        return [plain(each) for each in result]
+    return result.model_dump(mode="json", by_alias=True) if hasattr(result, "model_dump") else result

@@ -1,0 +1,237 @@
+"""The owner of the embedded engine, as a real process: killed, asked by many at once, opened twice, and ruined on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from qdrant_client import models
+
+from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.qdrant.edge_frames import frame
+from hybridtei.qdrant.edge_owner import Owner
+from hybridtei.qdrant.edge_store import EdgeStore, _sent
+from hybridtei.qdrant.points import checked, to_points
+from hybridtei.qdrant.query import hybrid_query
+from tests.qdrant.stores import embeddings, plan
+
+HANG = 60
+
+
+def points(begin: int, end: int) -> list[models.PointStruct]:
+    return to_points(embeddings(end - begin, seed=begin), list(range(begin, end)))
+
+
+def pid_of(store: EdgeStore) -> int:
+    pid = store._owner.pid
+    assert pid is not None
+    return pid
+
+
+async def opened(folder: Path) -> EdgeStore:
+    store = EdgeStore(str(folder), timeout_s=HANG)
+    await store.create("c", plan())
+    return store
+
+
+def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        acknowledged: list[int] = []
+        enough = asyncio.Event()
+
+        async def write() -> None:
+            for begin in range(0, 100_000, 20):
+                await store.upsert("c", points(begin, begin + 20))
+                acknowledged.extend(range(begin, begin + 20))
+                if len(acknowledged) >= 300:
+                    enough.set()
+
+        writing = asyncio.create_task(write())
+        await enough.wait()
+        os.kill(pid_of(store), signal.SIGKILL)
+        with pytest.raises(StoreUnavailable, match="started again when asked"):
+            await writing
+        records, _ = await store.scroll("c", limit=10**6, with_payload=False)
+        found = {record.id for record in records}
+        assert set(acknowledged) <= found
+        assert len(found) - len(acknowledged) in (0, 20)  # the batch whose answer was lost is there whole, or not at all
+        await store.upsert("c", points(0, 20))
+        assert len(await store.query("c", hybrid_query(embeddings(1)))) == 10
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_a_closed_store_is_found_again_as_it_was(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        await store.upsert("c", points(0, 50))
+        asked = hybrid_query(embeddings(1), with_vectors=True)
+        before = await store.query("c", asked)
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await store.count("c")
+        again = EdgeStore(str(tmp_path))
+        assert await again.collections() == ["c"]
+        assert [point.id for point in await again.query("c", asked)] == [point.id for point in before]
+        await again.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_closing_waits_for_what_was_asked(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        writing = asyncio.create_task(store.upsert("c", points(0, 100)))
+        while not store._owner._waiting:
+            await asyncio.sleep(0)
+        await store.close()
+        await writing
+        again = EdgeStore(str(tmp_path))
+        assert await again.count("c") == 100
+        await again.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_a_second_process_is_told_whose_the_folder_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        store, second = await opened(tmp_path), EdgeStore(str(tmp_path))
+        with pytest.raises(StoreError, match=f"{tmp_path}: another process has this folder") as refused:
+            await second.collections()
+        assert not isinstance(refused.value, StoreUnavailable)
+        await store.close()
+        assert await second.collections() == ["c"]
+        await second.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        await store.upsert("c", points(0, 60))
+        stored = embeddings(60, seed=0)
+        asked = [store.query("c", hybrid_query(stored, i, mode="dense", limit=1)) for i in range(60)]
+        writes = [store.upsert("c", points(begin, begin + 20)) for begin in range(100, 200, 20)]
+        answers = await asyncio.gather(*asked, *writes)
+        assert [answer[0].id for answer in answers[:60]] == list(range(60))
+        assert await store.count("c") == 160
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_an_owner_ends_with_its_parent(tmp_path: Path) -> None:
+    """Its end of the socket closes, whatever killed the parent."""
+
+    async def story() -> None:
+        store = await opened(tmp_path)
+        await store.upsert("c", points(0, 10))
+        process, writer = store._owner._process, store._owner._writer
+        assert process is not None
+        assert writer is not None
+        for number in (signal.SIGINT, signal.SIGTERM):  # meant for the parent, which may still have work for it
+            process.send_signal(number)
+        assert await store.count("c") == 10
+        store._owner._closed = True  # so that nobody kills it
+        writer.close()
+        assert await process.wait() == 0
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_an_answer_too_late_is_no_answer(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        os.kill(pid_of(store), signal.SIGSTOP)
+        store._timeout_s = 0.05
+        with pytest.raises(StoreUnavailable, match=r"has not answered for 0.05 s"):
+            await store.count("c")
+        os.kill(pid_of(store), signal.SIGCONT)
+        store._timeout_s = HANG
+        assert await store.count("c") == 0
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
+    """What no checked point can do is done here behind the checks' back."""
+    poison = (
+        "import sys, hybridtei.qdrant.edge_folder as f, qdrant_edge as edge\n"
+        "f.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})\n"
+        "from hybridtei.qdrant.edge_process import main\n"
+        "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
+    )
+
+    class Poisoned(Owner):
+        command = ("-c", poison)
+
+    async def story() -> None:
+        store = await opened(tmp_path)
+        await store.create("d", plan())
+        for name in ("c", "d"):
+            await store.upsert(name, points(0, 10))
+        await store.close()
+
+        poisoned = EdgeStore(str(tmp_path))
+        poisoned._owner = Poisoned(str(tmp_path))
+        for _ in range(2):
+            with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
+                await poisoned.upsert("c", points(10, 11))
+        assert await poisoned.count("c") >= 10
+        assert len(await poisoned.query("c", hybrid_query(embeddings(1), mode="dense"))) == 10
+        await poisoned.close()
+
+        again = EdgeStore(str(tmp_path))
+        with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
+            await again.count("c")
+        await again.upsert("d", points(10, 20))
+        assert await again.count("d") == 20
+        await again.drop("c")
+        await again.create("c", plan())
+        await again.upsert("c", points(0, 5))
+        assert await again.count("c") == 5
+        await again.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = EdgeStore(str(tmp_path))
+        bad = type(plan())({"dense": models.VectorParams.model_construct(size=0, distance="Cosine")}, {})
+        with pytest.raises(StoreError, match=r"dimension cannot be 0"):
+            await store.create("c", bad)
+        assert await store.collections() == []
+        assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+
+    async def story() -> None:
+        store = EdgeStore(str(file / "folder"))
+        with pytest.raises(StoreError, match=f"{file}/folder: cannot be used"):
+            await store.collections()
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_points_travel_as_the_bytes_of_their_arrays() -> None:
+    (point,) = checked(points(0, 1), plan())
+    body = frame(_sent(point))
+    assert point.vector["dense"].tobytes() in body
+    assert point.vector["multivector"].tobytes() in body
+    assert point.vector["sparse"].values.tobytes() in body

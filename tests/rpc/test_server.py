@@ -1,0 +1,170 @@
+"""The server as a process: beside HTTP, several models, reflection, draining; and what keeps it from starting."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.errors import LoadError
+from hybridtei.flags import UsageError
+from hybridtei.server.start import serve_one, serve_several
+from tests import tiny
+from tests.rpc.live import start
+from tests.server.live import HANG, process
+from tests.server.test_serve import until
+
+SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--grpc-port", "0"]
+
+
+def address_of(running) -> str:
+    running.wait_ready()
+    found = re.search(r"Starting gRPC server: (127\.0\.0\.1:\d+)", "".join(running.lines))
+    assert found is not None, "".join(running.lines)
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory) -> Path:
+    return tiny.write_classifier(tmp_path_factory.mktemp("ranker"), "bert")
+
+
+def test_several_models_beside_http_and_reflection(hybrid, ranker):
+    with process([*SERVE, "--model-id", str(hybrid), "--model-id", str(ranker), "--api-key", "secret"]) as running:
+        address = address_of(running)
+        assert next(line for line in running.lines if "gRPC" in line or "Ready" in line).count("gRPC") == 1
+        assert httpx.get(f"{running.wait_ready()}/health").status_code == 200
+        key = ("authorization", "Bearer secret")
+        with grpc.insecure_channel(address) as channel:
+            embedded, _ = start(channel, "Embed", {"inputs": "baka"}, metadata=[key])  # the first that can
+            assert embedded.embeddings
+            ranked, _ = start(channel, "Rerank", {"query": "baka", "texts": ["bulo", "bomo"]}, metadata=[key])
+            assert len(ranked.ranks) == 2
+            named = [key, ("model", ranker.name)]
+            assert start(channel, "Info", {}, metadata=named)[0].model_type == 2
+            refused = {"embedding": [key, ("model", "nobody")], "reranker": named}
+            for metadata, code in ((refused["embedding"], "NOT_FOUND"), (refused["reranker"], "FAILED_PRECONDITION")):
+                with pytest.raises(grpc.RpcError) as caught:
+                    start(channel, "Embed", {"inputs": "baka"}, metadata=metadata)
+                assert caught.value.code().name == code
+            check_reflection(channel)
+        running.terminate()
+        assert running.wait() == 0
+        assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def check_reflection(channel: grpc.Channel) -> None:
+    """Without the key, and enough to build every message from."""
+    database = ProtoReflectionDescriptorDatabase(channel)
+    own = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
+    assert {*database.get_services()} == {*own, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    pool = DescriptorPool(database)
+    embed = pool.FindServiceByName("tei.v1.Embed").methods_by_name["EmbedStream"]
+    assert embed.client_streaming
+    assert embed.server_streaming
+    assert embed.input_type.fields_by_name["normalize"].has_presence
+    assert pool.FindMessageTypeByName("tei.v1.RerankResponse").fields_by_name["ranks"].message_type.name == "Rank"
+    assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name.keys() == ["Check", "List", "Watch"]
+
+
+def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
+    return ["-m", "tests.server.fake_workers", str(folder), seconds, "1", "grpc_port=0", *settings]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_open_calls_finish_and_the_status_is_0(hybrid, number):
+    with process(fake(hybrid, "0.2")) as running, ThreadPoolExecutor(4) as pool:
+        address = address_of(running)
+        with grpc.insecure_channel(address) as channel:
+            texts = [{"inputs": f"baka {place}"} for place in range(4)]
+            singles = [pool.submit(start, channel, "Embed", text) for text in texts[:3]]
+            stream = pool.submit(lambda: [*start(channel, "EmbedStream", texts)])
+            url = running.wait_ready()
+            while "te_embed_count 7" not in httpx.get(f"{url}/metrics").text:
+                pass
+            running.process.send_signal(number)
+            assert all(single.result(HANG)[0].embeddings for single in singles)
+            assert len(stream.result(HANG)) == 4
+            assert running.wait() == 0
+            with pytest.raises(grpc.RpcError) as caught:
+                start(channel, "Embed", texts[0])
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert running.errors == []
+
+
+@pytest.mark.parametrize("drain", ["0", "1"])
+def test_a_stalled_stream_does_not_keep_it_alive(hybrid, drain):
+    def stalled():
+        yield {"inputs": "baka"}
+        stop.result(HANG)
+
+    with process(fake(hybrid, "0", f"drain_seconds={drain}")) as running, ThreadPoolExecutor(1) as pool:
+        address = address_of(running)
+        stop = pool.submit(running.process.wait, HANG)
+        with grpc.insecure_channel(address) as channel:
+            answers = start(channel, "EmbedStream", stalled())
+            assert next(answers).embeddings
+            running.terminate()
+            assert running.wait() == 0
+            with pytest.raises(grpc.RpcError):
+                next(answers)
+        assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_a_second_interrupt_ends_the_wait(hybrid):
+    def stalled():
+        yield {"inputs": "baka"}
+        stop.result(HANG)
+
+    with process(fake(hybrid, "0", "drain_seconds=3600")) as running, ThreadPoolExecutor(1) as pool:
+        address = address_of(running)
+        stop = pool.submit(running.process.wait, HANG)
+        with grpc.insecure_channel(address) as channel:
+            answers = start(channel, "EmbedStream", stalled())
+            assert next(answers).embeddings
+            running.process.send_signal(signal.SIGINT)
+            until(lambda: refused(channel))  # it drains
+            running.process.send_signal(signal.SIGINT)
+            assert running.wait() == 0  # how uvicorn breaks off the application is in the log
+
+
+def refused(channel: grpc.Channel) -> bool:
+    try:
+        start(channel, "Info", {})
+    except grpc.RpcError:
+        return True
+    return False
+
+
+def test_a_port_that_is_taken(hybrid):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process([*SERVE[:-1], str(port), "--model-id", str(hybrid)]) as running:
+            assert running.wait() == 1
+            told = [line for line in running.errors if line.startswith("Error: ")]
+            assert told == [f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n"]
+            assert "Ready" not in "".join(running.lines)
+            assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_several_http_workers_are_refused_before_anything_is_loaded():
+    server = ServerConfig(grpc_port=0, http_workers=2)
+    with pytest.raises(UsageError, match="--http-workers"):
+        serve_one(ModelConfig(model_id="nowhere"), EngineConfig(), server)
+
+
+def test_a_missing_extra_is_named_before_anything_is_loaded(monkeypatch):
+    monkeypatch.delitem(sys.modules, "hybridtei.rpc.server", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(LoadError, match=re.escape("pip install 'hybridtei[grpc]'")):
+        serve_several([], EngineConfig(), ServerConfig(grpc_port=0))

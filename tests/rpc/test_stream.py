@@ -1,0 +1,139 @@
+"""Laws of a stream: order, how much is in the works, and that nothing runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.rpc.stream import DEFAULT_PARALLEL, InOrder, parallel_requests
+
+
+class Scene:
+    """What happens around one stream: who is in the works, and who has left."""
+
+    def __init__(self) -> None:
+        self.entered = self.left = self.inside = self.most_inside = self.read = 0
+        self.sent: list[bytes] = []
+
+    async def requests(self, items: list[bytes]) -> AsyncIterator[bytes]:
+        for item in items:
+            await asyncio.sleep(0)
+            self.read += 1
+            yield item
+
+    async def enter(self) -> Callable[[], None]:
+        self.entered += 1
+        return self.leave
+
+    def leave(self) -> None:
+        self.left += 1
+
+    async def send(self, body: bytes) -> None:
+        self.sent.append(body)
+
+    async def answer(self, data: bytes) -> bytes:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        try:
+            for _ in range(data[0] % 7):
+                await asyncio.sleep(0)
+            if data == b"!":
+                raise ValueError("bad")
+            return data * 2
+        finally:
+            self.inside -= 1
+
+
+@given(st.lists(st.integers(1, 32).map(lambda number: bytes([number]))), st.integers(1, 5))
+def test_answers_keep_the_order_and_no_more_are_in_the_works(items, most):
+    scene = Scene()
+    asyncio.run(InOrder(scene.answer, scene.enter, most=most).run(scene.requests(items), scene.send))
+    assert scene.sent == [item * 2 for item in items]
+    assert scene.most_inside <= most
+    assert scene.entered == scene.left == len(items)
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_the_first_failure_by_place_ends_it_and_what_came_before_was_sent(before, after):
+    scene = Scene()
+    items = [b"\x06"] * before + [b"!"] + [b"\x06"] * after
+
+    async def run() -> None:
+        with pytest.raises(ValueError, match="bad"):
+            await InOrder(scene.answer, scene.enter, most=4).run(scene.requests(items), scene.send)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert scene.sent == [b"\x06\x06"] * before
+    assert scene.inside == 0
+    assert scene.entered == scene.left
+
+
+def test_a_client_that_does_not_read_is_not_read():
+    scene, stuck = Scene(), asyncio.Event()
+
+    async def send(body: bytes) -> None:
+        await stuck.wait()
+
+    async def run() -> None:
+        stream = InOrder(scene.answer, scene.enter, most=1000, unsent_bytes=8)
+        running = asyncio.ensure_future(stream.run(scene.requests([b"\x01"] * 1000), send))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert scene.read < 1000
+        stopped_at = scene.read
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert scene.read == stopped_at
+        stuck.set()
+        await running
+        assert scene.read == 1000
+
+    asyncio.run(run())
+
+
+def test_when_it_is_cancelled_nothing_runs_on_and_everybody_leaves():
+    scene = Scene()
+
+    async def answer(data: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return data
+
+    async def run() -> None:
+        running = asyncio.ensure_future(InOrder(answer, scene.enter, most=8).run(scene.requests([b"a"] * 20), scene.send))
+        while scene.entered < 8:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert scene.left == 8
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_requests_that_break_off_break_it_off():
+    scene = Scene()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"\x01"
+        raise ConnectionError("gone")
+
+    async def run() -> None:
+        with pytest.raises(ConnectionError):
+            await InOrder(scene.answer, scene.enter, most=8).run(requests(), scene.send)
+
+    asyncio.run(run())
+    assert scene.sent == [b"\x01\x01"]
+
+
+@pytest.mark.parametrize(("given", "most"), [("7", 7), ("0", 1), ("many", DEFAULT_PARALLEL), (None, DEFAULT_PARALLEL)])
+def test_the_environment_says_how_many(monkeypatch, given, most):
+    monkeypatch.delenv("GRPC_MAX_PARALLEL_STREAM_REQUESTS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GRPC_MAX_PARALLEL_STREAM_REQUESTS", given)
+    assert parallel_requests() == most
