@@ -21,6 +21,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import RequestRefused
 from hybridtei.server.observe import Usage
 from hybridtei.server.routes.ops import facts
+from hybridtei.server.tracing import handler
 from hybridtei.server.wire import tei
 from hybridtei.tasks.embed import Embed
 
@@ -84,6 +85,7 @@ async def embed_all(context: Context, message: Any) -> Reply:
     return told(float_rows(ROWS, 1, reply.answer[0]), reply.usage)
 
 
+@handler("embed_sparse")
 async def embed_sparse(context: Context, message: Any) -> Reply:
     """`EmbedSparse`. The route's own answer is JSON already, so its task is built here."""
     inputs = tei.parse_inputs(message.inputs)
@@ -127,6 +129,7 @@ async def _predicted(context: Context, message: Any, inputs: Any) -> Reply:
     return told(messages.PredictResponse(predictions=labels).SerializeToString(), reply.usage)
 
 
+@handler("tokenize")
 async def tokenize(context: Context, message: Any) -> Reply:
     """`Tokenize`: takes no permit."""
     read = partial(
@@ -147,6 +150,7 @@ async def tokenize(context: Context, message: Any) -> Reply:
         return Reply(await context.service.aside(work))
 
 
+@handler("decode")
 async def decode(context: Context, message: Any) -> Reply:
     """`Decode`: takes no permit."""
     with context.counting_failures():

@@ -17,6 +17,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.rpc import health, messages
 from hybridtei.rpc.services import Front, handlers
 from hybridtei.server.models import Models
+from hybridtei.server.tracing import Recorder
 
 CALLS = 2048  # that may be open at once; further ones are RESOURCE_EXHAUSTED
 
@@ -26,10 +27,11 @@ log = logging.getLogger(__name__)
 class RpcServer:
     """All models of a process, on `grpc_port`."""
 
-    def __init__(self, models: Models, config: ServerConfig) -> None:
+    def __init__(self, models: Models, config: ServerConfig, recorder: Recorder | None = None) -> None:
         self.port = 0  # known once it listens
         self._models = models
         self._config = config
+        self._recorder = recorder
         self._server: Any = None
         self._ending: asyncio.Event | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -55,7 +57,7 @@ class RpcServer:
             raise OSError(f"cannot listen on {address} (gRPC)")
         self._ending = asyncio.Event()
         checks = health.Health(self._models, self._ending)
-        server.add_generic_rpc_handlers((*handlers(Front(self._models, self._config)), checks.handler()))
+        server.add_generic_rpc_handlers((*handlers(Front(self._models, self._config, self._recorder)), checks.handler()))
         _reflect(server)
         self._server, self._loop = server, asyncio.get_running_loop()
 

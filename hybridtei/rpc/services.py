@@ -23,6 +23,7 @@ from hybridtei.server import jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.jobs import Able
 from hybridtei.server.models import Models
+from hybridtei.server.tracing import Recorder, arrived
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
 
@@ -57,6 +58,7 @@ class Front:
 
     models: Models
     server: ServerConfig
+    recorder: Recorder | None = None
     parallel: int = field(default_factory=parallel_requests)
     beside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASIDE_STREAMS))
 
@@ -67,6 +69,7 @@ class Front:
             given = _text(sent, "authorization") or ""
             if not compare_digest(given.encode("utf-8", "replace"), f"Bearer {self.server.api_key}".encode()):
                 raise NoKey("No valid auth token")
+        arrived(self.recorder, ((name.encode(), value.encode()) for name, value in sent if isinstance(value, str)))
         return self.models.choose(None, _text(sent, "model"), job)
 
 

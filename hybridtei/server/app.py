@@ -55,8 +55,8 @@ def create_fleet_app(
     models: Models, server: ServerConfig, *, on_stop: Sequence[Callable[[], Awaitable[None]]] = ()
 ) -> Litestar:
     """An ASGI application over several models, which it starts and stops; `on_stop` comes after."""
-    rpc = None if server.grpc_port is None else rpc_server_class()(models, server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
+    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder)
     ours = [] if server.only_tei_routes else [*openai.OURS, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, *page.ROUTES]
     guarded = ops.GUARDED if server.only_tei_routes else [*ops.GUARDED, *ops.OURS]
     app = Litestar(
