@@ -24,19 +24,25 @@ from hybridtei.server.models import Models
 from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.otlp import recorder_for
 from hybridtei.server.quantised import ranges_in
-from hybridtei.server.routes import fleet, hybrid, openai, ops, page, rank, tei
+from hybridtei.server.routes import fleet, hybrid, inference, openai, ops, page, rank, search, tei
 
 if TYPE_CHECKING:
+    from hybridtei.qdrant.search_layouts import Layouts
     from hybridtei.rpc.server import RpcServer
 
 
 def create_app(
-    service: EngineService, server: ServerConfig, model: ModelConfig | None = None, *, registry: Registry | None = None
+    service: EngineService,
+    server: ServerConfig,
+    model: ModelConfig | None = None,
+    *,
+    registry: Registry | None = None,
+    layouts: Layouts | None = None,
 ) -> Litestar:
     """An ASGI application over one service, which it starts and stops. `registry` should be the one the service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
-    return create_fleet_app(Models({default_alias(model.model_id): context}), server)
+    return create_fleet_app(Models({default_alias(model.model_id): context}), server, layouts=layouts)
 
 
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
@@ -52,19 +58,31 @@ def context_for(service: EngineService, server: ServerConfig, model: ModelConfig
 
 
 def create_fleet_app(
-    models: Models, server: ServerConfig, *, on_stop: Sequence[Callable[[], Awaitable[None]]] = ()
+    models: Models,
+    server: ServerConfig,
+    *,
+    on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
+    layouts: Layouts | None = None,
 ) -> Litestar:
-    """An ASGI application over several models, which it starts and stops; `on_stop` comes after."""
+    """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `layouts`: of a vector store,
+    which it closes."""
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
     rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder)
     ours = [] if server.only_tei_routes else [*openai.OURS, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, *page.ROUTES]
+    ours += [] if server.only_tei_routes else [*search.ROUTES, *inference.ROUTES]
     guarded = ops.GUARDED if server.only_tei_routes else [*ops.GUARDED, *ops.OURS]
     app = Litestar(
         [*tei.ROUTES, *openai.ROUTES, *ours, Router("/", route_handlers=guarded, guards=[require_key]), *ops.PUBLIC],
         exception_handlers=dict(HANDLERS),
         on_startup=[models.start, *([rpc.start] if rpc else [])],
-        on_shutdown=[*([rpc.stop] if rpc else []), models.stop, *on_stop, *([recorder.close] if recorder else [])],
-        state=State({"models": models, "server": server, "rpc": rpc, "recorder": recorder}),
+        on_shutdown=[
+            *([rpc.stop] if rpc else []),
+            models.stop,
+            *on_stop,
+            *([layouts.store.close] if layouts else []),
+            *([recorder.close] if recorder else []),
+        ],
+        state=State({"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts}),
         openapi_config=None,
         logging_config=None,
     )

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridtei.server.wire import classify, cohere, hybrid, ollama, openai, rerank, score, tag, tei, tokens
+from hybridtei.server.wire import (
+    classify,
+    cohere,
+    hybrid,
+    inference,
+    ollama,
+    openai,
+    rerank,
+    score,
+    search,
+    tag,
+    tei,
+    tokens,
+)
 
 Vector = list[float]
 REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")
@@ -95,6 +108,14 @@ OPERATIONS = (
         classify.VllmClassifyResponse,
         LISTED,
     ),
+    _post(
+        "/search",
+        "Search a collection of the vector store",
+        search.SearchRequest,
+        (search.SearchResponse, search.SearchesResponse),
+    ),
+    _post("/collections/{name}/points", "Embed texts and store them", search.PointsRequest, search.PointsResponse),
+    _post("/qdrant/inference", "Embeddings for a Qdrant server", inference.InferenceRequest, inference.InferenceResponse),
     _post("/tokenize", "Tokens with their places", tei.TokenizeRequest, list[list[tei.SimpleToken]]),
     _post("/decode", "Ids back to text", tei.DecodeRequest, list[str]),
     _post("/detokenize", "Ids back to text", tokens.DetokenizeRequest, tokens.DetokenizeResponse),

@@ -19,7 +19,7 @@ from hybridtei.server.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
 
 PARTS_INSIDE = 2
-ANSWER_NUMBERS = 64_000_000  # 256 MB as float32, and at most three times as much as JSON
+ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, and about three times as much as JSON: ten thousand vectors of 1,600
 
 T = TypeVar("T")
 Start = Callable[[], Coroutine[Any, Any, T]]

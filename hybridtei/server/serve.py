@@ -21,6 +21,7 @@ from hybridtei.server.body import ClientDisconnected, decode, model_name, read_p
 from hybridtei.server.coding import Form, wanted_form, written
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
 from hybridtei.server.edge import ALIAS
+from hybridtei.server.encoding import piecewise
 from hybridtei.server.errors import KeyNeeded
 from hybridtei.server.jobs import ANY, Able
 from hybridtei.server.models import Models
@@ -116,13 +117,17 @@ def told(scope: Any, answer: Any) -> ASGIResponse:
 async def respond(reply: Reply, form: Form, send: Send) -> None:
     """200 with the reply, and its timing headers if it has any."""
     if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
-        body, headers = await asyncio.to_thread(written, reply.answer, form)
+        body, headers = await asyncio.to_thread(_written_aside, reply.answer, form)
     else:
         body, headers = written(reply.answer, form)
     if reply.usage is not None:
         headers = [*reply.usage.headers(), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _written_aside(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    return written(answer if form.msgpack else piecewise(answer), form)
 
 
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hybridtei import __version__
-from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig
+from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.flags import UsageError
@@ -20,12 +21,16 @@ from hybridtei.server.metrics_port import MetricsPort, attached, reserved
 from hybridtei.server.models import Entry, Models
 from hybridtei.server.run import run_server
 
+if TYPE_CHECKING:
+    from hybridtei.qdrant.search_layouts import Layouts
+
 log = logging.getLogger(__name__)
 
 
-def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig) -> None:
-    """Until told to stop. Raises UsageError, LoadError, OSError."""
+def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None) -> None:
+    """Until told to stop. Raises UsageError, LoadError, StoreError, OSError."""
     _check_rpc(server)
+    layouts = _layouts(store, server)
     with reserved(server) as port:
         log.info("hybridtei %s: loading %s", __version__, model.model_id)
         loaded = _loaded(model, engine)
@@ -36,17 +41,40 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig) ->
 
             run_workers(service, server, model, registry=registry, metrics_port=port)
         else:
-            run_server(attached(create_app(service, server, model, registry=registry), port), server)
+            run_server(attached(create_app(service, server, model, registry=registry, layouts=layouts), port), server)
 
 
-def serve_several(configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig) -> None:
+def serve_several(
+    configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None
+) -> None:
     """Until told to stop. A model that does not load leaves the others serving. Raises LoadError if none does; OSError."""
     _check_rpc(server)
+    layouts = _layouts(store, server)
     with reserved(server) as port:
-        _serve_fleet(configs, engine, server, port)
+        _serve_fleet(configs, engine, server, port, layouts)
 
 
-def _serve_fleet(configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig, port: MetricsPort | None) -> None:
+def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
+    """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
+    from hybridtei.qdrant.stores import open_store
+
+    opened = None if store is None or server.only_tei_routes else open_store(store)
+    if opened is None:
+        return None
+    if server.http_workers > 1:
+        raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
+    from hybridtei.qdrant.search_layouts import Layouts
+
+    return Layouts(opened)
+
+
+def _serve_fleet(
+    configs: Sequence[NamedModel],
+    engine: EngineConfig,
+    server: ServerConfig,
+    port: MetricsPort | None,
+    layouts: Layouts | None,
+) -> None:
     fleet = Fleet(engine)
     contexts: dict[str, Context] = {}
     failures: dict[str, LoadError] = {}
@@ -70,7 +98,7 @@ def _serve_fleet(configs: Sequence[NamedModel], engine: EngineConfig, server: Se
 
     models = Models(contexts, opener)
     models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop]), port), server)
+    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], layouts=layouts), port), server)
 
 
 def _check_rpc(server: ServerConfig) -> None:

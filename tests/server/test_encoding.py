@@ -91,3 +91,17 @@ def test_base64_is_little_endian(dtype):
     row = np.array([1, 2, 3]).astype(dtype)
     unpacked = np.frombuffer(base64.b64decode(encoding.as_base64(row)), row.dtype.newbyteorder("<"))
     np.testing.assert_array_equal(unpacked, row)
+
+
+def test_a_large_answer_is_written_in_pieces_and_comes_out_the_same():
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2) / 7
+    answers = [
+        rows,
+        [rows, rows[:1]],
+        [],
+        {"object": "list", "data": [{"embedding": rows[0], "index": 0}], "usage": {"tokens": 3}, "row": rows[1]},
+        [{"score": np.float32(0.1), "label": "a"}],
+        encoding.Fragment(b"[1]"),
+    ]
+    for answer in answers:
+        assert encoding.to_json(encoding.piecewise(answer)) == encoding.to_json(answer)

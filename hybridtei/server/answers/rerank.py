@@ -88,6 +88,15 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
     return await context.reply(write, scores, usage, NUMBERS_A_RANK * len(scores))
 
 
+async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> Floats:
+    """A score for each document, as `/rerank` gives it: what ranks the hits of a search. Raises UnsupportedHead."""
+    task = rerank_task(context.service.model.spec, query, documents, truncate=True)
+    task.check(context.service.model.spec)
+    work = _Work(context, task, permits=_window(context, len(documents)))
+    scores, _ = await context.measured(work.run, _load(query, documents), scope="predict", checked=False)
+    return scores
+
+
 def _window(context: Context, documents: int) -> int:
     """How many are inside at once, at most."""
     return min(documents, PARTS_INSIDE * PART_DOCUMENTS, context.service.config.max_concurrent_requests)

@@ -14,7 +14,7 @@ from hybridtei.server.parts import too_much_to_answer
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.tei import DecodeRequest, TokenizeRequest, parse_ids
 
-ANSWER_BYTES = 768_000_000
+ANSWER_BYTES = 200_000_000
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from litestar.response.base import ASGIResponse
 from hybridtei.server.browsers import PAGE
 
 TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
     "svg": "image/svg+xml",
 }
 POLICY = (

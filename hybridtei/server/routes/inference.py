@@ -1,0 +1,66 @@
+"""The hook that an open-source Qdrant server calls for embeddings, so that `Document`s work against one's own database.
+
+The server sends its token in the body, where others send a header: either will do. It reads `{"error"}` of a 400 only, so all
+that the caller could mend is a 400 here.
+"""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+from typing import Any
+
+import orjson
+from litestar import Request, Response, asgi
+from litestar.types import Receive, Scope, Send
+
+from hybridtei.errors import HybridTeiError, RequestError
+from hybridtei.server.answers.inference import inference
+from hybridtei.server.auth import check_key
+from hybridtei.server.body import BodyError, decode, read_plain
+from hybridtei.server.edge import ALIAS
+from hybridtei.server.errors import row_of
+from hybridtei.server.serve import form_of, models_of, respond, server_of, while_connected
+from hybridtei.server.tracing import arrived
+from hybridtei.server.wire.inference import InferenceRequest
+
+PATH = "/qdrant/inference"
+
+
+def hook_error(request: Request[Any, Any, Any], error: HybridTeiError) -> Response[bytes]:
+    """`{"error"}`."""
+    status = 400 if isinstance(error, RequestError) else row_of(error).status
+    return Response(orjson.dumps({"error": str(error)}), status_code=status, media_type="application/json")
+
+
+def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[bytes]:
+    """`{"error"}`, too."""
+    status = 400 if error.status == 422 else error.status
+    return Response(orjson.dumps({"error": str(error)}), status_code=status, media_type="application/json")
+
+
+@asgi(PATH, copy_scope=False, exception_handlers={HybridTeiError: hook_error, BodyError: body_error})
+async def hook(scope: Scope, receive: Receive, send: Send) -> None:
+    """POST. The key is looked at once the body is read, which is bounded as everywhere."""
+    server = server_of(scope)
+    body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
+    wire = decode(body, InferenceRequest) if server.api_key is None else _with_key(scope, body, server.api_key)
+    alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
+    if server.otlp_endpoint is not None:
+        arrived(scope["app"].state.recorder, scope["headers"])
+    reply = await while_connected(scope, inference(models_of(scope), alias, wire))
+    await respond(reply, form_of(scope), send)
+
+
+def _with_key(scope: Scope, body: bytes, key: str) -> InferenceRequest:
+    """Raises NotAuthorizedException where neither the header nor the body carries the key, whatever else the body is."""
+    try:
+        wire = decode(body, InferenceRequest)
+    except BodyError:
+        check_key(scope, key)
+        raise
+    if wire.token is None or not compare_digest(wire.token.encode(), key.encode()):
+        check_key(scope, key)
+    return wire
+
+
+ROUTES = (hook,)
