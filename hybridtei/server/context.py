@@ -15,11 +15,12 @@ from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.errors import HybridTeiError, InvalidDimensions
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
-from hybridtei.server.errors import RequestRefused
+from hybridtei.server.errors import TooManyInputs
 from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
 from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.lookup import embed_task
 
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
@@ -68,7 +69,7 @@ class Context:
         """Raises RequestRefused if a request holds too many inputs, and these are not to be answered in parts."""
         limit = self.server.max_client_batch_size
         if inputs > limit and not self.server.split_large_batches:
-            raise RequestRefused(f"batch size {inputs} > maximum allowed batch size {limit}")
+            raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
 
     def plan(self, inputs: int) -> Plan | None:
         """How a request of so many inputs goes through in parts; None: as a whole."""
@@ -118,7 +119,8 @@ class Context:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
         if refusal is None and numbers > ANSWER_NUMBERS and self.plan(load.inputs) is not None:
             refusal = too_much_to_answer()
-        answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
+        asked = embed_task(self.service.model.spec, task)
+        answer, usage = await self.measured(lambda: self.run(asked, load), load, refusal=refusal)
         return await self.reply(write, answer, usage, max(numbers, numbers_in(answer)))
 
     async def measured(

@@ -17,6 +17,7 @@ from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.outputs import Embeddings, Timings
 from hybridtei.server.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
+from hybridtei.tasks.lookup import LookUp
 
 PARTS_INSIDE = 2
 ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, and about three times as much as JSON: ten thousand vectors of 1,600
@@ -85,7 +86,7 @@ async def run_in_parts(service: EngineService, task: Any, plan: Plan) -> Answere
 
     def starts() -> Iterator[Start[Answered[Any]]]:
         for inputs in plan.ranges():
-            part = replace(task, inputs=task.inputs[inputs])
+            part = task.part(task.inputs[inputs]) if isinstance(task, LookUp) else replace(task, inputs=task.inputs[inputs])
             yield lambda part=part: run(part)  # type: ignore[misc]
 
     with service.admission.inside(plan.permits):

@@ -86,6 +86,14 @@ class Embed:
             allow_empty=allow_empty,
         )
 
+    def token_numbers(self, spec: ModelSpec, tokens: int) -> int:
+        """How many numbers the answer holds at most of those that it has for each of so many tokens."""
+        states = spec.hidden_size if Head.TOKENS in self.heads else 0
+        if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
+            return tokens * states
+        width = spec.multivector.dim
+        return tokens * (states + min(self.dimensions or width, width))
+
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Cut, normalise and merge what the pass computed for this task."""
         outputs = outputs.only(self.heads)

@@ -49,9 +49,7 @@ def visit(browser: Any, tmp_path: Path) -> Open:
     """The page, opened. In the end it is photographed, and has complained of nothing but `refused` statuses."""
 
     @contextmanager
-    def opened(
-        server: Running, *, path: str = "/", refused: tuple[int, ...] = (), width: int = 1280, clock: bool = False
-    ) -> Any:
+    def opened(url: str, *, refused: tuple[int, ...] = (), width: int = 1280, clock: bool = False) -> Iterator[Any]:
         page = browser.new_page(viewport={"width": width, "height": 800})
         page.set_default_timeout(20_000)
         complaints: list[str] = []
@@ -287,6 +285,7 @@ def test_a_key_is_asked_for_and_forgotten(visit):
         assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
         page.reload()
         expect(page.locator("#key-form")).to_be_visible()
+        expect(page.locator("#main")).to_be_hidden()
 
 
 def test_refusals_are_told_where_they_happened(visit):
@@ -345,5 +344,5 @@ def test_several_models_one_embeds_another_ranks(hybrid, visit, tmp_path):
             shown = [float(row.get_attribute("data-score")) for row in page.locator("#ranks li").all()]
             assert shown == pytest.approx([rank["score"] for rank in ranking], abs=1e-6)
             page.select_option("#model", "ranker")
-            expect(page.locator("#scores-notes")).to_contain_text("has no dense output")
+            expect(page.locator("#scores-notes")).to_contain_text("ranker has no dense output")
             expect(page.locator("#table tbody tr")).to_have_count(0)

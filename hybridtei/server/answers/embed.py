@@ -142,6 +142,7 @@ def _task(
         request.prompt_name,
         normalize,
         dimensions,
+        getattr(request, "input_type", None),
     )
 
 

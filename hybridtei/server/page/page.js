@@ -28,14 +28,13 @@ let running = new AbortController();
 const info = () => state.infos.get(state.alias);
 const outputs = () => KINDS.filter((kind) => info().hybridtei?.outputs.includes(kind));
 const lines = () => byId("documents").value.split("\n").map((line) => line.trim()).filter(Boolean);
-const cut = (text) => (text.length > 60 ? `${text.slice(0, 60)}…` : text);
 
 /** Who serves: at first, after a key, and after another model is chosen. */
 async function open() {
   try {
-    const served = state.infos.size ? null : (await ask("v1/models")).data.map(({ id }) => id);
-    if (served !== null) await meet(served);
+    if (!state.infos.size) await meet();
     byId("key-form").hidden = true;
+    byId("main").hidden = false;
   } catch (error) {
     if (error.status === 401) askForKey();
     else byId("facts").textContent = `The server does not tell what it serves: ${error.message}`;
@@ -48,10 +47,13 @@ async function open() {
   watch(state.alias);
 }
 
-async function meet(served) {
-  const several = aliasOfAddress === null && served.length > 1;
+async function meet() {
+  const served = aliasOfAddress === null ? (await ask("v1/models")).data.map(({ id }) => id) : [aliasOfAddress];
+  const several = served.length > 1;
   const aliases = several ? served : [aliasOfAddress];
-  for (const alias of aliases) state.infos.set(alias, await ask("info", { alias }));
+  const told = [];
+  for (const alias of aliases) told.push([alias, await ask("info", { alias })]);
+  state.infos = new Map(told);
   const fit = aliases.find((alias) => state.infos.get(alias).hybridtei.role === "embedding");
   state.alias = fit === undefined ? aliases[0] : fit;
   if (!several) return;
@@ -81,7 +83,7 @@ function forget() {
 }
 
 function lacking() {
-  const reason = (kind) => `${info().model_id} has no ${kind} output`;
+  const reason = (kind) => `${info().served_model_name} has no ${kind} output`;
   return Object.fromEntries(KINDS.filter((kind) => !outputs().includes(kind)).map((kind) => [kind, reason(kind)]));
 }
 
@@ -136,7 +138,7 @@ async function score() {
   tell("ask-error", null);
   if (!query || !documents.length) return tell("ask-error", "A query and at least one document are needed.");
   if (documents.length > MOST_DOCUMENTS) return tell("ask-error", `At most ${MOST_DOCUMENTS} documents, given: ${documents.length}.`);
-  if (!outputs().length) return tell("ask-error", `${info().model_id} gives no vectors (${info().hybridtei.role}); it may rerank.`);
+  if (!outputs().length) return tell("ask-error", `${info().served_model_name} gives no vectors (${info().hybridtei.role}); it may rerank.`);
   byId("scores").setAttribute("aria-busy", "true");
   try {
     const { query: asQuery, document: asDocument } = prompts();
@@ -247,7 +249,7 @@ async function runRerank() {
   } catch (error) {
     byId("ranks").replaceChildren();
     state.scores = null;
-    if (error.status === 424) tell("rerank-error", `${state.infos.get(alias).model_id} cannot rerank: ${error.message}`);
+    if (error.status === 424) tell("rerank-error", `${state.infos.get(alias).served_model_name} cannot rerank: ${error.message}`);
     else refused(error, "rerank-error");
   } finally {
     button.disabled = false;

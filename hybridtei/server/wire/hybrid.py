@@ -18,6 +18,12 @@ OutputDtype = Annotated[
 ]
 
 
+Side = Annotated[
+    Literal["query", "document"] | None,
+    Meta(description="What the inputs are, for models that read queries otherwise than documents [default: document]."),
+]
+
+
 class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed_hybrid`."""
 
@@ -31,6 +37,7 @@ class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
         Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
     ] = "tei"
     output_dtype: OutputDtype = None
+    input_type: Side = None
 
 
 class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True):
@@ -38,6 +45,7 @@ class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True):
 
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
     output_dtype: OutputDtype = None
+    input_type: Side = None
 
 
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
