@@ -21,6 +21,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
+from hybridtei.gpus import cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "bfloat16": ("openvino", "torch"),
     "float16": ("torch",),
     "int8": ("ort",),
+    "fp8": ("torch",),
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
 DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
@@ -170,10 +172,33 @@ def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, ni
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+    devices = _devices(config)
+    if len(devices) == 1:
+        return _torch_on(devices[0], config, spec, dtype)
+    from hybridtei.backends.replicas import Replicas
+
+    log.info("a replica of the model on each of %s", ", ".join(devices))
+    return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
+
+
+def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
+    if dtype == "fp8":
+        from hybridtei.backends.fp8 import open_fp8
+
+        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
     from hybridtei.backends.torch_backend import TorchBackend
 
-    device = "cuda" if _cuda() else "cpu"
     return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+
+
+def _devices(config: ModelConfig) -> list[str]:
+    if _cuda():
+        import torch
+
+        return cuda_devices(config.cuda_devices, torch.cuda.device_count())
+    if config.cuda_devices is not None:
+        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and torch finds no CUDA device here")
+    return ["cpu"]
 
 
 _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int, int], Backend]] = {

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from hybridtei import __version__
-from hybridtei.commands import embed, export, ingest, serve, settings, tune
+from hybridtei.commands import embed, evaluate, export, ingest, search, serve, settings, tune
 from hybridtei.errors import HybridTeiError
 from hybridtei.flags import UsageError, boolean_flags
 
-COMMANDS = (serve, embed, ingest, export, tune)
+COMMANDS = (serve, embed, ingest, search, evaluate, export, tune)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

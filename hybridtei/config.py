@@ -16,9 +16,10 @@ from hybridtei.cores import available_cores
 EMBEDDED_MODEL = "minilm-hybrid"
 
 Role = Literal["embed", "rerank", "classify", "tag"]
-Dtype = Literal["float16", "float32", "bfloat16", "int8"]
+Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 HUB, INPUTS, LIMITS = {"group": "hub"}, {"group": "inputs"}, {"group": "limits"}
 ANSWERS, SECURITY, OBSERVABILITY = {"group": "answers"}, {"group": "security"}, {"group": "observability"}
@@ -48,6 +49,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             description="Engine that runs the model; auto: what was measured to do best on this hardware, and the log says why."
         ),
     ] = "auto"
+    cuda_devices: Annotated[
+        str | None,
+        Meta(
+            description="GPUs to run on, such as 0,1: a replica on each; 0,0: two on one; all: on every [default: the first]."
+        ),
+    ] = None
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None
@@ -88,10 +95,32 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         Positive, Meta(description="Most tokens in one forward pass; also caps the input length.", extra=LIMITS)
     ] = 16384
     max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.", extra=LIMITS)] = None
+    max_answer_bytes: Annotated[
+        Positive, Meta(description="Most bytes, as JSON, of an answer with a vector for each token.", extra=LIMITS)
+    ] = 1_000_000_000
+    request_timeout: Annotated[
+        Seconds,
+        Meta(
+            description="How long a request's inputs may take from permit to answer, 503 then; 0: without limit.", extra=LIMITS
+        ),
+    ] = 600.0
+    pass_timeout: Annotated[
+        Seconds,
+        Meta(
+            description="How long one forward pass may take; then its requests fail, and /health with them; 0: without limit.",
+            extra=LIMITS,
+        ),
+    ] = 300.0
     bulk_niceness: Annotated[
         int,
         Meta(ge=0, le=19, description="How far long inputs and large requests give way to short ones, and to other programs."),
     ] = 10
+    memory_fraction: Annotated[
+        float,
+        Meta(
+            gt=0, le=1, description="Share of a GPU's memory that is free once a model is loaded, for its passes.", extra=LIMITS
+        ),
+    ] = 0.9
     embedding_cache_mb: Annotated[
         int, Meta(ge=0, description="Memory for results of inputs seen before, in megabytes; 0: none is kept.")
     ] = 0
@@ -166,9 +195,40 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
     ] = 10_000
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
+    header_limit: Annotated[
+        int, Meta(ge=1024, le=16_777_216, description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)
+    ] = 65_536
+    header_timeout: Annotated[
+        Seconds,
+        Meta(description="How long the head of a request may take to arrive, 408 then; 0: without limit.", extra=LIMITS),
+    ] = 60.0
+    body_timeout: Annotated[
+        Seconds,
+        Meta(
+            description="How long a body may stand still, or fall behind 1000 bytes a second, 408 then; 0: without limit.",
+            extra=LIMITS,
+        ),
+    ] = 60.0
+    max_connections: Annotated[
+        Positive, Meta(description="Connections open at once; further ones are answered 503 and closed.", extra=LIMITS)
+    ] = 8192
     api_key: Annotated[
         str | None,
         Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.", extra={**SECURITY, **NEVER_SHOWN}),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File of further keys, a line `NAME:KEY` each; read again on SIGHUP. Names are counted and logged.",
+            extra=SECURITY,
+        ),
+    ] = None
+    certfile: Annotated[
+        str | None,
+        Meta(description="PEM file of the server's certificate and its chain: HTTP and gRPC over TLS.", extra=SECURITY),
+    ] = None
+    keyfile: Annotated[
+        str | None, Meta(description="PEM file of the certificate's private key, without a password.", extra=SECURITY)
     ] = None
     cors_allow_origin: Annotated[
         tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].", extra=SECURITY)

@@ -7,10 +7,13 @@ HybridTeiError
 │   │   └─ InvalidDimensions the vectors have no such prefix
 │   ├─ TokenizerError        the tokenizer refused the text
 │   ├─ UnsupportedHead       the loaded model has no such output
+│   ├─ AnswerTooLarge        what is asked for would fill the memory
 │   ├─ UnknownModel          no model of that name is ready here
 │   └─ UnknownCollection     the vector store has no collection of that name
 ├─ Overloaded                no permit left: try again later
+├─ TimedOut                  let in, and not answered in time
 ├─ BackendError              the forward pass failed
+│   ├─ PassOverdue           it takes longer than a pass may
 │   └─ NotANumber            it gave an input a score that is no number
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
 ├─ StoreError                a vector store refused or failed
@@ -26,9 +29,18 @@ The classes know no HTTP: statuses and wire names live in `server/errors.py`, in
 A message says what was given, what is allowed, and which field.
 """
 
+from __future__ import annotations
+
+from typing import ClassVar
+
 
 class HybridTeiError(Exception):
-    """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose."""
+    """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose.
+
+    `limit`: the setting whose bound was reached, if it was one.
+    """
+
+    limit: ClassVar[str | None] = None
 
 
 class RequestError(HybridTeiError):
@@ -55,6 +67,12 @@ class UnsupportedHead(RequestError):
     """The loaded model does not produce the wanted output."""
 
 
+class AnswerTooLarge(RequestError):
+    """An answer with a vector for each token would hold too many numbers; nothing was computed."""
+
+    limit = "max_answer_bytes"
+
+
 class UnknownModel(RequestError):
     """No model of that name is ready here."""
 
@@ -66,12 +84,26 @@ class UnknownCollection(RequestError):
 class Overloaded(HybridTeiError):
     """All permits are taken; nothing was done."""
 
+    limit = "max_concurrent_requests"
+
     def __init__(self) -> None:
         super().__init__("Model is overloaded")
 
 
+class TimedOut(HybridTeiError):
+    """A request waited and worked for longer than it may; its place is free again."""
+
+    limit = "request_timeout"
+
+
 class BackendError(HybridTeiError):
     """The forward pass that carried this request failed."""
+
+
+class PassOverdue(BackendError):
+    """The pass has not returned within its bound, and nobody waits for it any more."""
+
+    limit = "pass_timeout"
 
 
 class NotANumber(BackendError):

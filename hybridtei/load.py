@@ -10,6 +10,7 @@ import numpy as np
 from hybridtei import heap, tuning
 from hybridtei.backend_choice import open_backend
 from hybridtei.backends.base import Backend
+from hybridtei.backends.memory import Measured
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import resolve
@@ -28,7 +29,8 @@ from hybridtei.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 SELF_TEST_TOKENS = 512  # of the longer text; rotary embeddings that follow the length begin to do so late
-SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02}  # relative to the largest state
+# Relative to the largest state.
+SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, one_caller: bool = 
     try:
         _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
         _warm_up(backend, model.reader.max_input_length)
-        budget = _budget(backend, engine.max_batch_tokens, threads)
+        budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length), threads)
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
     heap.trim()
@@ -135,6 +137,16 @@ def _self_test(backend: Backend, longest: int) -> None:
             raise LoadError(
                 f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
             )
+
+
+def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
+    """Most tokens of a pass: as configured, and as memory of the device allows. Raises LoadError."""
+    if not isinstance(backend, Measured):
+        return engine.max_batch_tokens
+    most = backend.most_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
+    if most < engine.max_batch_tokens:
+        log.warning("a pass takes at most %d tokens, for want of memory; max-batch-tokens is %d", most, engine.max_batch_tokens)
+    return most
 
 
 def _budget(backend: Backend, most_tokens: int, threads: int) -> int:

@@ -15,11 +15,13 @@ from hybridtei.outputs import Timings
 
 SECOND_NS, MILLISECOND_NS, MICROSECOND_NS = 1_000_000_000, 1_000_000, 1_000
 
+CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
+
 
 @dataclass(slots=True, eq=False)
 class Span:
     """One handler's work on one request. `timings` and `total_ns` are there once it has been computed; `identity` belongs to
-    whoever exports it."""
+    whoever exports it; `caller` is the name of the key that the request came with, if keys have names."""
 
     name: str
     outer: Span | None = None
@@ -28,16 +30,19 @@ class Span:
     timings: Timings | None = None
     total_ns: int = 0
     identity: Any = None
+    caller: str | None = field(default_factory=CALLER.get)
 
     def computed(self, timings: Timings, total_ns: int) -> None:
         """The engine's account of the request."""
         self.timings, self.total_ns = timings, total_ns
 
     def fields(self) -> dict[str, str]:
-        """TEI's, in its order; none before there is an account."""
+        """TEI's, in its order; none before there is an account. The caller's, which TEI has not, comes first."""
+        caller = {} if self.caller is None else {"key": self.caller}
         if self.timings is None:
-            return {}
+            return caller
         return {
+            **caller,
             "total_time": human(self.total_ns),
             "tokenization_time": human(self.timings.tokenization_ns),
             "queue_time": human(self.timings.queue_ns),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -117,11 +118,22 @@ def _sizes(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _machine() -> list[object]:
+    gpu = _gpu()
+    return [_processor(), available_cores(), *([] if gpu is None else [gpu])]
+
+
+def _processor() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                return [line.partition(":")[2].strip(), available_cores()]
-    return [platform.processor() or platform.machine(), available_cores()]
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    """Of a process that has loaded torch, as one that computes on a GPU has; no other is made to."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else None
 
 
 def _versions() -> dict[str, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hybridtei import backend_choice
-from hybridtei.backend_choice import choices, ranked, why_not
+from hybridtei.backend_choice import choices, open_backend, ranked, why_not
+from hybridtei.backends.replicas import Replicas
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
@@ -54,3 +55,20 @@ def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monke
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
     with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: no graph.*hybridtei\[torch\]"):
         choices(ModelConfig(model_id=str(bert)), read_spec(bert))
+
+
+def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
+    with pytest.raises(LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"):
+        open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
+
+
+def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path) -> None:
+    with pytest.raises(LoadError, match="`cuda-devices` is '0', and torch finds no CUDA device here"):
+        open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))
+
+
+def test_several_devices_are_a_replica_each(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_devices", lambda _: ["cpu", "cpu"])
+    backend = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
+    assert isinstance(backend, Replicas)
+    assert [replica.backend.name for replica in backend.replicas] == ["torch", "torch"]

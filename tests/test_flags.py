@@ -49,6 +49,7 @@ def test_every_field_has_its_flag_and_its_variable(kind):
         if text is None:
             plain = next(plain for other, plain, _ in fields_of(kind) if other.name == field.name)
             text = get_args(plain)[-1] if get_origin(plain) is Literal else "7"
+        text = {"memory_fraction": "0.5"}.get(field.name, text)  # seven is beyond its bound
         flag = "--" + field.name.replace("_", "-")
         by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
         assert by_flag == by_variable
@@ -146,6 +147,8 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
         (EngineConfig, ["--max-batch-tokens", "1.5"], {}, "--max-batch-tokens: "),
         (EngineConfig, ["--max-batch-tokens", "many"], {}, "--max-batch-tokens: invalid value 'many'"),
         (EngineConfig, ["--max-batch-requests", "0"], {}, "--max-batch-requests: "),
+        (EngineConfig, ["--memory-fraction", "0"], {}, "--memory-fraction: .*> 0"),
+        (EngineConfig, ["--memory-fraction", "1.1"], {}, "--memory-fraction: .*<= 1"),
         (EngineConfig, ["--max-concurrent-requests", "0"], {}, "--max-concurrent-requests: "),
         (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*<= 64"),
         (EngineConfig, ["--tokenization-workers", "0"], {}, "--tokenization-workers: "),
@@ -180,7 +183,7 @@ def test_help_shows_defaults_and_variables(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "[default: 16384] [env: MAX_BATCH_TOKENS]" in shown
     assert "[default: true] [env: AUTO_TRUNCATE]" in shown
-    assert "{float16,float32,bfloat16,int8}" in shown
+    assert "{float16,float32,bfloat16,int8,fp8}" in shown
 
 
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:

@@ -23,7 +23,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
-from hybridtei.trunk import pretrained
+from hybridtei.trunk import trunk
 from tests import tiny, tolerances, vocabulary
 from tests.backends.test_export import change, graph_of
 from tests.checkpoint.test_modules import in_its_own_folder
@@ -61,7 +61,7 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
 def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny.write_family(tmp_path, "qwen2", rope_parameters=LONG)
     assert loaded(folder).model.spec.model_type == "qwen2"
-    monkeypatch.setattr(pretrained, "forget_lengths", lambda model: False)
+    monkeypatch.setattr(trunk, "forget_lengths", lambda model: False)
     with pytest.raises(LoadError, match=f"{folder}: self-test"):
         loaded(folder)
 
@@ -252,3 +252,17 @@ def test_the_embedded_model_gives_the_same_on_both_backends(cache: Path) -> None
         one, other = getattr(ours, name), getattr(theirs, name)
         np.testing.assert_array_equal(one.offsets, other.offsets)
         np.testing.assert_allclose(one.values, other.values, atol=tolerance, rtol=0, err_msg=name)
+
+
+def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, float]] = []
+
+    def room(_: object, limit: int, longest: int, fraction: float) -> int:
+        asked.append((limit, longest, fraction))
+        return 600
+
+    monkeypatch.setattr("hybridtei.backends.torch_backend.TorchBackend.most_tokens", room)
+    engine = EngineConfig(max_batch_tokens=5000, memory_fraction=0.5)
+    loaded = load_model(ModelConfig(model_id=str(bert), pooling="mean", backend="torch"), engine)
+    assert asked == [(5000, loaded.model.reader.max_input_length, 0.5)]
+    assert loaded.budget_tokens <= 600

@@ -1,127 +1,191 @@
-"""PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back."""
+"""PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back.
+
+On a GPU launching a pass and waiting for it are two things: while one thread waits for its arrays, another packs the next
+batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
+freed in the order of the stream, so two that are under way need the memory of one.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from hybridtei.batch import Head, PackedBatch, kept_tokens
-from hybridtei.checkpoint.classifier_layers import classifier_layers
-from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.backends import memory
+from hybridtei.backends.failures import DeviceLost
+from hybridtei.backends.halving import TooLarge, in_halves
+from hybridtei.backends.host_copy import Arrays, start_copy, to_device
+from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
+from hybridtei.batch import PackedBatch
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError
-from hybridtei.heads.classify import classify, tag
-from hybridtei.heads.dense import dense
-from hybridtei.heads.multivector import multivector
-from hybridtei.heads.parameters import classifier_parameters, dense_layer, lexical_weights, multivector_weights
-from hybridtei.heads.sparse import lexical, lexical_inputs
-from hybridtei.heads.splade import splade
 from hybridtei.lanes import LaneKind, both_lanes
-from hybridtei.outputs import HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.pretrained import load_trunk
+from hybridtei.outputs import HeadOutputs
+from hybridtei.trunk.trunk import Placed, Trunk
+
+if TYPE_CHECKING:
+    from hybridtei.checkpoint.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
 BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
+# What torch and its libraries say where memory is short, when they do not raise OutOfMemoryError.
+SHORT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 class TorchBackend:
-    """See `backends.base.Backend`."""
+    """See `backends.base.Backend`. `ahead`: how many batches more than lanes the engine may take, to have them ready."""
 
     name = "torch"
     fills_cores = True
 
     def __init__(
-        self, spec: ModelSpec, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+        loaded: tuple[Trunk, HeadWeights] | None = None,
     ) -> None:
+        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. Raises LoadError."""
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
-        self.busy_tokens = BUSY_TOKENS.get(device, 4096)
-        self.lanes = both_lanes(available_cores()) if device == "cpu" else (LaneKind.BULK,)
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        self.busy_tokens = BUSY_TOKENS.get(self.device.type, 4096)
+        self.lanes = (LaneKind.BULK,) if on_gpu else both_lanes(available_cores())
+        self.ahead = 1 if on_gpu else 0
         self._counting = threading.Lock()
-        self._device = torch.device(device)
-        number = DTYPES[dtype]
-        self._trunk, self._logits_of = load_trunk(spec, dtype=number, device=self._device, trust_remote_code=trust_remote_code)
+        self._launching: AbstractContextManager[Any] = threading.Lock() if on_gpu else nullcontext()
+        if loaded is None:
+            from hybridtei.backends.torch_load import load
+
+            loaded = load(spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code)
+        self._trunk, self._heads = loaded
         self.padded = self._trunk.padded
-        self._dense_layers = [dense_layer(module, self._device) for module in spec.dense_modules]
-        if spec.sparse is not None and not spec.is_splade:
-            self._lexical = lexical_weights(spec.sparse, spec.hidden_size, number, self._device)
-        if spec.multivector is not None:
-            self._projection = multivector_weights(spec.multivector, spec.hidden_size, number, self._device)
-            self._before = [dense_layer(module, self._device) for module in spec.multivector.before]
-        if spec.classifier is not None:
-            arrays = classifier_layers(spec.classifier, spec.folder, spec.hidden_size)
-            self._classifier = classifier_parameters(arrays, self._device)
-        self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
+        self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        if on_gpu:
+            torch.cuda.synchronize(self.device)  # the weights are there before another stream reads them
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
-        """See `Backend.forward`. Teams of threads cost more than they bring here, so `wide` changes nothing."""
+        """See `Backend.forward`. Teams of threads cost more than they bring here, so `wide` changes nothing.
+
+        A batch that does not fit is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
+        """
         try:
-            with torch.inference_mode():
-                return self._forward(batch)
+            return in_halves(self._pass, batch, self.make_room)
+        except BackendError:
+            raise
         except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
-            raise BackendError(f"the forward pass failed: {error}") from error
+            fault = error
+        if not self.answers():
+            raise DeviceLost(f"{self.device} answers no more; a restart is needed: {fault}") from fault
+        raise BackendError(f"the forward pass failed: {fault}") from fault
 
     def enter_lane(self, kind: LaneKind) -> None:
         """On a CPU each lane computes alone in its own thread: a team of threads that must meet after each operation
         loses most of its speed as soon as one core has anything else to do (measured: a factor of four)."""
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             torch.set_num_threads(1)
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._trunk
+        del self._trunk, self._heads
+        self.make_room()
 
-    def _forward(self, batch: PackedBatch) -> HeadOutputs:
-        layout = PackedLayout(batch.cu_seqlens, self._device, batch.unseen)
-        hidden = self._trunk(batch, layout)
+    def make_room(self) -> None:
+        """Give the device what torch only keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def answers(self) -> bool:
+        """Whether the device still computes: after some errors it refuses everything until the process ends."""
+        if self.device.type != "cuda":
+            return True
+        try:
+            torch.cuda.synchronize(self.device)
+            return float(torch.ones(1, device=self.device).sum()) == 1.0
+        except RuntimeError:
+            return False
+
+    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
+        """Tokens of the largest pass that fits into `fraction` of the free memory; inputs of `longest` tokens do.
+
+        At most `limit`, and that on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
+        """
+        if self.device.type != "cuda":
+            return limit
+        self.make_room()
+        allowed = self._allow(fraction)
+        return memory.most_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
+
+    @property
+    def trunk(self) -> Trunk:
+        """The encoder, for those who change it before it serves."""
+        return self._trunk
+
+    def _pass(self, batch: PackedBatch) -> HeadOutputs:
+        """Raises TooLarge where memory is short."""
+        try:
+            with self._launching, torch.inference_mode(), self._on_stream():
+                asked = wanted(batch, self.spec)
+                wait = self._launch(batch, asked)
+            return outputs_of(wait(), batch, asked, self.spec.vocab_size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_short_of_memory(error):
+                raise
+            fault = f"{error}".splitlines()[0]
+        raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
+
+    def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
+        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
+        integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "offsets": batch.cu_seqlens}
+        there = to_device({**integers, **types, **asked.integers}, self.device)
+        placed = Placed(there["input_ids"], there["position_ids"], there.get("token_type_ids"))
+        layout = self._trunk.layout(batch, there["offsets"])
+        hidden = self._trunk(batch, layout, placed)
         with self._counting:
             self.forwards += 1
-        return HeadOutputs(
-            dense=self._dense(hidden, layout) if Head.DENSE in batch.heads else None,
-            token_weights=self._token_weights(batch, hidden) if self._wants_lexical(batch) else None,
-            splade=self._splade(hidden, layout) if self.spec.is_splade and Head.SPARSE in batch.heads else None,
-            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
-            tokens=Ragged(_numpy(hidden), batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
-            scores=self._scores(hidden, layout) if Head.SCORES in batch.heads else None,
-            tags=Ragged(_numpy(tag(hidden, self._classifier)), batch.cu_seqlens) if Head.TAGS in batch.heads else None,
-        )
+        embeddings = self._trunk.word_embeddings(batch, placed) if wants_words(batch, self.spec) else None
+        states = States(hidden, layout, embeddings, there.get(KEPT))
+        return start_copy(compute(states, batch.heads, self.spec, self._heads), self.device)
 
-    def _scores(self, hidden: Tensor, layout: PackedLayout) -> NDArray[np.float32]:
-        assert self.spec.classifier is not None
-        return _numpy(classify(hidden, layout, self.spec.classifier.pooling, self._classifier))
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
-    def _wants_lexical(self, batch: PackedBatch) -> bool:
-        return Head.SPARSE in batch.heads and not self.spec.is_splade
+    def _allow(self, fraction: float) -> int:
+        """Let torch take so much of the free memory and no more; bytes that passes may use."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(free * fraction)
+        share = (torch.cuda.memory_reserved(self.device) + allowed) / total
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.device)
+        return allowed
 
-    def _dense(self, hidden: Tensor, layout: PackedLayout) -> NDArray[np.float32]:
-        return _numpy(dense(hidden, layout, self.spec.pooling, self._dense_layers))
-
-    def _token_weights(self, batch: PackedBatch, hidden: Tensor) -> Ragged:
-        assert self.spec.sparse is not None
-        names = self.spec.sparse.inputs
-        embeddings = self._trunk.word_embeddings(batch) if "embedding" in names else None
-        weights = lexical(lexical_inputs(hidden, embeddings, names), self._lexical)
-        return Ragged(_numpy(weights), batch.cu_seqlens)
-
-    def _splade(self, hidden: Tensor, layout: PackedLayout) -> SparseVectors:
-        assert self._logits_of is not None
-        return SparseVectors.from_dense(_numpy(splade(hidden, layout, self._logits_of)))
-
-    def _multivector(self, batch: PackedBatch, hidden: Tensor) -> Ragged:
-        assert self.spec.multivector is not None
-        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
-        rows = tag(hidden, self._before).to(hidden.dtype) if self._before else hidden
-        rows = multivector(rows, torch.as_tensor(kept, device=self._device), *self._projection)
-        return Ragged(_numpy(rows), offsets)
+    def _peak(self, tokens: int, longest: int) -> int | None:
+        """Most bytes that passes of so many tokens take besides weights, in the worst forms; None if one does not fit."""
+        peak = 0
+        for batch in memory.worst_batches(self.spec, tokens, longest):
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            try:
+                self._pass(batch)
+            except TooLarge:
+                self.make_room()
+                return None
+            peak = max(peak, torch.cuda.max_memory_allocated(self.device) - before)
+        return peak
 
 
-def _numpy(tensor: Tensor) -> NDArray[np.float32]:
-    return tensor.float().cpu().numpy()
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory, of the device or of the host, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY)

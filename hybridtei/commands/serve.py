@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from hybridtei.commands import settings
-from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.flags import UsageError, add_flags
 from hybridtei.redacted import described
+from hybridtei.server.keys import is_sendable
 
 log = logging.getLogger("hybridtei")
 
@@ -30,7 +31,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
-    add_flags(parser, (ModelConfig, EngineConfig, ServerConfig), repeatable=("model_id",))
+    add_flags(parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",))
     parser.set_defaults(run=run)
 
 
@@ -39,25 +40,27 @@ def run(arguments: argparse.Namespace) -> None:
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    server = settings.read(arguments, ServerConfig)
+    server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
     from hybridtei import logs
     from hybridtei.server import otlp, start
 
     logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)
-    log.info("%s", described((model, engine, server), models=arguments.models, model_id=_shown(model.model_id, model_ids)))
+    log.info(
+        "%s", described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
+    )
     for warning in settings.outdated(arguments):
         log.warning("%s", warning)
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
     if server.otlp_endpoint is not None:
         otlp.require()  # before minutes of loading
     if arguments.models is None and len(model_ids) < 2:
-        start.serve_one(model, engine, server)
+        start.serve_one(model, engine, server, store)
         return
     from hybridtei.model_list import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
-    start.serve_several(models, engine, server)
+    start.serve_several(models, engine, server, store)
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:
@@ -78,8 +81,9 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     for flag, port in ports.items():
         if port and taken.setdefault(port, flag) != flag:
             raise UsageError(f"{flag}: {port} is the port of {taken[port]} already")
-    key = server.api_key
-    if key is not None and (key.strip() != key or not key or not (key.isascii() and key.isprintable())):
+    if (server.certfile is None) != (server.keyfile is None):
+        raise UsageError("--certfile and --keyfile go together: give both, or neither")
+    if server.api_key is not None and not is_sendable(server.api_key):
         raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
 
 

@@ -2,6 +2,11 @@
 
 Among models with work it is the turn of the one that was served the fewest tokens; who rides is its `EngineCore`'s to say. A
 failed pass fails its own riders; a lane that dies of anything else fails every waiter of every model, and flips health.
+
+A pass that takes longer than it may fails its riders and flips health until it returns. It keeps its lane, since nothing can
+interrupt it; while all lanes are kept so, nobody is let wait for them.
+
+A GPU's backend takes a batch or more ahead of its lanes: one is packed and launched while another runs.
 """
 
 from __future__ import annotations
@@ -9,13 +14,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter_ns
 
 from hybridtei.backends.base import Backend
+from hybridtei.backends.failures import DeviceLost, PartlyFailed
 from hybridtei.engine.core import Batch, EngineCore, Ticket
-from hybridtei.errors import BackendError
+from hybridtei.engine.watchdog import Watchdog
+from hybridtei.errors import BackendError, PassOverdue
 from hybridtei.lanes import LaneKind, lower_priority
+
+JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +42,7 @@ class Member:
     healthy: bool = True
     served_tokens: int = 0  # virtual: what an idle model did not use is not owed to it
     running: int = 0
+    overdue: int = 0  # of those that run
     entered: set[int] = field(default_factory=set)  # lanes that its backend knows
 
     def enter(self, kind: LaneKind) -> None:
@@ -42,10 +53,31 @@ class Member:
             self.entered.add(lane)
 
 
-class Device:
-    """Lanes for the models that join. `lanes`: what their backends have in common."""
+@dataclass(eq=False, slots=True)
+class _Pass:
+    """A batch on a lane."""
 
-    def __init__(self, lanes: Sequence[LaneKind], *, bulk_niceness: int = 0) -> None:
+    member: Member
+    batch: Batch
+    began_ns: int = field(default_factory=perf_counter_ns)
+    given_up: bool = False
+    ended: bool = False
+
+    def told(self) -> str:
+        """What it is doing."""
+        backend, packed = self.member.backend, self.batch.packed
+        seconds = (perf_counter_ns() - self.began_ns) / 1e9
+        return (
+            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest {packed.max_seqlen}, for "
+            f"{', '.join(sorted(packed.heads))}, on {backend.name} in {backend.dtype}, runs for {seconds:.1f} seconds"
+        )
+
+
+class Device:
+    """Lanes for the models that join. `lanes`: what their backends have in common. `pass_timeout`: seconds that a pass may
+    take; 0: as long as it likes."""
+
+    def __init__(self, lanes: Sequence[LaneKind], *, bulk_niceness: int = 0, pass_timeout: float = 0) -> None:
         self.lock = threading.Lock()
         self.dead: BackendError | None = None
         self._niceness = bulk_niceness if LaneKind.EXPRESS in lanes else 0
@@ -53,42 +85,59 @@ class Device:
         self._members: list[Member] = []
         self._left = threading.Condition(self.lock)
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._lane, args=(kind,), name=f"{kind}-{i}", daemon=True) for i, kind in enumerate(lanes)
-        ]
+        self._pass_timeout = pass_timeout
+        self._watchdog = Watchdog(pass_timeout)
+        self._overdue = 0  # lanes that a pass keeps for longer than it may
+        self._ahead = 0  # lanes beyond those of `lanes`
+        self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]
 
     @property
     def alive(self) -> bool:
         """Whether any lane runs."""
         return any(thread.is_alive() for thread in self._threads)
 
+    @property
+    def stuck(self) -> bool:
+        """Whether every lane is kept by a pass that should have ended."""
+        return self._overdue >= len(self._threads)
+
     def start(self) -> None:
         """Start the lanes, unless they run."""
+        if not self.alive:
+            self._watchdog.start()
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
     def stop(self) -> None:
-        """Let running batches end, then the lanes. Whoever still waits should have been failed by then."""
+        """Let running batches end, then the lanes; not those that should have ended long ago. Whoever still waits should have
+        been failed by then."""
         with self.lock:
             self._closing = True
             self._wake_all()
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+            while thread.is_alive() and not self._overdue:
+                thread.join(JOIN_SECONDS)
+        self._watchdog.stop()
 
     def join(self, member: Member) -> None:
         """A model whose queue is served from now on."""
         with self.lock:
             member.served_tokens = min((other.served_tokens for other in self._members), default=0)
             self._members.append(member)
+            running = self.alive
+            while self._ahead < getattr(member.backend, "ahead", 0):
+                self._ahead += 1
+                self._threads.append(self._thread(LaneKind.BULK, f"ahead-{self._ahead}"))
+                if running:
+                    self._threads[-1].start()
 
     def leave(self, member: Member) -> None:
-        """Waits until no batch of it runs; its queue is not served any more."""
+        """Waits until no batch of it runs, but for those that should have ended; its queue is not served any more."""
         with self.lock:
             if member in self._members:
                 self._members.remove(member)
-            while member.running and self.dead is None:
+            while member.running > member.overdue and self.dead is None:
                 self._left.wait()
 
     def added(self, member: Member) -> None:
@@ -96,6 +145,9 @@ class Device:
         for kind, condition in self._work.items():
             if member.core.waiting(kind):
                 condition.notify()
+
+    def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
+        return threading.Thread(target=self._lane, args=(kind,), name=name, daemon=True)
 
     def _lane(self, kind: LaneKind) -> None:
         try:
@@ -134,19 +186,68 @@ class Device:
             self._work[batch.kind].notify()
 
     def _run(self, member: Member, batch: Batch) -> list[Ticket]:
+        one = _Pass(member, batch)
+        watched = self._watchdog.begin(partial(self._give_up, one))
         try:
             parts = batch.split(member.backend.forward(batch.packed, wide=batch.wide))
+        except DeviceLost:  # nor will any other pass succeed
+            raise
+        except PartlyFailed as error:
+            return self._settle_partly(one, error)
         except Exception as error:  # whatever a backend raises is this batch's misfortune only
             log.error("a batch of %d failed: %s", len(batch.packed), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
             with self.lock:
-                self._ended(member, healthy=False)
-                return member.core.fail(batch, failure)
+                self._ended(one, healthy=False)
+                return [] if one.given_up else member.core.fail(batch, failure)
+        finally:
+            self._watchdog.end(watched)
         with self.lock:
-            self._ended(member, healthy=True)
-            return member.core.settle(batch, parts, perf_counter_ns())
+            self._ended(one, healthy=True)
+            return [] if one.given_up else member.core.settle(batch, parts, perf_counter_ns())
 
-    def _ended(self, member: Member, *, healthy: bool) -> None:
+    def _settle_partly(self, one: _Pass, error: PartlyFailed) -> list[Ticket]:
+        """Those whose sequences were computed get them; only the others fail."""
+        batch, member = one.batch, one.member
+        computed = set(error.rows)
+        log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.packed), error)
+        parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
+        failed = replace(batch, rows=[riders for row, riders in enumerate(batch.rows) if row not in computed]).riders
+        with self.lock:
+            self._ended(one, healthy=True)
+            if one.given_up:
+                return []
+            for ticket, _ in failed:
+                ticket.error = BackendError(str(error))
+            complete = member.core.settle(batch, parts, perf_counter_ns())
+            return [*dict.fromkeys([*complete, *(ticket for ticket, _ in failed)])]
+
+    def _give_up(self, one: _Pass) -> None:
+        """A pass has not ended in time: nobody is left waiting for it, nor for lanes that will not come."""
+        member, failed = one.member, dict[Member, list[Ticket]]()
+        with self.lock:
+            if one.ended:
+                return
+            failure = PassOverdue(f"{one.told()}, more than {self._pass_timeout:g} (pass-timeout)")
+            log.critical("%s; its requests fail, and so does /health until it returns", failure)
+            one.given_up, member.healthy = True, False
+            member.overdue += 1
+            self._overdue += 1
+            failed[member] = member.core.fail(one.batch, failure)
+            if self.stuck:
+                for other in self._members:
+                    failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
+            self._left.notify_all()
+        for each, tickets in failed.items():
+            each.finished(tickets)
+
+    def _ended(self, one: _Pass, *, healthy: bool) -> None:
+        member = one.member
+        one.ended = True
+        if one.given_up:
+            member.overdue -= 1
+            self._overdue -= 1
+            log.warning("%s, and has ended", one.told())
         member.healthy = healthy
         member.running -= 1
         if not member.running:

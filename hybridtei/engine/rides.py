@@ -108,7 +108,8 @@ class Rides:
             failed = self._core.fail_all(Unhealthy())
         self._wake(failed)
         await asyncio.to_thread(self._device.leave, self._member)
-        self._backend.close()
+        if not self._member.overdue:  # under a pass that never ends, the weights stay where they are
+            self._backend.close()
 
     async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
         """Outputs of all encodings, in their order. Raises BackendError if a pass fails, Unhealthy when closing.
@@ -116,7 +117,7 @@ class Rides:
         Cancelling the caller takes what has not run out of the queue.
         """
         with self._device.lock:
-            if self._closing or self._device.dead is not None:
+            if self._closing or self._device.dead is not None or self._device.stuck:
                 raise Unhealthy
             ticket = self._core.add(encodings, heads, now_ns)
             self.metrics.queued.set(len(self._core))
@@ -138,7 +139,7 @@ class Rides:
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
-        if self._closing or self._device.dead is not None or not self._device.alive:
+        if self._closing or self._device.dead is not None or self._member.overdue or not self._device.alive:
             raise Unhealthy
         if self._member.healthy:
             return

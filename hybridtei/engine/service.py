@@ -6,12 +6,13 @@ Holds no policy: who is let in is `Admission`'s, who rides when is `EngineCore`'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
@@ -22,13 +23,15 @@ from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides, Seat
-from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.errors import AnswerTooLarge, BackendError, TimedOut, TokenizerError, Unhealthy
 from hybridtei.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.embed import Embed, Model
 from hybridtei.text.tokenizer import SHORT_CHARACTERS
 
 MEGABYTE = 1_000_000
+BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine digits, comma
+PANIC = "PanicException"  # what Rust code raises when it gives up: no Exception, so that few would catch it
 SIDE_QUEUE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
 
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -86,7 +89,9 @@ class EngineService:
         self.admission = admission or Admission(config.max_concurrent_requests)
         self._own_device: Device | None = None
         if rides is None and device is None:
-            device = self._own_device = Device(backend.lanes, bulk_niceness=config.bulk_niceness)
+            device = self._own_device = Device(
+                backend.lanes, bulk_niceness=config.bulk_niceness, pass_timeout=config.pass_timeout
+            )
         self.rides = rides or _seat(backend, config, budget_tokens, registry or Registry(), device)
         self.metrics = self.rides.metrics
         self._closing = False
@@ -117,36 +122,73 @@ class EngineService:
     async def run(self, task: Task[T], *, inputs: int, characters: int | None = None) -> Answered[T]:
         """Admit, tokenise, queue, wait, finish. `inputs` permits are held all the while. `characters`: of them all, if counted.
 
-        Raises Overloaded at once, RequestError for bad input, BackendError if the pass fails. Cancelling the caller frees
-        the permits and takes what has not run out of the queue.
+        Raises Overloaded at once, RequestError for bad input, BackendError if the pass fails, TimedOut. Cancelling the caller
+        frees the permits and takes what has not run out of the queue.
         """
         with self.admission.inside(inputs):
-            task.check(self.model.spec)
-            began = perf_counter_ns()
-            if inputs == 1 and characters is not None and characters <= SHORT_CHARACTERS:
+            return await self._in_time(self._run(task, inputs, characters))
+
+    async def _run(self, task: Task[T], inputs: int, characters: int | None) -> Answered[T]:
+        task.check(self.model.spec)
+        began = perf_counter_ns()
+        if inputs == 1 and characters is not None and characters <= SHORT_CHARACTERS:
+            with _panicking():
                 encodings = task.prepare(self.model)  # in less time than it takes to wake a thread of the pool
-            else:
-                encodings = await self._in(self._pool, partial(task.prepare, self.model))
-            tokenised = perf_counter_ns()
-            outputs, timings = await self.rides.ride(encodings, task.heads, tokenised)
-            answer = task.finish(self.model, encodings, outputs)
+        else:
+            encodings = await self._in(self._pool, partial(task.prepare, self.model))
+        if isinstance(task, Embed):
+            self._check_answer(task.token_numbers(self.model.spec, sum(len(encoding) for encoding in encodings)))
+        tokenised = perf_counter_ns()
+        outputs, timings = await self.rides.ride(encodings, task.heads, tokenised)
+        answer = task.finish(self.model, encodings, outputs)
         timings = Timings((tokenised - began) // max(inputs, 1), timings.queue_ns, timings.inference_ns)
         return Answered(answer, [len(encoding) for encoding in encodings], timings)
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already."""
+        """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already, and
+        TimedOut."""
         with self._beside.inside(1):
-            return await self._in(self._side_pool, work)
+            return await self._in_time(self._in(self._side_pool, work))
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises TimedOut; the work is cancelled then, and costs no more than what of it cannot be interrupted."""
+        most = self.config.request_timeout
+        try:
+            async with asyncio.timeout(most or None) as bound:
+                return await work
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise TimedOut(f"no answer within {most:g} seconds (request-timeout): try again later") from None
+
+    def _check_answer(self, numbers: int) -> None:
+        size, most = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
+        if size > most:
+            raise AnswerTooLarge(
+                f"the answer would take about {size} bytes > maximum allowed {most} (max-answer-bytes): send fewer inputs"
+            )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         """If the caller goes before the work began, it never runs. Raises Unhealthy."""
         if self._closing:
             raise Unhealthy
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        with _panicking():
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
         await self.rides.check_health()
+
+
+@contextmanager
+def _panicking() -> Iterator[None]:
+    """A tokenizer that gives up harms its own request only. Raises TokenizerError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
 def _seat(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Rides:

@@ -46,6 +46,7 @@ async def explain(
     collection: str,
     request: models.QueryRequest,
     embedded: Embeddings,
+    *,
     row: int,
     options: SearchOptions,
     ids: Sequence[PointId],
@@ -62,8 +63,9 @@ async def explain(
         points = await store.query(collection, asked)
         stages.append(Stage(name, (perf_counter_ns() - began) / 1e6, len(points)))
         for place, point in enumerate(points, 1):
-            if point.id in scores:
-                scores[point.id][name] = StageScore(point.score, place)
+            known = scores.get(identity_of(point))
+            if known is not None:
+                known[name] = StageScore(point.score, place)
 
     legs = _legs(request)
     for leg in legs:
@@ -82,8 +84,13 @@ async def explain(
             **common,
         )
         await ask(options.mode, fused)
-    await _fill(store, collection, embedded, row, [*legs, *([MULTIVECTOR] * options.rescore)], scores)
+    await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] * options.rescore)], scores=scores)
     return stages, scores
+
+
+def identity_of(point: models.ScoredPoint) -> PointId:
+    """Its id; a UUID as text."""
+    return point.id if isinstance(point.id, int) else str(point.id)
 
 
 def _legs(request: models.QueryRequest) -> list[str]:
@@ -100,14 +107,12 @@ def _legs(request: models.QueryRequest) -> list[str]:
     return found
 
 
-async def _fill(
-    store: Store, collection: str, embedded: Embeddings, row: int, legs: Sequence[str], scores: Scores
-) -> None:
+async def _fill(store: Store, collection: str, embedded: Embeddings, *, row: int, legs: Sequence[str], scores: Scores) -> None:
     for leg in dict.fromkeys(legs):
         missing = [identity for identity, known in scores.items() if leg not in known]
         if not missing:
             continue
         asked = score_requests(embedded, missing, row, legs=[leg])[leg]
-        given = {point.id: point.score for point in await store.query(collection, asked)}
+        given = {identity_of(point): point.score for point in await store.query(collection, asked)}
         for identity in missing:
             scores[identity][leg] = StageScore(given.get(identity, 0.0))

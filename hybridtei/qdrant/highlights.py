@@ -75,15 +75,22 @@ def excerpt(text: str, found: Sequence[Highlight], width: int) -> tuple[int, int
         return 0, len(text)
     if not found:
         return 0, _word_end(text, width)
-    best = max(found, key=lambda one: sum(other.weight for other in found if one.start <= other.start and other.end <= one.start + width))
-    start = max(0, min(best.start - width // 8, len(text) - width))
+    best, last, most = found[0].start, found[0].end, -1.0
+    for one in found:
+        within = [other for other in found if one.start <= other.start and other.end <= one.start + width]
+        weight = sum(other.weight for other in within)
+        if weight > most:
+            best, last, most = one.start, max((other.end for other in within), default=one.end), weight
+    lead = max(0, min(width // 8, (width - (last - best)) // 2))  # some words before, if the last term still fits
+    start = max(0, min(best - lead, len(text) - width))
     if start:
-        start = text.rfind(" ", max(0, start - 20), start) + 1 or start
-    return start, _word_end(text, min(len(text), start + width))
+        start = text.find(" ", start, best) + 1 or best
+    return start, _word_end(text, min(len(text), start + width), last)
 
 
-def _word_end(text: str, end: int) -> int:
+def _word_end(text: str, end: int, least: int = 0) -> int:
+    """A border of a word a little before `end`, and not before `least`."""
     if end >= len(text):
         return len(text)
-    border = text.rfind(" ", max(0, end - 20), end)
+    border = text.rfind(" ", max(0, end - 20, least), end)
     return border if border > 0 else end

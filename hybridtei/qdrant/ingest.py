@@ -44,7 +44,7 @@ class Outcome:
 
 
 class Stopping:
-    """Asked for by the first SIGINT or SIGTERM: what is embedded now is still stored, nothing more is read. A second cancels."""
+    """Asked for by the first SIGINT or SIGTERM: what is embedded now is still stored, no more is read. A second one cancels."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

@@ -18,8 +18,8 @@ from hybridtei.qdrant.quarantine import Quarantine
 from hybridtei.qdrant.sources.limits import ReadOptions, excerpt
 from hybridtei.qdrant.sources.walk import SourceFile, documents_of
 
-BATCH_CHUNKS = 512
-BATCH_TOKENS = 32_768
+BATCH_CHUNKS = 256
+BATCH_TOKENS = 16_384
 GROUP_DOCUMENTS, GROUP_CHARACTERS = 128, 500_000  # cut at a time, by several threads
 
 

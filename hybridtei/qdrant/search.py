@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from qdrant_client import models
@@ -19,9 +19,9 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.qdrant.explain import Stage, StageScore, explain
-from hybridtei.qdrant.highlights import Highlight, TokensOf, highlights, shared_terms
 from hybridtei.qdrant.documents import TEXT
+from hybridtei.qdrant.explain import Stage, StageScore, explain, identity_of
+from hybridtei.qdrant.highlights import Highlight, TokensOf, highlights, shared_terms
 from hybridtei.qdrant.query import MAX_LIMIT, Mode, hybrid_query
 from hybridtei.qdrant.search_layouts import Layouts, check_searchable, common_heads, fitted
 from hybridtei.qdrant.store import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
@@ -30,6 +30,7 @@ EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Weights = Mapping[str, float] | Sequence[float] | str
 MAX_RERANKED = 1_000
+SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 
 
@@ -95,9 +96,7 @@ class QueryModel:
 class Searcher:
     """Searches collections of a store by one model. `unlabelled`: also those that do not say whose vectors they hold."""
 
-    def __init__(
-        self, store: Store, model: QueryModel, *, layouts: Layouts | None = None, unlabelled: bool = False
-    ) -> None:
+    def __init__(self, store: Store, model: QueryModel, *, layouts: Layouts | None = None, unlabelled: bool = False) -> None:
         self.store = store
         self.model = model
         self._layouts = layouts or Layouts(store)
@@ -154,13 +153,13 @@ class Searcher:
             stages.append(Stage("rerank", since(began), len(points)))
         page = points[options.offset : options.offset + options.limit] if rank is not None else points
         if options.explain:
-            ids = [point.id for point in page]
-            described, told = await explain(self.store, collection, request, embedded, row, options, ids)
+            ids = [identity_of(point) for point in page]
+            described, told = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
             stages = [*described, *stages]
-            if rank is not None:
-                for place, point in enumerate(page, options.offset + 1):
-                    told[point.id]["rerank"] = StageScore(point.score, place)
-        hits = [self._hit(point, embedded, row, options, told.get(point.id)) for point in page]
+            last = "rerank" if rank is not None else MULTIVECTOR if options.rescore else None
+            for place, point in enumerate(page if last else [], options.offset + 1):
+                told[identity_of(point)][last or ""] = StageScore(point.score, place)
+        hits = [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in page]
         return Found(hits, options.mode, stages)
 
     def _settled(self, options: SearchOptions, plan: CollectionPlan) -> SearchOptions:
@@ -168,8 +167,7 @@ class Searcher:
         has = common_heads(plan, self.model.spec)
         mode = options.mode
         if mode is None:
-            both = {Head.DENSE, Head.SPARSE} <= has
-            mode = "rrf" if both else next(head.value for head in (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR) if head in has)  # type: ignore[assignment]
+            mode = "rrf" if {Head.DENSE, Head.SPARSE} <= has else next(name for name in SINGLE if Head(name) in has)
         weights = options.weights
         multivector = self.model.spec.multivector
         if mode == "weighted" and weights is None and options.legs is None and multivector is not None and multivector.shares:
@@ -193,7 +191,7 @@ class Searcher:
             payload = {}
         elif options.fields is not None:
             payload = {name: payload[name] for name in options.fields if name in payload}
-        return Hit(point.id, point.score, payload, marks, scores)
+        return Hit(identity_of(point), point.score, payload, marks, scores)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
         vectors = point.vector if isinstance(point.vector, Mapping) else {}
@@ -213,7 +211,7 @@ def _check(options: SearchOptions, rank: Rank | None) -> None:
         raise InvalidInput(f"`rerank_limit` is {options.rerank_limit}, should be between 1 and {MAX_RERANKED}")
     if rank is not None and options.offset + options.limit > MAX_RERANKED:
         raise InvalidInput(
-            f"`offset` and `limit` reach to place {options.offset + options.limit}, with a reranker they may reach to {MAX_RERANKED}"
+            f"`offset` and `limit` reach to place {options.offset + options.limit}; with a reranker {MAX_RERANKED} is the last"
         )
 
 
@@ -236,7 +234,7 @@ def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: 
         k=options.k,
         weights=options.weights,
         legs=options.legs,
-        rescore=MULTIVECTOR if options.rescore else None,
+        rescore="multivector" if options.rescore else None,
         query_filter=options.query_filter,
         offset=offset,
         exact=options.exact,
@@ -247,9 +245,7 @@ def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: 
     )
 
 
-async def _reranked(
-    points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str
-) -> list[models.ScoredPoint]:
+async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:
     """In the ranker's order; those without a text stay below, as they were. Equal scores keep the store's order."""
     texts = [str((point.payload or {}).get(text_field) or "") for point in points]
     places = [place for place, text in enumerate(texts) if text]

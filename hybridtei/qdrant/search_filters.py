@@ -16,6 +16,7 @@ from qdrant_client import models
 from hybridtei.errors import InvalidInput
 
 MAX_BYTES, MAX_DEPTH = 100_000, 16
+PLAIN_TYPES = frozenset({"int", "str", "uuid", "float", "bool", "date", "datetime"})  # no field goes by these names
 
 
 def filter_from(given: Any, field: str = "filter") -> models.Filter | None:
@@ -43,7 +44,9 @@ def _depth(value: Any) -> int:
     """Without recursion: it may be deeper than that goes."""
     deepest, level = 0, [value]
     while level and deepest <= MAX_DEPTH * 4:
-        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one) if isinstance(item, dict | list)]
+        level = [
+            item for one in level for item in (one.values() if isinstance(one, dict) else one) if isinstance(item, dict | list)
+        ]
         deepest += 1
     return deepest // 2  # an object and its list are one level
 
@@ -59,4 +62,8 @@ def _told(error: ValidationError, field: str) -> str:
 
 def _place(location: Sequence[int | str]) -> list[int | str]:
     """Without the names of the types that were tried."""
-    return [part for part in location if isinstance(part, int) or (part[:1].islower() and "[" not in part)]
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or (part[:1].islower() and "[" not in part and part not in PLAIN_TYPES)
+    ]

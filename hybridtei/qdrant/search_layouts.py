@@ -68,7 +68,9 @@ def check_searchable(plan: CollectionPlan, spec: ModelSpec, model_id: str, name:
         model_id,
         heads=heads,
         dense_dim=_narrower(plan, DENSE, spec.dense_width) if Head.DENSE in heads else None,
-        multivector_dim=_narrower(plan, MULTIVECTOR, spec.multivector.dim) if Head.MULTIVECTOR in heads and spec.multivector else None,
+        multivector_dim=_narrower(plan, MULTIVECTOR, spec.multivector.dim)
+        if Head.MULTIVECTOR in heads and spec.multivector
+        else None,
         sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
     )
     distances = {field: _with_distance(params, plan.vectors[field]) for field, params in wanted.vectors.items()}

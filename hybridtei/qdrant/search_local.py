@@ -49,7 +49,8 @@ class _Tokens:
         return text_model(self._spec, EngineConfig()).reader.tokenizer
 
     def __call__(self, text: str) -> Sequence[Token]:
-        return self._tokenizer.tokens([text], add_special_tokens=False)[0]
+        read = text.lower() if self._spec.lowercase else text
+        return self._tokenizer.tokens([read], add_special_tokens=False)[0]
 
 
 def rank_by(encoder: Encoder) -> Rank:

@@ -16,7 +16,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hybridtei.config import ServerConfig
 from hybridtei.rpc import health, messages
 from hybridtei.rpc.services import Front, handlers
+from hybridtei.server.auth import Door
 from hybridtei.server.models import Models
+from hybridtei.server.tls import Certificate, certificate_of
 from hybridtei.server.tracing import Recorder
 
 CALLS = 2048  # that may be open at once; further ones are RESOURCE_EXHAUSTED
@@ -27,11 +29,12 @@ log = logging.getLogger(__name__)
 class RpcServer:
     """All models of a process, on `grpc_port`."""
 
-    def __init__(self, models: Models, config: ServerConfig, recorder: Recorder | None = None) -> None:
+    def __init__(self, models: Models, config: ServerConfig, recorder: Recorder | None, door: Door) -> None:
         self.port = 0  # known once it listens
         self._models = models
         self._config = config
         self._recorder = recorder
+        self._door = door
         self._server: Any = None
         self._ending: asyncio.Event | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -50,14 +53,14 @@ class RpcServer:
         )
         address = _address(self._config.hostname, self._config.grpc_port or 0)
         try:
-            self.port = server.add_insecure_port(address)
+            self.port = _listen(server, address, certificate_of(self._config))
         except RuntimeError:
             self.port = 0
         if not self.port:
             raise OSError(f"cannot listen on {address} (gRPC)")
         self._ending = asyncio.Event()
         checks = health.Health(self._models, self._ending)
-        server.add_generic_rpc_handlers((*handlers(Front(self._models, self._config, self._recorder)), checks.handler()))
+        server.add_generic_rpc_handlers((*handlers(Front(self._models, self._door, self._recorder)), checks.handler()))
         _reflect(server)
         self._server, self._loop = server, asyncio.get_running_loop()
 
@@ -87,6 +90,13 @@ class RpcServer:
         self.drain()
         if self._draining is not None:
             await self._draining
+
+
+def _listen(server: Any, address: str, certificate: Certificate | None) -> int:
+    """The port; 0 or RuntimeError where there is none."""
+    if certificate is None:
+        return int(server.add_insecure_port(address))
+    return int(server.add_secure_port(address, grpc.ssl_server_credentials([certificate.pair()])))
 
 
 def _address(hostname: str, port: int) -> str:

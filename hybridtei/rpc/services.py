@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from hmac import compare_digest
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from litestar.exceptions import NotAuthorizedException
 
-from hybridtei.config import ServerConfig
 from hybridtei.rpc import answers, messages, rerank
 from hybridtei.rpc.admission import carrying
 from hybridtei.rpc.errors import Garbage, NoKey, refusing
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import jobs
+from hybridtei.server.auth import Door
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.jobs import Able
 from hybridtei.server.models import Models
@@ -57,7 +57,7 @@ class Front:
     """What all calls share."""
 
     models: Models
-    server: ServerConfig
+    door: Door
     recorder: Recorder | None = None
     parallel: int = field(default_factory=parallel_requests)
     beside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASIDE_STREAMS))
@@ -65,10 +65,12 @@ class Front:
     def context(self, call: Any, job: Sequence[Able]) -> Context:
         """Of the model that is to answer. Raises NoKey before all else, UnknownModel."""
         sent = call.invocation_metadata() or ()
-        if self.server.api_key is not None:
-            given = _text(sent, "authorization") or ""
-            if not compare_digest(given.encode("utf-8", "replace"), f"Bearer {self.server.api_key}".encode()):
-                raise NoKey("No valid auth token")
+        if not self.door.keys.is_open:
+            given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
+            try:
+                self.door.let_in(self.door.keys.owner_of_header(given))
+            except NotAuthorizedException:
+                raise NoKey("No valid auth token") from None
         arrived(self.recorder, ((name.encode(), value.encode()) for name, value in sent if isinstance(value, str)))
         return self.models.choose(None, _text(sent, "model"), job)
 

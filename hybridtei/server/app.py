@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.routes import ASGIRoute
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.metrics import Registry
 from hybridtei.model_list import default_alias
-from hybridtei.server.auth import require_key
+from hybridtei.server.auth import Door, require_key
 from hybridtei.server.context import Context
 from hybridtei.server.edge import ALIASES, Edge
 from hybridtei.server.errors import HANDLERS
+from hybridtei.server.keys import Keyring
+from hybridtei.server.limits import Refusals
 from hybridtei.server.models import Models
 from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.otlp import recorder_for
@@ -67,13 +69,19 @@ def create_fleet_app(
     """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `layouts`: of a vector store,
     which it closes."""
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
-    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder)
+    door, refusals = Door(Keyring.of(server), models.registry), Refusals(models.registry)
+    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder, door)
+
+    async def count(error: Exception, scope: Scope) -> None:
+        refusals.count(getattr(error, "limit", None))
+
     ours = [] if server.only_tei_routes else [*openai.OURS, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, *page.ROUTES]
     ours += [] if server.only_tei_routes else [*search.ROUTES, *inference.ROUTES]
     guarded = ops.GUARDED if server.only_tei_routes else [*ops.GUARDED, *ops.OURS]
     app = Litestar(
         [*tei.ROUTES, *openai.ROUTES, *ours, Router("/", route_handlers=guarded, guards=[require_key]), *ops.PUBLIC],
         exception_handlers=dict(HANDLERS),
+        after_exception=[count],
         on_startup=[models.start, *([rpc.start] if rpc else [])],
         on_shutdown=[
             *([rpc.stop] if rpc else []),
@@ -82,7 +90,12 @@ def create_fleet_app(
             *([layouts.store.close] if layouts else []),
             *([recorder.close] if recorder else []),
         ],
-        state=State({"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts}),
+        state=State(
+            {
+                **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts},
+                **{"door": door, "refusals": refusals},
+            }
+        ),
         openapi_config=None,
         logging_config=None,
     )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from hybridtei.server.coding import BrokenCoding, TooLong, UnknownCoding, unfolded
-from hybridtei.server.protocol import BROKEN_BODY
+from hybridtei.server.protocol import BROKEN_BODY, SLOW_BODY
 from hybridtei.server.refusals import LONGEST, mistake_in, told
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
@@ -31,6 +31,7 @@ class BodyError(Exception):
 
     status = 400
     prefix = ""
+    limit: str | None = None  # the setting whose bound was reached, if it was one
 
     def __init__(self, detail: str = "", message: str | None = None) -> None:
         """`message`: the detail without path and place."""
@@ -50,6 +51,7 @@ class PayloadTooLarge(BodyError):
 
     status = 413
     prefix = "Failed to buffer the request body: length limit exceeded"
+    limit = "payload_limit"
 
 
 class BrokenBody(BodyError):
@@ -57,6 +59,13 @@ class BrokenBody(BodyError):
 
     status = 400
     prefix = "Failed to buffer the request body: error reading a body from connection"
+
+
+class SlowBody(BodyError):
+    """Bytes that come too slowly: see `--body-timeout`. The connection counts it."""
+
+    status = 408
+    prefix = "Failed to buffer the request body: it took too long to arrive (body-timeout)"
 
 
 class CodingError(BodyError):
@@ -132,7 +141,7 @@ def check_content_type(value: str | None, *, required: bool = True) -> None:
 
 
 async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
-    """All bytes of the body. Raises PayloadTooLarge, BrokenBody, ClientDisconnected."""
+    """All bytes of the body. Raises PayloadTooLarge, BrokenBody, SlowBody, ClientDisconnected."""
     declared = header(scope, b"content-length") or ""
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and int(declared) > limit * DRAIN_FACTOR:
@@ -142,7 +151,7 @@ async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
     while True:
         event = await receive()
         if BROKEN_BODY in (scope.get("extensions") or ()):
-            raise BrokenBody
+            raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
         if event["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk: bytes = event.get("body", b"")

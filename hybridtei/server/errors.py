@@ -25,6 +25,18 @@ class RequestRefused(errors.InvalidInput):
     """A request refused as a whole, before its inputs were looked at."""
 
 
+class TooManyInputs(RequestRefused):
+    """A batch of more inputs than a request may hold."""
+
+    limit = "max_client_batch_size"
+
+
+class TooManyDocuments(RequestRefused):
+    """More documents to rank than a request may hold."""
+
+    limit = "max_rerank_documents"
+
+
 class NoInputs(errors.EmptyInput):
     """A list of inputs without an input."""
 
@@ -65,6 +77,7 @@ TABLE: Mapping[type[Exception], Row] = {
     KeyNeeded: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
     errors.Overloaded: Row(429, "Overloaded"),
+    errors.TimedOut: Row(503, "Overloaded"),
     errors.BackendError: Row(424, "Backend", "Backend error: "),
     errors.NotANumber: Row(424, "Backend"),
     errors.Unhealthy: Row(503, "Unhealthy"),

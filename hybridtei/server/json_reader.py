@@ -14,6 +14,7 @@ SPACE = re.compile(rb"[ \t\n\r]*")
 PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
 NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS: dict[bytes, tuple[bytes, Any]] = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+HEX = re.compile(rb"[0-9a-fA-F]{4}")
 ESCAPES = {b'"': '"', b"\\": "\\", b"/": "/", b"b": "\b", b"f": "\f", b"n": "\n", b"r": "\r", b"t": "\t"}
 LARGEST, SMALLEST = 2**64 - 1, -(2**63)
 
@@ -235,7 +236,6 @@ class JsonReader:
         self.at += len(digits)
         if len(digits) < 4:
             raise self.here("EOF while parsing a string")
-        try:
-            return int(digits.decode("ascii"), 16)
-        except ValueError:
-            raise self.here("invalid escape") from None
+        if not HEX.fullmatch(digits):  # `int` would take signs, spaces and underscores
+            raise self.here("invalid escape")
+        return int(digits, 16)

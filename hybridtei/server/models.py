@@ -44,6 +44,8 @@ class Models:
 
     def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None) -> None:
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
+        # What is counted of no model in particular; with the only one's where there is but one.
+        self.registry = next(iter(contexts.values())).registry if len(contexts) == 1 and opener is None else Registry()
         self._opener = opener
 
     @property
@@ -88,9 +90,10 @@ class Models:
 
     def metrics(self) -> str:
         """The exposition of all models together; each has its own below its alias."""
-        if self.is_one:
-            return self.default.registry.text()
+        if self.is_one and self.registry is self.default.registry:
+            return self.registry.text()
         whole = Registry()
+        whole.absorb(self.registry.readings())
         for context in self.ready:
             whole.absorb(context.registry.readings())
         return whole.text()

@@ -64,6 +64,7 @@ class RequestMetrics:
         self._count = registry.counter("te_request_count")
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
+        self._left = registry.counter("hybridtei_departed_requests")
         lengths = powers_of_two(min(max_input_length, INPUT_LENGTH_MOST))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
@@ -94,6 +95,10 @@ class RequestMetrics:
         """A client went away before its answer."""
         self._failure.add(err="dropped")
 
+    def left(self) -> None:
+        """A client went away before its request was read, or before any work on it began."""
+        self._left.add()
+
     def failed(self, error: Exception) -> None:
         """A request was refused or failed."""
         self._failure.add(err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference"))
@@ -120,6 +125,8 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (errors.InvalidDimensions, "validation"),
     (errors.UnsupportedHead, "model_type"),
     (errors.Overloaded, "overloaded"),
+    (errors.TimedOut, "timeout"),
+    (errors.AnswerTooLarge, "answer_size"),
     (errors.RequestError, "tokenization"),
 )
 

@@ -1,6 +1,6 @@
 """Bytes on a connection -> requests: uvicorn's HTTP/1.1, with bounds, and with what hyper (TEI's) says to what is not HTTP.
 
-A head beyond the bounds, or malformed, is answered here with a bare status, and costs no more than the bytes read until then.
+A head beyond the bounds, too slow or malformed is answered here, and costs no more than the bytes read until then.
 A surprise of the parser underneath: it gathers an unfinished header or chunk extension without a word to anyone and without
 end, so bytes that are read without any event are counted too.
 
@@ -10,32 +10,40 @@ left would be noticed only once the answer is written, with the work done for no
 
 from __future__ import annotations
 
+from asyncio import TimerHandle, Transport
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from hybridtei.config import ServerConfig
+from hybridtei.server.limits import ConnectionLimits
+
 HEADER_COUNT_LIMIT = 100  # hyper's
-HEAD_LIMIT_BYTES = 64 * 1024  # URL and headers; clients send some hundred bytes, proxies with cookies and traces a few kB
 URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
 LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
-# In a scope's extensions: no more of the body will come, and its client still listens; and a Departure.
-BROKEN_BODY, DEPARTURE = "hybridtei.broken_body", "hybridtei.departure"
+# In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Departure.
+BROKEN_BODY, SLOW_BODY, DEPARTURE = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.departure"
+FULL = b"too many connections (max-connections)"
+SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 
 class Departure:
-    """Whether a request's client went away before its answer; `tell` is called when it does."""
+    """Whether a request's client went away before its answer; `tell` is called when it does. `crowd`: how many requests were
+    at work when this one came."""
 
-    __slots__ = ("happened", "tell")
+    __slots__ = ("crowd", "happened", "tell")
 
-    def __init__(self) -> None:
+    def __init__(self, crowd: int = 0) -> None:
+        self.crowd = crowd
         self.happened = False
         self.tell: Callable[[], object] | None = None
 
@@ -79,8 +87,9 @@ class _Refused(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, config: Config, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._limits = limits or ConnectionLimits.of(ServerConfig())
         self._open: deque[RequestResponseCycle] = deque()  # requests not yet answered, the oldest first
         self._in_body = False
         self._fields = 0
@@ -89,11 +98,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._heard = False
         self._status = HTTPStatus.BAD_REQUEST
         self._last_words: bytes | None = None  # once set, nothing more is parsed
+        self._head_since: float | None = None  # when the head that has yet to come was first waited for
+        self._body_since = self._body_heard = 0.0
+        self._body_bytes = 0
+        self._begun = False  # a head, of which the end has yet to come
+        self._watch: TimerHandle | None = None
+        self._unread = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) <= self._limits.connections:
+            self._head_since = self.loop.time()
+            self._watch_on()
+            return
+        self._limits.refused("max_connections")
+        if len(self.connections) > 2 * self._limits.connections:  # to tell each of so many would itself be too much
+            transport.abort()
+            return
+        self._last_words = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, FULL)
+        self._hang_up(self._last_words)
 
     def data_received(self, data: bytes) -> None:
         if self._last_words is not None:
             return
         self._unset_keepalive_if_required()
+        if self._head_since is None and not self._in_body:
+            self._head_since = self.loop.time()
         self._heard = False
         try:
             self._feed(data)
@@ -101,8 +131,51 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing()
             return
         self._silent_bytes = 0 if self._heard else self._silent_bytes + len(data)
-        if self._silent_bytes > HEAD_LIMIT_BYTES:
+        if self._silent_bytes > self._limits.head_bytes:
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._limits.refused("header_limit")
+            self._stop_parsing()
+        elif self._watch is None and (self._in_body or self._head_since is not None):  # most requests come whole: no timer
+            self._watch_on()
+
+    def _deadline(self) -> float | None:
+        """By when more has to come, as the loop counts; None: the client owes nothing now."""
+        if self._in_body:
+            if not self._limits.body_seconds:
+                return None
+            return self._limits.body_deadline(self._body_since, self._body_heard, self._body_bytes)
+        if self._head_since is None or not self._limits.head_seconds:
+            return None
+        return self._head_since + self._limits.head_seconds
+
+    def _watch_on(self) -> None:
+        """Look again when more has to have come."""
+        deadline = self._deadline()
+        self._watch = None if deadline is None else self.loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        if self._last_words is not None or self.transport.is_closing():
+            return
+        deadline, now = self._deadline(), self.loop.time()
+        if self.flow.read_paused:  # it is we who do not read
+            self._head_since = None if self._head_since is None else now
+            self._body_since, self._body_heard, self._body_bytes = now, now, 0
+            self._watch_on()
+        elif deadline is None or now < deadline:
+            self._watch_on()
+        elif self._in_body:
+            self._limits.refused("body_timeout")
+            self.cycle.scope["extensions"][SLOW_BODY] = {}
+            self._stop_parsing()
+        elif not self._begun and self._open:
+            self._head_since = now
+            self._watch_on()
+        elif not self._begun:  # of a connection that was opened to be used later nobody wants to hear
+            self.transport.close()
+        else:
+            self._limits.refused("header_timeout")
+            self._status = HTTPStatus.REQUEST_TIMEOUT
             self._stop_parsing()
 
     def _feed(self, data: bytes) -> None:
@@ -126,21 +199,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {DEPARTURE: Departure()}  # type: ignore[dict-item]
+        self.scope["extensions"] = {DEPARTURE: Departure(len(self.tasks))}  # type: ignore[dict-item]
         self._fields = self._field_bytes = 0
+        self._head_since, self._begun = self.loop.time(), True
 
     def on_url(self, url: bytes) -> None:
         self._heard = True
         super().on_url(url)
         self._field_bytes += len(url)
-        if len(self.url) > URL_LIMIT_BYTES:
+        if len(self.url) > min(URL_LIMIT_BYTES, self._limits.head_bytes):
+            self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._heard = True
         self._fields += 1
         self._field_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
-        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > HEAD_LIMIT_BYTES:
+        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._limits.head_bytes:
+            self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if not self._in_body:  # trailers are no headers
             super().on_header(name, value)
@@ -153,6 +229,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.BAD_REQUEST)
         super().on_headers_complete()
         self._in_body = True
+        self._head_since, self._begun = None, False
+        self._body_since = self._body_heard = self.loop.time()
+        self._body_bytes = 0
         self._fields = self._field_bytes = 0  # trailers may come
         self.cycle.transport = _Gathered(self.transport)  # type: ignore[assignment]
         self._open.append(self.cycle)
@@ -161,6 +240,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._heard = True
+        self._body_heard = self.loop.time()
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -174,10 +255,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._open:
             self._open.popleft().transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
-        if self._last_words is not None and not self._open and not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._cut_off_unread()
+        elif self._last_words is not None and not self._open:
             self._hang_up(self._last_words)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Closing waits until the client has read what was written; one that reads nothing more is cut off."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size() == self._unread:
+            self.transport.abort()
+            return
+        super().timeout_keep_alive_handler()
+        self._cut_off_unread()
+
+    def _cut_off_unread(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        if self._unread:
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_keepalive_if_required()
+        if self._watch is not None:
+            self._watch.cancel()
         self.pipeline.clear()
         for cycle in self._open:  # upstream tells only the one that came last
             cycle.disconnected = True
@@ -196,7 +295,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _stop_parsing(self) -> None:
         """Nothing more can be understood. Requests that came before are still answered, and first."""
         if not self._in_body:
-            self._last_words = self._bare(self._status)
+            self._last_words = self._bare(self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b"")
         else:
             self._last_words = b""
             if not self.cycle.response_complete:
@@ -205,13 +304,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._open:
             self._hang_up(self._last_words)
 
-    def _bare(self, status: HTTPStatus) -> bytes:
-        headers = [*self.server_state.default_headers, (b"content-length", b"0"), (b"connection", b"close")]
-        return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n"
+    def _bare(self, status: HTTPStatus, told: bytes = b"") -> bytes:
+        headers = [*self.server_state.default_headers, (b"content-length", b"%d" % len(told)), (b"connection", b"close")]
+        if told:
+            headers.append((b"content-type", b"text/plain; charset=utf-8"))
+        return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + told
 
     def _hang_up(self, last_words: bytes) -> None:
         self._unset_keepalive_if_required()
         self.transport.write(last_words)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half of a connection to close
+            self.transport.write_eof()
         self.flow.resume_reading()
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_SECONDS, self.timeout_keep_alive_handler)

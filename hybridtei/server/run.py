@@ -9,8 +9,9 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import ceil
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from hybridtei.config import ServerConfig
+from hybridtei.errors import LoadError
+from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
 from hybridtei.server.protocol import BoundedHttpProtocol
+from hybridtei.server.tls import certificate_of
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
@@ -30,16 +34,26 @@ log = logging.getLogger(__name__)
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
 
-    def __init__(self, settings: uvicorn.Config, drain_seconds: float, rpc: RpcServer | None = None) -> None:
-        """`rpc`: the application's own, which drains while this one does."""
+    def __init__(
+        self,
+        settings: uvicorn.Config,
+        drain_seconds: float,
+        rpc: RpcServer | None = None,
+        reload: Callable[[], object] | None = None,
+    ) -> None:
+        """`rpc`: the application's own, which drains while this one does. `reload`: what SIGHUP asks for; None: it ends the
+        process, as it ends any."""
         super().__init__(settings)
         self._drain_seconds = drain_seconds
         self._rpc = rpc
+        self._reload = reload
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         handled = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in handled}
+        if self._reload is not None:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._read_again)
         try:
             yield
         finally:
@@ -51,6 +65,10 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self.force_exit and self._rpc is not None:
             self._rpc.hurry()
+
+    def _read_again(self, sig: int, frame: FrameType | None) -> None:
+        if self._reload is not None:
+            self._reload()
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
@@ -89,14 +107,19 @@ def announce(host: str, port: int) -> None:
     log.info("Ready")
 
 
-def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
-    """How uvicorn serves an application here."""
+def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None) -> uvicorn.Config:
+    """How uvicorn serves an application here. Raises LoadError for a certificate that is none. `refusals`: which counts what
+    connections are refused for."""
+    limits = ConnectionLimits.of(config) if refusals is None else ConnectionLimits.of(config, refusals.count)
+    certificate = certificate_of(config)
     return uvicorn.Config(
         app,
         host=config.hostname,
         port=config.port,
         loop="uvloop",
-        http=BoundedHttpProtocol,
+        http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+        ssl_certfile=None if certificate is None else certificate.chain,
+        ssl_keyfile=None if certificate is None else certificate.key,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -110,9 +133,31 @@ def settings_of(app: Any, config: ServerConfig) -> uvicorn.Config:
     )
 
 
+def reloader(app: Any, settings: uvicorn.Config, config: ServerConfig) -> Callable[[], None] | None:
+    """What reads the files of keys and of the certificate again, if there are such files."""
+    certificate = certificate_of(config)
+    if config.api_key_file is None and certificate is None:
+        return None
+
+    def reload() -> None:
+        if config.api_key_file is not None:
+            app.state.door.keys.reload()
+        if certificate is not None and settings.ssl is not None:
+            try:
+                certificate.load(settings.ssl)
+            except LoadError as error:
+                log.error("the certificate stays as it is: %s", error)
+            else:
+                log.info("read the certificate again")
+
+    return reload
+
+
 def run_server(app: Any, config: ServerConfig) -> None:
     """Serve until told to stop."""
-    server = DrainingServer(settings_of(app, config), config.drain_seconds, app.state.rpc)
+    allow_files(config.max_connections)
+    settings = settings_of(app, config, app.state.refusals)
+    server = DrainingServer(settings, config.drain_seconds, app.state.rpc, reloader(app, settings, config))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:

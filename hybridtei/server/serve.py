@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.auth import check_key
+from hybridtei.server.auth import check_key, door_of
 from hybridtei.server.body import ClientDisconnected, decode, model_name, read_plain
 from hybridtei.server.coding import Form, wanted_form, written
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
@@ -29,6 +29,8 @@ from hybridtei.server.protocol import DEPARTURE, Departure
 from hybridtei.server.tracing import arrived, as_handler
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
+CROWD = 16  # requests at work; beyond, a client may well have left by the time it is its turn
+TURNS = 3  # of the event loop, until an end that was sent behind a request is known: read, told to the transport, to us
 
 T = TypeVar("T")
 Answer = Callable[[Context, T], Coroutine[Any, Any, Reply]]
@@ -54,14 +56,19 @@ def posted(
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
-        check_key(scope, server.api_key)  # a guard would cost a copy of the route for each request
-        body = await read_plain(scope, receive, limit=server.payload_limit, type_required=type_required)
-        wire = decode(body, kind)
-        alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
-        context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
-        if server.otlp_endpoint is not None:
-            arrived(scope["app"].state.recorder, scope["headers"])
-        reply = await while_connected(scope, answer(context, wire))
+        check_key(scope)  # a guard would cost a copy of the route for each request
+        try:
+            body = await read_from_who_stays(scope, receive, models, limit=server.payload_limit, type_required=type_required)
+            wire = decode(body, kind)
+            alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
+            context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
+            if server.otlp_endpoint is not None:
+                arrived(scope["app"].state.recorder, scope["headers"])
+            reply = await while_connected(scope, answer(context, wire))
+        except ClientDisconnected:
+            if departure_of(scope) is None:
+                raise
+            return  # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
         await respond(reply, form_of(scope), send)
 
     return asgi(path, copy_scope=False, exception_handlers=dict(errors or {}))(handle)
@@ -72,8 +79,8 @@ def managed(path: str, kind: type[T], act: Act[T], *, errors: Mapping[Any, Any])
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
-        check_key(scope, server.api_key)
-        if server.api_key is None:
+        check_key(scope)
+        if door_of(scope).keys.is_open:
             raise KeyNeeded
         body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
         reply = await asyncio.shield(act(models, models.default, decode(body, kind)))
@@ -130,13 +137,37 @@ def _written_aside(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, by
     return written(answer if form.msgpack else piecewise(answer), form)
 
 
+def departure_of(scope: Any) -> Departure | None:
+    """What our protocol tells of the client; None under another server."""
+    return (scope.get("extensions") or {}).get(DEPARTURE)  # type: ignore[no-any-return]
+
+
+async def read_from_who_stays(scope: Any, receive: Any, models: Models, *, limit: int, type_required: bool) -> bytes:
+    """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected.
+
+    The event loop tells of an end only after it has begun with the request that came before it. Of a thousand clients that sent
+    something and left, each would be worked for until then, and whoever comes next would wait for all of it.
+    """
+    departure = departure_of(scope)
+    try:
+        if departure is not None and departure.crowd > CROWD:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            if departure.happened:
+                raise ClientDisconnected
+        return await read_plain(scope, receive, limit=limit, type_required=type_required)
+    except ClientDisconnected:
+        models.default.metrics.left()
+        raise
+
+
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, and cancel it if the client goes away first. Raises ClientDisconnected then.
 
     ASGI servers tell of it only to whoever waits in `receive`, for which each request would need a task of its own; our
     protocol tells whoever asks the scope. Under another server nobody is told, and such work is done for nobody.
     """
-    departure: Departure | None = (scope.get("extensions") or {}).get(DEPARTURE)
+    departure = departure_of(scope)
     if departure is None:
         return await work
     running = asyncio.current_task()

@@ -17,9 +17,11 @@ from hybridtei.load import LoadedModel, load_model
 from hybridtei.metrics import Registry
 from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
 from hybridtei.server.context import Context
+from hybridtei.server.keys import Keyring
 from hybridtei.server.metrics_port import MetricsPort, attached, reserved
 from hybridtei.server.models import Entry, Models
 from hybridtei.server.run import run_server
+from hybridtei.server.tls import certificate_of
 
 if TYPE_CHECKING:
     from hybridtei.qdrant.search_layouts import Layouts
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None) -> None:
     """Until told to stop. Raises UsageError, LoadError, StoreError, OSError."""
+    _check_files(server)
     _check_rpc(server)
     layouts = _layouts(store, server)
     with reserved(server) as port:
@@ -48,6 +51,7 @@ def serve_several(
     configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None
 ) -> None:
     """Until told to stop. A model that does not load leaves the others serving. Raises LoadError if none does; OSError."""
+    _check_files(server)
     _check_rpc(server)
     layouts = _layouts(store, server)
     with reserved(server) as port:
@@ -99,6 +103,12 @@ def _serve_fleet(
     models = Models(contexts, opener)
     models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
     run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], layouts=layouts), port), server)
+
+
+def _check_files(server: ServerConfig) -> None:
+    """Of keys and of the certificate, before a model is loaded. Raises LoadError."""
+    Keyring.of(server)
+    certificate_of(server)
 
 
 def _check_rpc(server: ServerConfig) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from types import FrameType
@@ -27,8 +27,9 @@ from hybridtei.engine.shared_admission import SharedAdmission
 from hybridtei.load import text_model
 from hybridtei.metrics import Registry
 from hybridtei.server.app import create_app
+from hybridtei.server.limits import allow_files
 from hybridtei.server.orders import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
-from hybridtei.server.run import DrainingServer, settings_of
+from hybridtei.server.run import DrainingServer, reloader, settings_of
 
 REPORT_SECONDS = 1.0
 SCRAPE_SECONDS = 2.0  # after which a worker tells what it knows by itself
@@ -109,8 +110,10 @@ class Desk:
 class WorkerServer(DrainingServer):
     """Tells nobody that it listens; drains when told to, by its desk or by a signal."""
 
-    def __init__(self, settings: uvicorn.Config, drain_seconds: float, desk: Desk) -> None:
-        super().__init__(settings, drain_seconds)
+    def __init__(
+        self, settings: uvicorn.Config, drain_seconds: float, desk: Desk, reload: Callable[[], object] | None
+    ) -> None:
+        super().__init__(settings, drain_seconds, reload=reload)
         self.abandoned = False
         self._desk = desk
         desk.server = self
@@ -139,6 +142,7 @@ class WorkerServer(DrainingServer):
 def main(arguments: Sequence[str]) -> int:
     """`arguments`: descriptors of the listening socket, the ways to the engine and to the desk, and the permits; its place."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves there is nothing to finish
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nor to read again
     listening, engine, control, permits, place = map(int, arguments)
     desk_end = socket.socket(fileno=control)
     try:
@@ -175,7 +179,9 @@ def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
             await desk.fetch()
         await app(scope, receive, send)
 
-    server = WorkerServer(settings_of(up_to_date, setup.server), setup.server.drain_seconds, desk)
+    allow_files(setup.server.max_connections)
+    settings = settings_of(up_to_date, setup.server, app.state.refusals)
+    server = WorkerServer(settings, setup.server.drain_seconds, desk, reloader(app, settings, setup.server))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
     if server.abandoned:

@@ -153,6 +153,8 @@ class _Office:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._tell, number)
+        if self._server.api_key_file is not None or self._server.certfile is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
         await self.service.start()
         keepers: list[asyncio.Task[None]] = []
         try:
@@ -187,6 +189,11 @@ class _Office:
             for worker in self._workers.values():
                 worker.process.kill()
         self._told.set()
+
+    def _pass_on(self, number: int) -> None:
+        """To read files again is each worker's own to do."""
+        for worker in self._workers.values():
+            worker.process.send_signal(number)
 
     async def _hire(self, place: int) -> _Worker:
         """Start a worker's process at a place."""

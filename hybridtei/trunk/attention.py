@@ -1,58 +1,109 @@
-"""The kernels behind `Layout.attend`. Today one: SDPA, sequence by sequence, which honours windows and causality anywhere."""
+"""The kernel behind `Layout.attend`: chosen by facts, then tried on this device against SDPA before any text is.
+
+A flash kernel may be installed and still not run: built for another torch, without code for this card, wrong on it. So the
+first that answers the trial is taken, and what was refused is in the log. Knows no family and no text.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+
+from hybridtei.ragged import offsets_of
+from hybridtei.trunk.interface import is_causal
+from hybridtei.trunk.kernels import choice, flash
+from hybridtei.trunk.kernels.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
+from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
+from hybridtei.trunk.kernels.sequences import Kernel, Sequences
+
+log = logging.getLogger(__name__)
+
+OPENERS: Mapping[str, Callable[[], Kernel]] = {
+    choice.FLASH_2: flash.flash_attn_2,
+    choice.FLASH_4: flash.flash_attn_4,
+    choice.TORCH_VARLEN: flash.torch_varlen,
+    choice.PADDED: lambda: padded_groups,
+    choice.PER_SEQUENCE: lambda: per_sequence,
+}
+# How far a kernel's rows may be from SDPA's in float32, absolute, for normal values: some units of the last place.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
+TRIAL_LENGTHS = [1, 9, 64, 33, 2]
+TRIAL_WINDOW = 8
 
 
-def sdpa_per_sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: list[int],
-    *,
-    scale: float,
-    window: int | None,
-    causal: bool,
-    seen: list[int] | None = None,
-) -> Tensor:
-    """Attention of packed sequences, one SDPA call each: on a CPU this costs less than the padding it avoids.
-
-    `seen`: of each sequence only so many tokens from the first on are keys.
-    """
-    out = torch.empty_like(q)
-    start = 0
-    for length, keys in zip(lengths, seen or lengths, strict=True):
-        rows, others = slice(start, start + length), slice(start, start + keys)
-        mask = _mask(length, window, causal, q.device)
-        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, None if mask is None else mask[:, :keys])
-        start += length
-    return out
+def kernel_for(model: Any, dtype: torch.dtype, device: torch.device) -> tuple[Choice, Kernel]:
+    """The best kernel for a loaded model, with its name; the log says which, and why none before it."""
+    facts = facts_of(model, dtype, device)
+    able = choice.choices(facts)
+    for candidate in able[:-1]:
+        kernel, fault = _tried(candidate, facts, device)
+        if kernel is not None:
+            return _logged(candidate, kernel)
+        log.warning("attention by %s is refused, the next is tried: %s", candidate.name, fault)
+    return _logged(able[-1], OPENERS[able[-1].name]())
 
 
-def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k.transpose(0, 1)[None],
-        v.transpose(0, 1)[None],
-        attn_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+def facts_of(model: Any, dtype: torch.dtype, device: torch.device) -> Facts:
+    """What decides: the device, and the shape of the model's attention by its configuration."""
+    config = model.config
+    heads = int(getattr(config, "num_attention_heads", 1))
+    head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+    has = {
+        WINDOW: any(getattr(config, name, None) for name in ("sliding_window", "local_attention")),
+        CAUSAL: any(is_causal(module) for module in model.modules()),
+        GROUPED: getattr(config, "num_key_value_heads", None) not in (None, heads),
+    }
+    return Facts(
+        device.type,
+        str(dtype).removeprefix("torch."),
+        int(head_dim),
+        torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        choice.present() if device.type == "cuda" else {},
+        frozenset(name for name, needed in has.items() if needed),
     )
-    return out[0].transpose(0, 1)
 
 
-def _mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor | None:
-    """bool[length, length], True where a query (row) sees a key (column); None where it sees all."""
-    if not causal and (window is None or length <= window):
-        return None
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if window is not None:
-        seen &= distance.abs() < window
-    if causal:
-        seen &= distance >= 0
-    return seen
+def trial(kernel: Kernel, facts: Facts, device: torch.device) -> str | None:
+    """What is wrong with a kernel on this device, or None: its rows against SDPA's in float32, with all that is needed."""
+    windows = [None, TRIAL_WINDOW] if WINDOW in facts.needs else [None]
+    causal = [False, True] if CAUSAL in facts.needs else [False]
+    q, k, v = _random(facts, device)
+    for window in windows:
+        for back_only in causal:
+            found = kernel(q, k, v, _sequences(device), scale=0.3, window=window, causal=back_only).float()
+            wide = (q.float(), k.float(), v.float())
+            exact = per_sequence(*wide, sequences=_sequences(device), scale=0.3, window=window, causal=back_only)
+            worst = float((found - exact).abs().max())
+            if not worst <= TOLERANCE[facts.dtype]:  # NaN fails too
+                return f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {back_only}"
+    return None
+
+
+def _tried(candidate: Choice, facts: Facts, device: torch.device) -> tuple[Kernel | None, str]:
+    try:
+        kernel = OPENERS[candidate.name]()
+        fault = trial(kernel, facts, device)
+    except Exception as error:  # a package built for another torch or card fails in ways of its own
+        return None, f"{type(error).__name__}: {error}"
+    return (kernel, "") if fault is None else (None, fault)
+
+
+def _logged(chosen: Choice, kernel: Kernel) -> tuple[Choice, Kernel]:
+    log.info("attention by %s: %s", chosen.name, chosen.why)
+    return chosen, kernel
+
+
+def _random(facts: Facts, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    heads = (4, 2, 2) if GROUPED in facts.needs else (4, 4, 4)
+    dtype = getattr(torch, facts.dtype)
+    q, k, v = (torch.randn(sum(TRIAL_LENGTHS), h, facts.head_dim, generator=draw).to(device, dtype) for h in heads)
+    return q, k, v
+
+
+def _sequences(device: torch.device) -> Sequences:
+    return Sequences(TRIAL_LENGTHS, torch.as_tensor(offsets_of(TRIAL_LENGTHS), device=device))

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from hybridtei.ragged import Offsets
-from hybridtei.trunk.attention import sdpa_per_sequence
+from hybridtei.trunk.kernels.sdpa import per_sequence
+from hybridtei.trunk.kernels.sequences import Kernel, Sequences
+
+FEW_SEQUENCES = 8  # on a GPU so many launches of a sum are cheap
+SHORT_TOKENS = 1024  # one thread adds up a whole column of a sequence: of a longer one, a sum of its own is sooner done
+MANY_SEQUENCES = 64
 
 
 class Layout(Protocol):
@@ -33,18 +38,32 @@ class Layout(Protocol):
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to."""
+    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to.
 
-    def __init__(self, cu_seqlens: Offsets, device: torch.device | str = "cpu", unseen: Offsets | None = None) -> None:
+    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
+    """
+
+    def __init__(
+        self,
+        cu_seqlens: Offsets,
+        device: torch.device | str = "cpu",
+        unseen: Offsets | None = None,
+        *,
+        kernel: Kernel = per_sequence,
+        offsets: Tensor | None = None,
+    ) -> None:
         self.cu_seqlens = cu_seqlens
         self.lengths: list[int] = np.diff(cu_seqlens).tolist()
-        self._seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
-        self._starts = torch.as_tensor(cu_seqlens[:-1], device=device)
-        self._ends = torch.as_tensor(cu_seqlens[1:], device=device)
+        offsets = torch.as_tensor(cu_seqlens, device=device) if offsets is None else offsets
+        seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
+        self._sequences = Sequences(self.lengths, offsets, seen)
+        self._kernel = kernel
+        self._starts = offsets[:-1]
+        self._ends = offsets[1:]
         self._counts = (self._ends - self._starts).unsqueeze(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
-        return sdpa_per_sequence(q, k, v, self.lengths, scale=scale, window=window, causal=causal, seen=self._seen)
+        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
 
     def first(self, x: Tensor) -> Tensor:
         return x[self._starts]
@@ -54,12 +73,17 @@ class PackedLayout:
 
     def sum(self, x: Tensor) -> Tensor:
         """float[t, h] -> float32[n, h]; each sequence is added up by itself, so neighbours cannot change a digit."""
-        return torch.stack([part.sum(0) for part in torch.split(x.float(), self.lengths)])
+        x = x.float()
+        if self._at_once():
+            return self._reduced(x, "sum")
+        return torch.stack([part.sum(0) for part in torch.split(x, self.lengths)])
 
     def mean(self, x: Tensor) -> Tensor:
         return self.sum(x) / self._counts
 
     def max(self, x: Tensor) -> Tensor:
+        if self._at_once():
+            return self._reduced(x, "max")
         return torch.stack([part.amax(0) for part in torch.split(x, self.lengths)])
 
     @property
@@ -71,3 +95,17 @@ class PackedLayout:
         """0-based place of each token in its sequence: int64[t]."""
         places = np.arange(self.cu_seqlens[-1]) - np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
         return torch.as_tensor(places, device=self._starts.device)
+
+    def _at_once(self) -> bool:
+        """Whether one launch over all sequences beats one for each of them: never on a CPU, where a launch costs nothing."""
+        if self._starts.device.type == "cpu":
+            return False
+        return reduce_at_once(len(self.lengths), self._sequences.longest)
+
+    def _reduced(self, x: Tensor, how: str) -> Tensor:
+        return torch.segment_reduce(x, how, lengths=self._counts[:, 0], axis=0, unsafe=True)  # safe would wait for the device
+
+
+def reduce_at_once(sequences: int, longest: int) -> bool:
+    """Whether so many sequences are collapsed by one launch: it has a thread a column and sequence, which walks its tokens."""
+    return sequences > MANY_SEQUENCES or (sequences > FEW_SEQUENCES and longest <= SHORT_TOKENS)

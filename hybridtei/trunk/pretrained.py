@@ -1,101 +1,23 @@
-"""transformers' own modules, loaded strictly and run without padding where the family allows it.
-
-The surprise: a batch is one row of `t` tokens, `input_ids[1, t]`; explicit position ids and the layout, handed in as a keyword
-argument that travels down to our attention function, are all that tells the sequences apart.
-"""
+"""transformers' own modules, loaded strictly: every weight of a checkpoint in its place, none made up and none left over."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hybridtei.batch import PackedBatch, pad, seen_mask
 from hybridtei.checkpoint import tanh_gelu
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.ragged import offsets_of
 from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
 from hybridtei.trunk.interface import register
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.rope import forget_lengths
-
-
-class Trunk:
-    """A loaded encoder: packed batches in, last hidden states out.
-
-    `padded`: a batch costs n * max_seqlen tokens. A model whose rotary embedding follows the length takes one sequence a
-    pass, so that no text depends on its neighbours.
-    """
-
-    def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
-        self._model = model
-        self._spec = spec
-        self._device = device
-        self._packed = is_packed(spec.model_type)
-        self._alone = forget_lengths(model)
-        self.padded = not (self._packed or self._alone)
-
-    def __call__(self, batch: PackedBatch, layout: PackedLayout) -> Tensor:
-        """Last hidden states float[t, h], flat whichever way the family runs."""
-        if self._alone and len(batch) > 1:
-            parts = _sequences(batch)
-            return torch.cat([self(part, PackedLayout(part.cu_seqlens, self._device, part.unseen)) for part in parts])
-        return self._run_packed(batch, layout) if self._packed else self._run_padded(batch)
-
-    def word_embeddings(self, batch: PackedBatch) -> Tensor:
-        """Rows of the word embedding table, without position or type: float[t, h]."""
-        table = self._model.get_input_embeddings()
-        return table(self._tensor(batch.input_ids))  # type: ignore[no-any-return]
-
-    def _run_packed(self, batch: PackedBatch, layout: PackedLayout) -> Tensor:
-        inputs = {"input_ids": self._tensor(batch.input_ids)[None], "position_ids": self._tensor(batch.position_ids)[None]}
-        if self._spec.has_token_types:
-            inputs["token_type_ids"] = self._token_types(batch)[None]
-        return self._model(**inputs, **self._no_cache(), layout=layout).last_hidden_state[0]  # type: ignore[no-any-return]
-
-    def _run_padded(self, batch: PackedBatch) -> Tensor:
-        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
-        inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(seen_mask(mask, batch)).long()}
-        if self._spec.has_token_types:
-            type_ids, _ = pad(self._token_types(batch).cpu().numpy(), batch.cu_seqlens, 0)
-            inputs["token_type_ids"] = self._tensor(type_ids)
-        hidden = self._model(**inputs, **self._no_cache()).last_hidden_state
-        return hidden[self._tensor(mask)]  # type: ignore[no-any-return]
-
-    def _no_cache(self) -> dict[str, bool]:
-        return {"use_cache": False} if "use_cache" in self._spec.config else {}
-
-    def _token_types(self, batch: PackedBatch) -> Tensor:
-        if batch.token_type_ids is None:
-            return torch.zeros(len(batch.input_ids), dtype=torch.long, device=self._device)
-        return self._tensor(batch.token_type_ids)
-
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.as_tensor(array, device=self._device)
-
-
-def _sequences(batch: PackedBatch) -> Iterator[PackedBatch]:
-    """Each sequence of a batch as a batch of its own."""
-    types, unseen = batch.token_type_ids, batch.unseen
-    for place, (start, stop) in enumerate(pairwise(batch.cu_seqlens.tolist())):
-        yield replace(
-            batch,
-            input_ids=batch.input_ids[start:stop],
-            position_ids=batch.position_ids[start:stop],
-            token_type_ids=None if types is None else types[start:stop],
-            cu_seqlens=offsets_of([stop - start]),
-            unseen=None if unseen is None else unseen[place : place + 1],
-        )
+from hybridtei.trunk.trunk import Trunk
 
 
 def load_trunk(

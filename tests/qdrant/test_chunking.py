@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,10 @@ def test_a_text_that_fits_is_left_as_it_is(chunker):
 
 
 def test_chunks_end_where_sentences_do(chunker):
-    sentence = "the hybrid search engine finds text by words and meaning."
+    sentence = "The hybrid search engine finds text by words and meaning."
     (chunks,) = chunker.chunks_of([" ".join([sentence] * 12)])
     assert len(chunks) > 5
-    assert all(chunk.text.startswith("the") and chunk.text.endswith("meaning.") for chunk in chunks)
+    assert all(chunk.text.startswith("The") and chunk.text.endswith("meaning.") for chunk in chunks)
 
 
 def test_neighbours_share_no_more_than_the_overlap(model_and_path):
@@ -64,10 +65,13 @@ def test_neighbours_share_no_more_than_the_overlap(model_and_path):
     text = " ".join(["one two three four five six seven"] * 40)
     for overlap in (0, 5):
         (chunks,) = Chunker(model, raw(path), settings_for(model, 24, overlap)).chunks_of([text])
-        shared = [one.start + len(one.text) - other.start for one, other in zip(chunks, chunks[1:], strict=False)]
+        shared = [one.start + len(one.text) - other.start for one, other in pairwise(chunks)]
         assert (max(shared) > 0) == (overlap > 0)
         for one, count in zip(chunks, shared, strict=False):
-            assert len(model.reader.tokenizer.encode([one.text[-count:] if count > 0 else ""], add_special_tokens=False)[0]) <= overlap
+            assert (
+                len(model.reader.tokenizer.encode([one.text[-count:] if count > 0 else ""], add_special_tokens=False)[0])
+                <= overlap
+            )
 
 
 def test_texts_do_not_depend_on_their_neighbours(chunker):
@@ -108,7 +112,12 @@ def test_a_prompt_takes_its_place_in_every_chunk(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("tokens", "overlap", "why"),
-    [(65, None, "between 10 and 64"), (9, None, "between 10 and 64"), (24, 12, "between 0 and 11"), (24, -1, "between 0 and 11")],
+    [
+        (65, None, "between 10 and 64"),
+        (9, None, "between 10 and 64"),
+        (24, 12, "between 0 and 11"),
+        (24, -1, "between 0 and 11"),
+    ],
 )
 def test_what_cannot_be(model_and_path, tokens, overlap, why):
     with pytest.raises(InvalidInput, match=why):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreError, StoreUnavailable
+from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.qdrant import preparing
 from hybridtei.qdrant.documents import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
@@ -24,7 +24,7 @@ from hybridtei.qdrant.memory_store import MemoryStore
 from hybridtei.qdrant.server_store import ServerStore
 from hybridtei.qdrant.sources.limits import ReadOptions
 from tests.engine import small
-from tests.qdrant.small_ingest import NAME, Ingest, paused, plan, points, written
+from tests.qdrant.small_ingest import NAME, Ingest, plan, points, written
 from tests.qdrant.speaking import Failure, speaking
 
 HANG = 60
@@ -299,7 +299,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
                     qdrant.lost = 1000
 
         ingest.backend = {"gate": spoil}
-        with pytest.raises(StoreUnavailable, match="patience 0.3 s"):
+        with pytest.raises(StoreUnavailable, match=r"patience 0\.3 s"):
             await ingest.run(source, store)
         qdrant.held.set()
         qdrant.failures, qdrant.lost = [], 0
@@ -327,7 +327,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
 def test_a_store_that_is_not_there(tmp_path, source):
     async def run():
         store = ServerStore(StoreConfig(qdrant_url="grpc://127.0.0.1:1", qdrant_patience=0.2, qdrant_timeout=1))
-        with pytest.raises(StoreUnavailable, match="127.0.0.1:1"):
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
             await Ingest(tmp_path).run(source, store)
         await store.close()
 
@@ -429,6 +429,3 @@ def test_options_that_no_record_keeps(tmp_path):
         assert (outcome.points, ingest.tally.quarantined) == (0, 1)
 
     asyncio.run(run())
-
-
-__all__ = ["StoreError", "paused"]

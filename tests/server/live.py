@@ -76,13 +76,14 @@ def serving(
     engine: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
     model_id: str = "small",
+    layouts: Any = None,
     **backend: Any,
 ) -> Iterator[Running]:
     """uvicorn in a thread, settings as `run_server` has them; `backend`: see `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
-    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry)
+    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
     uvicorn_server = uvicorn.Server(settings_of(app, settings))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -14,6 +14,7 @@ from hybridtei.server.errors import HANDLERS, TABLE, NoInputs, RequestRefused, o
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
+TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
 STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
 
@@ -34,6 +35,9 @@ def test_every_class_is_mapped(kind):
         assert (row.status, row.error_type) == (STORE[nearest], "Store")
         return
     assert row.error_type in TEI_STATUS | OURS
+    if nearest in TIMED:
+        assert (row.status, row.error_type) == (TIMED[nearest], "Overloaded")
+        return
     starts_only = issubclass(kind, errors.LoadError) or kind is errors.HybridTeiError
     assert row.status == (500 if starts_only else (TEI_STATUS | OURS)[row.error_type])
 

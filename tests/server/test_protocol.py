@@ -10,10 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridtei.server.protocol import HEAD_LIMIT_BYTES, HEADER_COUNT_LIMIT, PIPELINE_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
+from hybridtei.config import ServerConfig
+from hybridtei.server.protocol import HEADER_COUNT_LIMIT, PIPELINE_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
 
+HEAD_LIMIT_BYTES = ServerConfig().header_limit
 BODY = b'{"inputs":"one two"}'
 POST = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"

@@ -183,3 +183,10 @@ def test_keys_of_what_is_no_object_are_none():
 
 def test_names_twice_where_nobody_looks_are_fine():
     assert decode(b'{"inputs":"a","other":{"inputs":1,"inputs":2}}', EmbedRequest).inputs == "a"
+
+
+@pytest.mark.parametrize("digits", ["-123", "+123", " 123", "1_23", "0x12", "123\xb2"])
+def test_only_hexadecimal_digits_make_an_escape(digits):
+    """Python would read most of these as a number, some of them as one that is no character."""
+    status, detail = refusal(EmbedRequest, b'{"inputs":"\\u' + digits.encode() + b'"}')
+    assert (status, detail) == (400, "inputs: invalid escape at line 1 column 17")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
 import threading
 import time
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hybridtei.batch import PackedBatch
 from hybridtei.server.body import ClientDisconnected
 from hybridtei.server.protocol import DEPARTURE, Departure
-from hybridtei.server.serve import while_connected
+from hybridtei.server.serve import CROWD, while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 
@@ -150,6 +151,39 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
         first.join(HANG)
         until(lambda: running.service.metrics.queued.value() == 0)
         assert running.backend.forwards == 1
+        running.is_well()
+
+
+def leave_at_once(running: Running, clients: int) -> None:
+    """So many send a request and close, while the event loop stands still: it hears of both at once."""
+    go = threading.Event()
+    running.service.rides._loop.call_soon_threadsafe(go.wait, HANG)
+    for i in range(clients):
+        body = json.dumps({"inputs": f"two {i}"}).encode()
+        with socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client:
+            client.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            client.sendall(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    go.set()
+
+
+def test_in_a_crowd_nothing_is_begun_for_who_left_already():
+    hold = Hold()
+
+    def departed() -> float:
+        told = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line)
+        return float(told.get("hybridtei_departed_requests", 0))
+
+    with serving(gate=hold) as running:
+        crowd = [threading.Thread(target=running.post, args=("/embed", {"inputs": f"one {i}"})) for i in range(2 * CROWD)]
+        for one in crowd:
+            one.start()
+        until(lambda: running.service.config.max_concurrent_requests - running.service.admission.free == len(crowd))
+        leave_at_once(running, 100)
+        until(lambda: departed() == 100)
+        assert running.service.metrics.dropped.value() == 0
+        hold.let_go()
+        for one in crowd:
+            one.join(HANG)
         running.is_well()
 
 

@@ -1,43 +1,92 @@
-"""Packed attention against the textbook formula, one sequence, one head and one query at a time."""
+"""A kernel is tried before it is used: one that cannot run here, or computes something else, is passed over."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModel
 
-from hybridtei.ragged import offsets_of
-from hybridtei.trunk.layout import PackedLayout
-from tests import tolerances
+from hybridtei.trunk import attention
+from hybridtei.trunk.attention import facts_of, kernel_for, trial
+from hybridtei.trunk.kernels import choice
+from hybridtei.trunk.kernels.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
+from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
+from hybridtei.trunk.kernels.sequences import Kernel
+from tests import tiny
 
-LENGTHS = [1, 9, 4, 23, 2]
-WIDTH = 8
-
-
-def textbook(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None, causal: bool
-) -> torch.Tensor:
-    """softmax(q k) v over what each query may see; k and v of one group of query heads are shared."""
-    out = torch.zeros_like(q)
-    groups = q.shape[1] // k.shape[1]
-    start = 0
-    for length in LENGTHS:
-        for head in range(q.shape[1]):
-            keys, values = k[start : start + length, head // groups], v[start : start + length, head // groups]
-            for i in range(length):
-                seen = [j for j in range(length) if (window is None or abs(i - j) < window) and (not causal or j <= i)]
-                weights = torch.softmax(scale * keys[seen] @ q[start + i, head], 0)
-                out[start + i, head] = weights @ values[seen]
-        start += length
-    return out
+CPU = torch.device("cpu")
+ALL_NEEDED = Facts("cpu", "float32", 8, needs=ALL)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 5, 100])
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_packed_attention_equals_the_textbook(causal: bool, window: int | None, key_heads: int) -> None:
-    draw = torch.Generator().manual_seed(0)
-    q = torch.randn(sum(LENGTHS), 4, WIDTH, generator=draw)
-    k, v = (torch.randn(sum(LENGTHS), key_heads, WIDTH, generator=draw) for _ in range(2))
-    ours = PackedLayout(offsets_of(LENGTHS)).attend(q, k, v, scale=0.7, window=window, causal=causal)
-    expected = textbook(q, k, v, scale=0.7, window=window, causal=causal)
-    torch.testing.assert_close(ours, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+def model(folder: Path, model_type: str, **settings) -> object:
+    return AutoModel.from_pretrained(tiny.write_family(folder, model_type, **settings))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "needs"),
+    [
+        ("bert", set()),
+        ("modernbert", {WINDOW}),
+        ("qwen3", {CAUSAL, GROUPED}),
+        ("mistral", {CAUSAL, GROUPED, WINDOW}),
+        ("eurobert", {GROUPED}),
+    ],
+)
+def test_what_a_family_asks_of_a_kernel(tmp_path: Path, model_type: str, needs: set[str]) -> None:
+    found = facts_of(model(tmp_path, model_type), torch.float16, CPU)
+    assert (found.device, found.dtype, found.head_dim, found.needs) == ("cpu", "float16", 8, needs)
+
+
+@pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
+def test_a_right_kernel_passes(kernel: Kernel) -> None:
+    assert trial(kernel, ALL_NEEDED, CPU) is None
+
+
+def test_a_wrong_kernel_is_found_out_by_what_it_gets_wrong() -> None:
+    def blind_to_windows(q, k, v, sequences, *, scale, window, causal):
+        return per_sequence(q, k, v, sequences, scale=scale, window=None, causal=causal)
+
+    def blind_to_ends(q, k, v, sequences, *, scale, window, causal):
+        one = attention._sequences(CPU)
+        one.lengths = [sum(sequences.lengths)]
+        return per_sequence(q, k, v, one, scale=scale, window=window, causal=causal)
+
+    def nothing(q, k, v, sequences, *, scale, window, causal):
+        return torch.full_like(q, torch.nan)
+
+    assert "window of 8" in (trial(blind_to_windows, ALL_NEEDED, CPU) or "")
+    assert trial(blind_to_windows, Facts("cpu", "float32", 8), CPU) is None  # nobody needs them
+    assert "differs from SDPA" in (trial(blind_to_ends, Facts("cpu", "float32", 8), CPU) or "")
+    assert "nan" in (trial(nothing, Facts("cpu", "float32", 8), CPU) or "")
+
+
+def test_what_cannot_run_here_is_passed_over_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Facts of a card with everything installed; of the packages, one does not load and one is wrong."""
+    loaded = model(tmp_path, "bert")
+    card = Facts("cuda", "float16", 8, (9, 0), {choice.FLASH_2: ALL, choice.FLASH_4: ALL, choice.TORCH_VARLEN: ALL})
+
+    def broken() -> Kernel:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    openers = {**attention.OPENERS, choice.FLASH_2: broken, choice.FLASH_4: lambda: lambda q, *_, **__: 0 * q}
+    monkeypatch.setattr(attention, "facts_of", lambda *_: card)
+    monkeypatch.setattr(attention, "OPENERS", {**openers, choice.TORCH_VARLEN: lambda: padded_groups})
+    with caplog.at_level(logging.INFO, "hybridtei.trunk.attention"):
+        assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
+    told = [record.getMessage() for record in caplog.records]
+    assert "flash-attn 2 is refused, the next is tried: RuntimeError: no kernel image" in told[0]
+    assert "flash-attn 4 is refused" in told[1]
+    assert told[2].startswith("attention by torch varlen_attn:")
+
+
+def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = model(tmp_path, "bert")
+    monkeypatch.setattr(attention, "facts_of", lambda *_: Facts("cuda", "float32", 8, (9, 0)))
+    found, kernel = kernel_for(loaded, torch.float32, CPU)
+    assert (found.name, kernel) == (choice.PADDED, padded_groups)
+    assert "not float32" in found.why or "not installed" in found.why

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.ragged import offsets_of
-from hybridtei.trunk.layout import PackedLayout
+from hybridtei.trunk.layout import PackedLayout, reduce_at_once
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
@@ -58,3 +58,18 @@ def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> N
 
 def test_offsets_are_those_of_the_batch() -> None:
     assert PackedLayout(np.array([0, 2, 7])).lengths == [2, 5]
+
+
+@given(LENGTHS)
+def test_one_reduction_over_all_sequences_equals_one_for_each(lengths: list[int]) -> None:
+    """What a GPU does for many sequences, done here."""
+    x, layout = rows(lengths)
+    torch.testing.assert_close(layout._reduced(x, "sum"), layout.sum(x))
+    assert torch.equal(layout._reduced(x, "max"), layout.max(x))
+
+
+def test_few_or_long_sequences_are_reduced_one_by_one() -> None:
+    assert not reduce_at_once(8, 5)
+    assert reduce_at_once(9, 512)
+    assert not reduce_at_once(9, 8192)
+    assert reduce_at_once(500, 8192)

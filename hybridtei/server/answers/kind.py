@@ -14,7 +14,7 @@ from hybridtei.server.answers.rerank import rerank, rerank_documents
 from hybridtei.server.answers.tag import entities
 from hybridtei.server.body import SchemaError, SyntaxRefused, decode, keys_of
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.errors import RequestRefused
+from hybridtei.server.errors import RequestRefused, TooManyInputs
 from hybridtei.server.tracing import handler, passes_on
 from hybridtei.server.wire import tei
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankKeys, RerankRequest
@@ -76,7 +76,7 @@ async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """All instances at once; the first failing one by place decides the error. As many as a client may send inputs."""
     limit = context.server.max_client_batch_size
     if len(request.instances) > limit:  # each may be a batch, and they run at once: these are never answered in parts
-        raise RequestRefused(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
+        raise TooManyInputs(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
     replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -56,9 +57,9 @@ def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:
     """`top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
     top_k, function = given.get("top_k"), given.get("function_to_apply")
     if top_k is not None and (type(top_k) is not int or top_k < 1):
-        raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {top_k!r}")
-    if function is not None and function not in FUNCTIONS:
-        raise InvalidInput(f"`function_to_apply` is {function!r}; known: {', '.join(FUNCTIONS)}")
+        raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
+    if function is not None and not (isinstance(function, str) and function in FUNCTIONS):
+        raise InvalidInput(f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(FUNCTIONS)}")
     return top_k, function
 
 

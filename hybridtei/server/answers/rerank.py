@@ -20,7 +20,7 @@ from hybridtei.outputs import Floats, HeadOutputs, Timings
 from hybridtei.postprocess.scores import best_first
 from hybridtei.server.answers.envelope import envelope, used
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.errors import NoInputs, RequestRefused
+from hybridtei.server.errors import NoInputs, TooManyDocuments
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, text_of
@@ -67,7 +67,7 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
             raise NoInputs("`documents` cannot be empty")
         limit = context.server.max_rerank_documents
         if len(given) > limit:
-            raise RequestRefused(f"`documents` holds {len(given)} documents > maximum allowed {limit} (max-rerank-documents)")
+            raise TooManyDocuments(f"`documents` holds {len(given)} documents > maximum allowed {limit} (max-rerank-documents)")
         documents = [text_of(document, place, request.rank_fields) for place, document in enumerate(given)]
         truncate = request.truncation if request.truncate is None else request.truncate
         task = _task(context, request.query, documents, request, truncate=truncate)

@@ -1,64 +1,56 @@
-"""Routes over the server's vector store, and the hook by which a Qdrant server asks for embeddings."""
+"""Routes over the server's vector store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
 from typing import Any, TypeVar
 
-from litestar import asgi
-from litestar.exceptions import MethodNotAllowedException
-from litestar.handlers import ASGIRouteHandler
+from litestar import Request, asgi, post
+from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.server.answers.points import upsert
 from hybridtei.server.answers.search import Shelf, search
 from hybridtei.server.auth import check_key
 from hybridtei.server.body import decode, read_plain
-from hybridtei.server.context import Reply
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import NoStore
-from hybridtei.server.serve import form_of, models_of, respond, server_of, while_connected
+from hybridtei.server.serve import form_of, models_of, respond, server_of, told, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.search import PointsRequest, SearchRequest
 
-T = TypeVar("T")
-Act = Callable[[Shelf, dict[str, Any], T], Coroutine[Any, Any, Reply]]
+T = TypeVar("T", SearchRequest, PointsRequest)
 
 
-def shelved(path: str, kind: type[T], act: Act[T]) -> ASGIRouteHandler:
-    """A route: POST with JSON of `kind` -> what `act` says of it, the server's store, and the parts of the path.
-
-    Raises NoStore, before the body is looked at, where the server has none.
-    """
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":  # type: ignore[typeddict-item]
-            raise MethodNotAllowedException  # the edge knows no paths with parts
-        server = server_of(scope)
-        check_key(scope, server.api_key)
-        layouts = scope["app"].state.layouts
-        if layouts is None:
-            raise NoStore
-        wire = decode(await read_plain(scope, receive, limit=server.payload_limit), kind)
-        named: str | None = scope.get(ALIAS) or getattr(wire, "model", None)  # type: ignore[assignment]
-        if server.otlp_endpoint is not None:
-            arrived(scope["app"].state.recorder, scope["headers"])
-        shelf = Shelf(models_of(scope), layouts, named)
-        reply = await while_connected(scope, act(shelf, scope["path_params"], wire))
-        await respond(reply, form_of(scope), send)
-
-    return asgi(path, copy_scope=False)(handle)
+async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
+    """What a request is answered with, and what it says. Raises NoStore before the body is looked at, if there is no store."""
+    server = server_of(scope)
+    check_key(scope)
+    layouts = scope["app"].state.layouts
+    if layouts is None:
+        raise NoStore
+    wire = decode(await read_plain(scope, receive, limit=server.payload_limit), kind)
+    alias: str | None = scope.get(ALIAS)
+    if alias is not None:
+        models_of(scope).named(alias)
+    if server.otlp_endpoint is not None:
+        arrived(scope["app"].state.recorder, scope["headers"])
+    return Shelf(models_of(scope), layouts, alias or wire.model), wire
 
 
-async def _search(shelf: Shelf, parts: dict[str, Any], request: SearchRequest) -> Reply:
-    return await search(shelf, request)
+@asgi("/search", copy_scope=False)
+async def search_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """POST of a `SearchRequest`."""
+    shelf, wire = await asked(scope, receive, SearchRequest)
+    await respond(await while_connected(scope, search(shelf, wire)), form_of(scope), send)
 
 
-async def _upsert(shelf: Shelf, parts: dict[str, Any], request: PointsRequest) -> Reply:
-    return await upsert(shelf, parts["name"], request)
+@post("/collections/{name:str}/points")  # ASGI routes of the framework's cannot hold parts of a path
+async def points_route(request: Request[Any, Any, Any]) -> ASGIResponse:
+    """POST of a `PointsRequest`. What was begun is stored even if the client goes: it will ask again, for the same ids."""
+    shelf, wire = await asked(request.scope, request.receive, PointsRequest)
+    reply = await asyncio.shield(upsert(shelf, request.path_params["name"], wire))
+    return told(request.scope, reply.answer)
 
 
-ROUTES = (
-    shelved("/search", SearchRequest, _search),
-    shelved("/collections/{name:str}/points", PointsRequest, _upsert),
-)
+ROUTES = (search_route, points_route)

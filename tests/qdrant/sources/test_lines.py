@@ -25,11 +25,11 @@ def test_every_line_is_there_once_at_its_place(rows, end, most, ends):
     expected = expected[:-1] if expected[-1] == b"" else expected
     assert [line.number for line in found] == list(range(1, len(expected) + 1))
     for line, row in zip(found, expected, strict=True):
-        row = row.removesuffix(b"\r")
-        assert line.is_whole == (len(row) <= most)
+        text = row.removesuffix(b"\r")
+        assert line.is_whole == (len(text) <= most)
         assert data[line.offset :].startswith(line.data)
-        assert row.startswith(line.data)
-        assert not line.is_whole or line.data == row
+        assert text.startswith(line.data)
+        assert not line.is_whole or line.data == text
 
 
 def test_a_line_of_megabytes_is_never_held(monkeypatch):

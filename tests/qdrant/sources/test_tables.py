@@ -25,7 +25,9 @@ def read(reader, path: Path, options: ReadOptions = SMALL):
 
 def test_jsonl(tmp_path):
     path = tmp_path / "in.jsonl"
-    path.write_text('{"_id": "a", "title": "T", "text": "one", "year": 1958, "tags": ["x"]}\n\n"two"\n{"id": 7, "text": "three"}\n')
+    path.write_text(
+        '{"_id": "a", "title": "T", "text": "one", "year": 1958, "tags": ["x"]}\n\n"two"\n{"id": 7, "text": "three"}\n'
+    )
     documents, rejected = read(read_jsonl, path)
     assert rejected == {}
     assert [(one.document_id, one.text, one.title) for one in documents] == [

@@ -77,6 +77,12 @@ def test_other_forms_are_refused(classifier, inputs):
             422,
             "Input validation error: `function_to_apply` is 'tanh'; known: sigmoid, softmax, none",
         ),
+        (
+            "classifier",
+            {"inputs": "one", "parameters": {"function_to_apply": ["none"]}},
+            422,
+            "Input validation error: `function_to_apply` is ['none']; known: sigmoid, softmax, none",
+        ),
     ],
 )
 def test_refusals(request, which, body, status, error):

@@ -1,0 +1,85 @@
+# syntax=docker/dockerfile:1
+#
+#   docker build --target cpu  -t hybridtei:cpu  .
+#   docker build --target cuda -t hybridtei:cuda .
+#
+# `deploy/build_steps.py` walks the steps of the target `cpu` without a container engine.
+
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+
+
+# The package as a wheel; what it wants is not looked at here, so that a change of code costs no download below.
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY hybridtei ./hybridtei
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+
+# An environment without torch and even without pip, and the embedded model put together, so that a container starts at once.
+FROM ${PYTHON_IMAGE} AS environment-cpu
+ARG EXTRAS=grpc,openvino,otlp,qdrant
+WORKDIR /build
+COPY constraints.txt ./
+COPY --from=wheel /wheels /wheels
+RUN python -m venv --without-pip /opt/hybridtei \
+    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
+       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
+ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
+RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.embedded import embedded_model; embedded_model()"
+
+
+# torch's wheels for CUDA carry its libraries themselves: an image of NVIDIA's below would hold them twice. The driver is the
+# host's, put in by the NVIDIA container toolkit. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
+FROM ${PYTHON_IMAGE} AS environment-cuda
+ARG EXTRAS=grpc,otlp,qdrant,torch
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
+ARG FLASH_ATTN_WHEEL=
+WORKDIR /build
+COPY constraints.txt ./
+COPY --from=wheel /wheels /wheels
+RUN python -m venv --without-pip /opt/hybridtei \
+    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
+       --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple torch \
+    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
+       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]" \
+    && if [ -n "${FLASH_ATTN_WHEEL}" ]; then \
+       python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN_WHEEL}"; \
+       fi
+ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
+RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.embedded import embedded_model; embedded_model()"
+
+
+# What both images share: a user without rights, TEI's variables and entry point. PORT may be 80 for that user, since Docker
+# 20.10 lets anybody in a container listen below 1024; under Kubernetes give another PORT, as deploy/kubernetes does.
+FROM ${PYTHON_IMAGE} AS runtime
+ENV PATH=/opt/hybridtei/bin:${PATH} \
+    HUGGINGFACE_HUB_CACHE=/data \
+    HYBRIDTEI_CACHE=/var/cache/hybridtei \
+    PORT=80 \
+    PYTHONUNBUFFERED=1
+RUN groupadd --gid 10001 hybridtei \
+    && useradd --uid 10001 --gid 10001 --create-home hybridtei \
+    && install -d -o 10001 -g 10001 /data
+EXPOSE 80
+VOLUME /data
+WORKDIR /data
+# Asks the variable PORT; whoever gives --port instead tells the check nothing.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-c", "import http.client, os; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["text-embeddings-router"]
+CMD ["--json-output"]
+
+
+FROM runtime AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
+COPY --from=environment-cuda --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
+USER 10001:10001
+
+
+# Last, so that `docker build .` without a target makes it.
+FROM runtime AS cpu
+COPY --from=environment-cpu /opt/hybridtei /opt/hybridtei
+COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
+USER 10001:10001

@@ -1,0 +1,468 @@
+"""Bodies in HTTP of every kind: honest, lying, chunked, ancient, compressed, pipelined, half sent, or none at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from conformance.fuzz.bodies import GETS, POSTS, Draw
+from conformance.fuzz.mutations import mutated
+from conformance.fuzz.shot import Shot
+
+UNKNOWN = -1  # as `Shot.answers`: the bytes may be no request, or several
+JSON = b"application/json"
+METHODS = (b"GET", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"POST")
+TYPES = (
+    *(b"application/json; charset=utf-8", b"application/json;charset=utf-16", b"APPLICATION/JSON", b"application/vnd.api+json"),
+    *(
+        b"text/plain",
+        b"application/msgpack",
+        b"multipart/form-data; boundary=x",
+        b"",
+        b"application/json, text/plain",
+        b"\xff",
+        b"a/b",
+    ),
+    *(b"application/x-www-form-urlencoded", b"application/grpc", b"json", b"application/json\tx", b";;;", b"application/+json"),
+)
+ACCEPTS = (
+    *(
+        b"application/msgpack",
+        b"application/x-msgpack;q=0.9, application/json;q=0.1",
+        b"*/*",
+        b"text/html",
+        b"application/json;q=x",
+    ),
+    *(b",,,;q=", b"application/msgpack;q=nan", b"application/msgpack;q=-1", b"\xe9", b"a" * 3000),
+)
+ENCODINGS = (b"gzip", b"zstd", b"gzip, zstd;q=0.5", b"br", b"identity;q=0", b"*", b"gzip;q=nan", b"zstd;q=inf", b"deflate")
+ODD_PATHS = (
+    *(b"//embed", b"/embed/", b"/embed//", b"/%65mbed", b"/embed%00", b"/embed%", b"/embed%zz", b"/embed;a=b", b"/./embed"),
+    *(
+        b"/m/",
+        b"/m//embed",
+        b"/m/nobody/embed",
+        b"/m/hybrid",
+        b"/m/hybrid/",
+        b"/m/hybrid//embed",
+        b"/m/%F0%9F%99%82/embed",
+        b"/m/../embed",
+    ),
+    *(
+        b"/docs/../../etc/passwd",
+        b"/docs/%2e%2e/x",
+        b"/docs/a/b/c",
+        b"/page/../app.py",
+        b"/page/nobody.js",
+        b"/page/%2e%2e%2fapp.py",
+    ),
+    *(
+        b"*",
+        b"http://example.com/embed",
+        b"/embed?inputs=x&a=%00",
+        b"/embed?" + b"a" * 5000,
+        b"/\xff\xfe",
+        b"/\xe6\x9d\xb1",
+        b"/#x",
+    ),
+    *(
+        b"/" + b"a" * 60_000,
+        b"/" + b"a/" * 5000,
+        b"/models/load/x",
+        b"/v1",
+        b"/v1/embeddings/",
+        b"/favicon.ico",
+        b"/.env",
+        b"/m/hybrid/m/hybrid/embed",
+    ),
+)
+GARBAGE = (
+    *(
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\r\n" * 500,
+        b"\x00" * 5000,
+    ),
+    *(
+        b"GET\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET  / HTTP/1.1\r\n\r\n",
+        b"get / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+    ),
+    *(
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA b: x\r\n\r\n",
+    ),
+    *(
+        b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
+        b"FOO / HTTP/1.1\r\n\r\n",
+        b"SSTP_DUPLEX_POST /x HTTP/1.1\r\n\r\n",
+    ),
+    *(
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"\xff" * 70_000,
+    ),
+    *(
+        b"EHLO x\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+        b"GET / HTTP/0.9\r\n\r\n",
+        b"GET /\r\n",
+        b"POST /embed HTTP/1.1\r\nContent-Length",
+        b"G",
+    ),
+)
+LENGTHS = (
+    *(
+        b"-1",
+        b"+5",
+        b"1e3",
+        b"0x10",
+        b"5, 5",
+        b"5,6",
+        b"99999999999999999999999",
+        b"18446744073709551616",
+        b" ",
+        b"5 5",
+        b"five",
+        b"\xb2",
+    ),
+)
+
+
+def request(
+    path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, method: bytes = b"POST", version: bytes = b"1.1"
+) -> bytes:
+    """An honest request with a Content-Length."""
+    lines = [b"%b %b HTTP/%b" % (method, path, version), b"Host: fuzz", b"Content-Length: %d" % len(body)]
+    return b"\r\n".join([*lines, *(b"%b: %b" % field for field in headers)]) + b"\r\n\r\n" + body
+
+
+class Generator:
+    """Shots, all of which follow from a seed. `aliases`: of the models; `key`: that the server wants, and mostly gets.
+
+    `longest`: words in a text.
+    """
+
+    def __init__(self, seed: str, aliases: Sequence[str] = (), key: str | None = None, longest: int | None = None) -> None:
+        self._draw = Draw(seed)
+        self._draw.longest = longest or Draw.longest
+        self._aliases = [alias.encode() for alias in aliases]
+        self._key = key
+        self._routes = [*POSTS]
+        self._chances = [1 if route.startswith("/models/") else 5 for route in POSTS]
+
+    def next(self) -> Shot:
+        """The next."""
+        make = self._draw.choices(_MAKERS, _SHARES)[0]
+        return make(self)
+
+    def _path(self, route: str) -> bytes:
+        path = route.encode()
+        if self._aliases and self._draw.random() < 0.25:
+            return b"/m/" + self._draw.choice(self._aliases) + path
+        return path
+
+    def _valid(self) -> tuple[bytes, Any]:
+        route = self._draw.choices(self._routes, self._chances)[0]
+        return self._path(route), POSTS[route](self._draw)
+
+    def _json(self) -> tuple[bytes, bytes]:
+        """A path and a body, which is right one time in four."""
+        path, value = self._valid()
+        return path, json.dumps(value).encode() if self._draw.random() < 0.25 else mutated(self._draw, value)
+
+    def _headers(self, *, odd: float = 0.1) -> list[tuple[bytes, bytes]]:
+        draw = self._draw
+        headers = [(b"Content-Type", JSON if draw.random() > odd else draw.choice(TYPES))]
+        if self._key is not None and draw.random() < 0.9:
+            headers.append((b"Authorization", b"Bearer " + self._key.encode()))
+        if draw.random() < odd:
+            headers.append((b"Accept", draw.choice(ACCEPTS)))
+        if draw.random() < odd:
+            headers.append((b"Accept-Encoding", draw.choice(ENCODINGS)))
+        if draw.random() < odd / 4:
+            headers.append(
+                (b"Authorization", draw.choice((b"", b"Bearer", b"Bearer \xff", b"Basic eDp5", b"Bearer " + b"k" * 9000)))
+            )
+        if draw.random() < odd / 4:
+            headers.append(
+                (b"traceparent", draw.choice((b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"00-zz", b"\xff" * 55)))
+            )
+        if draw.random() < odd / 4:
+            headers.append((b"Origin", draw.choice((b"http://x", b"null", b"\xff"))))
+        return headers
+
+    def _post(self) -> bytes:
+        path, body = self._json()
+        return request(path, body, self._headers())
+
+    def plain(self) -> Shot:
+        return Shot("plain", (self._post(),))
+
+    def valid(self) -> Shot:
+        path, value = self._valid()
+        return Shot("valid", (request(path, json.dumps(value).encode(), self._headers(odd=0.05)),))
+
+    def got(self) -> Shot:
+        method, path = self._draw.choice((b"GET", b"GET", b"HEAD")), self._path(self._draw.choice(GETS))
+        return Shot(
+            "get", (request(path, b"", self._headers(), method=method),), heads=frozenset({0} if method == b"HEAD" else ())
+        )
+
+    def method(self) -> Shot:
+        path, body = self._json()
+        method = self._draw.choice(METHODS)
+        heads = frozenset({0} if method == b"HEAD" else ())
+        return Shot("method", (request(path, body, self._headers(), method=method),), heads=heads)
+
+    def path(self) -> Shot:
+        _, body = self._json()
+        method = self._draw.choice((b"GET", b"POST"))
+        return Shot("path", (request(self._draw.choice(ODD_PATHS), body, self._headers(), method=method),), answers=UNKNOWN)
+
+    def long_path(self) -> Shot:
+        path = b"/" + b"a" * self._draw.choice((65_000, 65_533, 65_534, 70_000, 300_000))
+        return Shot("long path", (request(path, b""),), answers=UNKNOWN)
+
+    def headers(self) -> Shot:
+        """Many, long or strange."""
+        draw = self._draw
+        path, body = self._json()
+        many = [(b"X-%d" % number, b"y") for number in range(draw.choice((90, 96, 99, 101, 500, 3000)))]
+        long = [(b"X", b"y" * draw.choice((1000, 60_000, 66_000, 500_000)))]
+        strange = [
+            (draw.choice((b"X\x01", b"", b"X Y", b"\xff", b"X:")), draw.choice((b"\x00", b"\x7f", b"\xff", b"", b"a\x0bb")))
+        ]
+        same = [(name, value) for name, value in self._headers() for _ in range(draw.choice((2, 3, 40)))]
+        return Shot("headers", (request(path, body, draw.choice((many, long, strange, same))),), answers=UNKNOWN)
+
+    def chunked(self) -> Shot:
+        """Chunks of any size, with extensions and trailers."""
+        draw = self._draw
+        path, body = self._json()
+        extension = draw.choice((b"", b"", b";a=b", b";" + b"x" * 200, b';a="\\""'))
+        chunks, at = [], 0
+        while at < len(body):
+            size = draw.choice((1, 7, 100, 5000, 100_000))
+            part = body[at : at + size]
+            chunks.append(b"%x%b\r\n%b\r\n" % (len(part), extension, part))
+            at += size
+            if len(chunks) > 300:
+                chunks.append(b"%x\r\n%b\r\n" % (len(body) - at, body[at:]) if at < len(body) else b"")
+                break
+        trailer = draw.choice((b"", b"", b"X: y\r\n", b"Content-Length: 5\r\n", b"Content-Encoding: gzip\r\n"))
+        return Shot(
+            "chunked", (self._head(path, b"Transfer-Encoding: chunked") + b"".join(chunks) + b"0\r\n" + trailer + b"\r\n",)
+        )
+
+    def broken_chunks(self) -> Shot:
+        path, body = self._json()
+        size = b"%x" % len(body)
+        wrong = (
+            *(
+                b"zz\r\n" + body,
+                b"-5\r\n" + body,
+                size + b"\r\n" + body + b"x\r\n0\r\n\r\n",
+                size + b"\n" + body + b"\n0\n\n",
+                b"\r\n",
+            ),
+            *(
+                b"ffffffffffffffffff\r\n" + body,
+                b"7fffffff\r\n" + body,
+                b"0\r\n",
+                size + b";" + b"x" * 200_000 + b"\r\n" + body,
+            ),
+            *(b"0" * 70_000 + size + b"\r\n" + body, size + b"\r\n" + body[:-1], b"0\r\n" + b"X: y\r\n" * 300 + b"\r\n"),
+        )
+        return Shot(
+            "broken chunks", (self._head(path, b"Transfer-Encoding: chunked") + self._draw.choice(wrong),), answers=UNKNOWN
+        )
+
+    def length(self) -> Shot:
+        """A Content-Length that lies, or is no number, or stands there twice, or beside chunks."""
+        draw = self._draw
+        path, body = self._json()
+        far = len(body) + draw.choice((1, 100, 3_000_000, 10**12))
+        near = max(len(body) - draw.choice((1, 10)), 0)
+        lines = (
+            *(b"Content-Length: %d" % far, b"Content-Length: %d" % near, b"Content-Length: " + draw.choice(LENGTHS), b"X: y"),
+            *(
+                b"Content-Length: %d\r\nContent-Length: %d" % (len(body), near),
+                b"Transfer-Encoding: gzip, chunked",
+                b"Transfer-Encoding: x",
+            ),
+            *(
+                b"Content-Length: %d\r\nTransfer-Encoding: chunked" % len(body),
+                b"Content-Length: %d\r\nTransfer-Encoding: identity" % len(body),
+            ),
+        )
+        return Shot("length", (self._head(path, draw.choice(lines)) + body,), answers=UNKNOWN)
+
+    def ancient(self) -> Shot:
+        path, body = self._json()
+        more = self._draw.choice(([], [(b"Connection", b"keep-alive")], [(b"Connection", b"close")]))
+        return Shot("http/1.0", (request(path, body, [*self._headers(), *more], version=b"1.0"),))
+
+    def closing(self) -> Shot:
+        path, body = self._json()
+        more = self._draw.choice((b"close", b"Keep-Alive, Upgrade", b"close, keep-alive", b"\xff", b"upgrade"))
+        return Shot("connection", (request(path, body, [*self._headers(), (b"Connection", more)]),))
+
+    def offer(self) -> Shot:
+        path, body = self._json()
+        words = self._draw.choice((b"h2c", b"websocket", b"TLS/1.0", b""))
+        headers = [
+            *self._headers(),
+            (b"Connection", b"Upgrade, HTTP2-Settings"),
+            (b"Upgrade", words),
+            (b"HTTP2-Settings", b"AAMAAABkAAQ"),
+        ]
+        return Shot("upgrade", (request(path, body, headers),))
+
+    def expecting(self) -> Shot:
+        path, body = self._json()
+        word = self._draw.choice((b"100-continue", b"200-ok", b""))
+        whole = request(path, body, [*self._headers(), (b"Expect", word)])
+        return Shot("expect", (whole[: len(whole) - len(body)], body))
+
+    def compressed(self) -> Shot:
+        """Right, broken or wrongly named."""
+        draw = self._draw
+        path, body = self._json()
+        packed = draw.choice(_PACKERS)(body)
+        if draw.random() < 0.3 and packed:
+            spoiled = bytearray(packed)
+            spoiled[draw.randrange(len(spoiled))] ^= 1 << draw.randrange(8)
+            packed = bytes(spoiled[: draw.choice((len(spoiled), len(spoiled) // 2))])
+        name = draw.choice(
+            (b"gzip", b"gzip", b"x-gzip", b"zstd", b"zstd", b"br", b"deflate", b"identity", b"gzip, gzip", b"", b"\xff", b",,")
+        )
+        return Shot("compressed", (request(path, packed, [*self._headers(), (b"Content-Encoding", name)]),))
+
+    def bomb(self) -> Shot:
+        """Few bytes that would become many."""
+        draw = self._draw
+        path, _ = self._json()
+        name, packed = draw.choice(bombs())
+        return Shot("bomb", (request(path, packed, [*self._headers(), (b"Content-Encoding", name)]),))
+
+    def large(self) -> Shot:
+        """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
+        draw = self._draw
+        path, value = self._valid()
+        field = next(iter(value))
+        size = draw.choice((60_000, 300_000, 1_900_000, 2_100_000))
+        unit = draw.choice(("baka ", "\u0301", "x", "東", "a b "))
+        shapes: tuple[Callable[[], bytes], ...] = (
+            lambda: json.dumps({**value, field: unit * (size // len(unit.encode()))}, ensure_ascii=False).encode(),
+            lambda: json.dumps({**value, field: [unit * 3] * (size // (3 * len(unit) + 4))}).encode(),
+            lambda: json.dumps({**value, field: [7] * (size // 3)}).encode(),
+            lambda: b'{"%b":' % field.encode() + b"[" * (size // 2) + b"]" * (size // 2) + b"}",
+            lambda: b'{"unknown":' + b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6) + b"}",
+            lambda: b'{"%b":"' % field.encode() + b"\\u0301" * (size // 6) + b'"}',
+            lambda: b"{" + b",".join(b'"k%d":1' % number for number in range(size // 12)) + b"}",
+            lambda: b" " * size,
+        )
+        return Shot("large", (request(path, draw.choice(shapes)(), self._headers()),))
+
+    def pipelined(self) -> Shot:
+        count = self._draw.choice((2, 3, 5, 20))
+        return Shot("pipelined", (b"".join(self._post() for _ in range(count)),), answers=count)
+
+    def pieces(self) -> Shot:
+        """One request in several packets."""
+        whole = self._post()
+        cuts = sorted(self._draw.randrange(len(whole)) for _ in range(self._draw.choice((1, 2, 5))))
+        return Shot("pieces", tuple(whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)))
+
+    def garbage(self) -> Shot:
+        draw = self._draw
+        fixed, noise = draw.choice(GARBAGE), draw.randbytes(draw.choice((1, 20, 500, 3000)))
+        spoiled = bytearray(self._post())
+        for _ in range(3):
+            spoiled[draw.randrange(min(len(spoiled), 150))] = draw.randrange(256)
+        return Shot("garbage", (draw.choice((fixed, noise, bytes(spoiled))),), answers=UNKNOWN)
+
+    def cut(self) -> Shot:
+        """A client that goes away in the middle, or before its answer."""
+        whole = self._post()
+        return Shot(
+            "leaving", (whole[: self._draw.choice((len(whole), self._draw.randrange(len(whole) + 1)))],), 0, leaves=True
+        )
+
+    def _head(self, path: bytes, framing: bytes) -> bytes:
+        fields = b"\r\n".join(b"%b: %b" % field for field in self._headers())
+        return b"POST %b HTTP/1.1\r\nHost: fuzz\r\n%b\r\n%b\r\n\r\n" % (path, framing, fields)
+
+
+def zstd_compress(data: bytes) -> bytes:
+    from hybridtei.server.coding import zstd
+
+    return bytes(zstd.compress(data, 3))
+
+
+_PACKERS: tuple[Callable[[bytes], bytes], ...] = (
+    gzip.compress,
+    zstd_compress,
+    zlib.compress,
+    lambda body: gzip.compress(body[: len(body) // 2]) + gzip.compress(body[len(body) // 2 :]),
+    lambda body: gzip.compress(gzip.compress(body)),
+    lambda body: gzip.compress(b"") * 40 + gzip.compress(body),
+    lambda body: zstd_compress(body) + b"tail",
+)
+
+
+@cache
+def bombs() -> list[tuple[bytes, bytes]]:
+    """(coding, bytes), made once: they take a while."""
+    squeezing = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    block = bytes(2**20)
+    nulls = b"".join(squeezing.compress(block) for _ in range(200)) + squeezing.flush()
+    spaces = b'{"inputs":"' + b" " * 50_000_000 + b'"}'
+    window = b"\x28\xb5\x2f\xfd\x00\xf8" + b"\x00" * 20  # a frame that asks for a window of terabytes
+    return [
+        (b"gzip", nulls),
+        (b"gzip", gzip.compress(spaces, 6)),
+        (b"zstd", zstd_compress(spaces)),
+        (b"zstd", zstd_compress(b"[" * 10_000_000)),
+        (b"gzip", gzip.compress(b"") * 20_000),
+        (b"zstd", zstd_compress(b"") * 20_000),
+        (b"zstd", window),
+        (b"gzip, zstd", nulls),
+    ]
+
+
+_WEIGHTS = {
+    Generator.plain: 500,
+    Generator.valid: 120,
+    Generator.got: 25,
+    Generator.method: 30,
+    Generator.path: 25,
+    Generator.long_path: 2,
+    Generator.headers: 12,
+    Generator.chunked: 25,
+    Generator.broken_chunks: 12,
+    Generator.length: 20,
+    Generator.ancient: 15,
+    Generator.closing: 12,
+    Generator.offer: 12,
+    Generator.expecting: 12,
+    Generator.compressed: 30,
+    Generator.bomb: 2,
+    Generator.large: 3,
+    Generator.pipelined: 15,
+    Generator.pieces: 20,
+    Generator.garbage: 25,
+    Generator.cut: 20,
+}
+_MAKERS, _SHARES = [*_WEIGHTS], [*_WEIGHTS.values()]

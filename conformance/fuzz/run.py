@@ -1,0 +1,186 @@
+"""Fuzz the server: every route, every kind of model, whatever bytes; and between them requests whose answers may never change.
+
+    python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER] [--no-grpc]
+    python conformance/fuzz/run.py --base-url http://127.0.0.1:3000 --only hybrid [--requests N]    a server that runs
+    python conformance/fuzz/run.py --cases                                                          the kept cases only
+
+Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
+within 20 s, a 5xx, a body that is not what it says, an answer that is missing, a valid request answered otherwise than before,
+a trace in the log, memory that grows. Findings are written to a folder as raw bytes; put those that mattered into `cases/`.
+Prints a table, then one line of JSON; exit 1 if anything was found. The same seed makes the same shots; in which order the
+connections' shots reach the server is the network's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from conformance.fuzz import cases, rpc  # noqa: E402 (run as a file, this package is not on the path)
+from conformance.fuzz.servers import PLANS, Plan, Server, serving, write_model  # noqa: E402
+from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
+
+GROWTH_SHARE, GROWTH_MB = 0.10, 24.0  # that memory may grow from the third fifth of a run to the last
+LOOKS = 40  # fewer say nothing about memory
+RPC_SHARE = 50  # one gRPC call for so many requests
+KEPT = 200  # findings of a server whose bytes are written
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one server did."""
+
+    server: Server
+    tally: Tally
+    calls: Counter[str]
+    findings: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status."""
+    arguments = _parser().parse_args(argv)
+    seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
+    plans = [plan for plan in PLANS if not arguments.only or plan.name in arguments.only]
+    print(f"seed {seed}, {arguments.requests} requests", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        scratch = Path(folder)
+        os.environ.setdefault("HYBRIDTEI_CACHE", str(scratch / "cache"))
+        results = [_storm(plan, plans, seed, arguments, scratch) for plan in plans]
+    return _report(seed, results)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000, help="over all servers")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--only", nargs="+", choices=[plan.name for plan in PLANS])
+    parser.add_argument("--base-url", help="a server that runs, with the models of the one plan that --only names")
+    parser.add_argument("--pid", type=int, help="of that server, to watch its memory")
+    parser.add_argument("--findings", default="fuzz-findings", help="folder for the bytes of findings")
+    parser.add_argument("--no-grpc", action="store_true")
+    parser.add_argument("--cases", action="store_true", help="replay the kept cases, and send nothing else")
+    return parser
+
+
+def _storm(plan: Plan, plans: Sequence[Plan], seed: int, arguments: argparse.Namespace, scratch: Path) -> Result:
+    wanted = arguments.requests * plan.share // sum(one.share for one in plans)
+    if arguments.base_url:
+        url = urlsplit(arguments.base_url)
+        return _against(Server(plan, url.hostname or "127.0.0.1", url.port or 80, None, None), seed, wanted, arguments)
+    with serving(plan, partial(write_model, folder=scratch / "models"), scratch) as server:
+        return _against(server, seed, wanted, arguments)
+
+
+def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespace) -> Result:
+    findings = Findings(Path(arguments.findings))
+    before = server.pids()
+    tally = asyncio.run(Storm(server, str(seed), 0 if arguments.cases else wanted, findings.add).run())
+    cases.replay(server, findings.add)
+    calls: Counter[str] = Counter()
+    if server.grpc_port is not None and not arguments.no_grpc and not arguments.cases:
+        calls = rpc.storm(server, f"{seed}/{server.plan.name}", wanted // RPC_SHARE, findings.add)
+    for reason in (*flatness(server), *strangers(server, before), *server.alarms()):
+        findings.add(Finding(server.plan.name, (reason,), cases.NOTHING))
+    line = f"{server.plan.name:10s} {tally.requests:7d} requests {tally.requests / max(tally.seconds, 0.001):6.0f}/s"
+    valid = f"{tally.valid:6d} valid ({tally.exactly_equal} byte-equal)"
+    print(f"{line} {valid} {sum(calls.values()):5d} calls {findings.count} findings", flush=True)
+    return Result(server, tally, calls, findings.count)
+
+
+class Findings:
+    """Told and written to a folder as they come: the bytes of each, and beside them why."""
+
+    def __init__(self, folder: Path) -> None:
+        self.count = 0
+        self._folder = folder
+
+    def add(self, finding: Finding) -> None:
+        shot = finding.shot
+        self.count += 1
+        print(f"FINDING {finding.server} {shot.kind}: {'; '.join(finding.reasons)[:400]}", flush=True)
+        if self.count > KEPT:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{finding.server}-{self.count:03d}-{shot.kind.replace(' ', '-').replace('/', '-')}"
+        (self._folder / f"{stem}.raw").write_bytes(shot.data)
+        (self._folder / f"{stem}.txt").write_text("\n".join((*finding.reasons, shot.note)), encoding="utf-8")
+
+
+def flatness(server: Server) -> list[str]:
+    """Why memory is not flat, if it is not: its middle against its end."""
+    looks = server.megabytes
+    if len(looks) < LOOKS:
+        return []
+    fifth = len(looks) // 5
+    middle, end = median(looks[2 * fifth : 3 * fifth]), median(looks[-fifth:])
+    if end - middle > max(GROWTH_MB, GROWTH_SHARE * middle):
+        return [f"memory grows from {middle:.0f} to {end:.0f} MB"]
+    return []
+
+
+def strangers(server: Server, pids: set[int]) -> list[str]:
+    """Processes that are gone."""
+    gone = pids - server.pids()
+    return [f"processes are gone: {sorted(gone)}"] if gone else []
+
+
+def _report(seed: int, results: Sequence[Result]) -> int:
+    statuses: Counter[tuple[str, str]] = Counter()
+    errors: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for result in results:
+        statuses += result.tally.statuses
+        errors += result.tally.errors
+        calls += result.calls
+    print(_table(statuses))
+    print("\n".join(f"  {count:6d} x 424 {message}" for message, count in errors.most_common(12)))
+    by_status: Counter[str] = Counter()
+    for (_, status), count in statuses.items():
+        by_status[status] += count
+    findings = sum(result.findings for result in results)
+    told = {
+        "seed": seed,
+        "requests": sum(result.tally.requests for result in results),
+        "valid": sum(result.tally.valid for result in results),
+        "valid_byte_equal": sum(result.tally.exactly_equal for result in results),
+        "grpc_calls": dict(calls),
+        "seconds": round(sum(result.tally.seconds for result in results)),
+        "statuses": dict(sorted(by_status.items())),
+        "memory_mb": {result.server.plan.name: _memory(result.server) for result in results},
+        "findings": findings,
+    }
+    print(json.dumps(told))
+    return int(bool(findings))
+
+
+def _memory(server: Server) -> list[int]:
+    """At the start, at each fifth, and at the end."""
+    looks = server.megabytes
+    return [round(looks[min(len(looks) * part // 5, len(looks) - 1)]) for part in range(6)] if looks else []
+
+
+def _table(statuses: Counter[tuple[str, str]]) -> str:
+    names = sorted({status for _, status in statuses})
+    lines = [f"{'':14s}" + "".join(f"{name:>8s}" for name in names)]
+    for kind in sorted({kind for kind, _ in statuses}):
+        lines.append(f"{kind:14s}" + "".join(f"{statuses[kind, name] or '':>8}" for name in names))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""What a fuzzer sends, and what came back: bytes for one connection, and the answers to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """Bytes for one connection. `answers`: so many must come; 0: none may, as the bytes are no whole request.
+
+    `heads`: places of answers without a body, since HEAD asked for them. `leaves`: the client goes away without reading.
+    """
+
+    kind: str
+    pieces: tuple[bytes, ...]
+    answers: int = 1
+    heads: frozenset[int] = frozenset()
+    leaves: bool = False
+    note: str = ""
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer as it came."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a shot: its replies, and how the connection ended."""
+
+    replies: list[Reply] = field(default_factory=list)
+    hung: bool = False
+    closed: bool = False
+    broken: str = ""  # why what came is no HTTP

@@ -1,0 +1,373 @@
+"""A GPU, measured by one command: tokens/s, the time of a lone text, share of the device's product rate, memory, requests/s.
+
+    python conformance/load/gpu.py [--models …] [--dtype float16] [--seconds 3] [--minutes 9] [--http-workers 1,8] [--wheels DIR]
+
+Models have the shape of known ones and random weights, made on the device. Each is driven in process as the engine drives it:
+one queue, batches taken by as many threads as the backend takes at once. Texts of 5, 50, 512 and 8192 tokens, and a mix (70 % of
+5–30 tokens, 30 % of 100–400). The share is of the rate at which this device multiplies large matrices of that precision, measured
+first. Where there is time, the same again for each attention kernel that this installation has, and in fp8 where the card has it.
+
+In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in a
+folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a table
+and one line of JSON. `--cpu-smoke` runs all of it with tiny models on a CPU, to see that the script works: its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
+
+LENGTHS = {"5": ((1.0, (5, 5)),), "50": ((1.0, (50, 50)),), "512": ((1.0, (512, 512)),), "8192": ((1.0, (8192, 8192)),)}
+TRAFFIC = {**LENGTHS, "mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
+LONE_PASSES = 15
+COLUMNS = ("model", "dtype", "kernel", "tokens", "tokens_per_s", "texts_per_s", "lone_ms", "share", "peak_mb")
+
+
+class Clock:
+    """When to stop beginning new measurements."""
+
+    def __init__(self, minutes: float) -> None:
+        self._until = time.monotonic() + 60 * minutes
+
+    @property
+    def left(self) -> float:
+        return self._until - time.monotonic()
+
+
+def product_rate(dtype: str, device: str, size: int) -> float:
+    """FLOP/s of matrix products; the best of several, since whatever else runs only slows one down."""
+    import torch
+
+    a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    best = 0.0
+    for _ in range(12):
+        synchronise(device)
+        began = time.perf_counter()
+        a @ b
+        synchronise(device)
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def synchronise(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+class Source:
+    """Encodings without end, of lengths drawn from a mix; no two alike, or they would be computed once."""
+
+    def __init__(self, mix: Any, longest: int, vocab_size: int) -> None:
+        import numpy as np
+
+        self._mix, self._longest, self._vocab_size = mix, longest, vocab_size
+        self._draw = np.random.default_rng(0)
+
+    def take(self, tokens: int) -> list[Any]:
+        from hybridtei.batch import Encoding
+
+        found, total = [], 0
+        while total < tokens:
+            share = self._draw.random()
+            bounds = self._mix[0][1] if share < self._mix[0][0] else self._mix[-1][1]
+            length = min(int(self._draw.integers(bounds[0], bounds[1] + 1)), self._longest)
+            found.append(Encoding(self._draw.integers(5, self._vocab_size, length)))
+            total += length
+        return found
+
+
+def drive(backend: Any, source: Source, budget: int, seconds: float) -> tuple[float, float, float]:
+    """(tokens/s, texts/s, mean keys of a token) of a queue that never runs dry."""
+    from hybridtei.batch import Head
+    from hybridtei.engine.core import EngineCore
+
+    core = EngineCore(max_tokens=budget, positions=backend.spec.positions, padded=backend.padded)
+    dense, lock = frozenset({Head.DENSE}), threading.Lock()
+    counts = [0, 0, 0]
+    until = time.perf_counter() + seconds
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while time.perf_counter() < until:
+                with lock:
+                    if core.waiting_tokens < 2 * budget:
+                        core.add(source.take(2 * budget), dense)
+                    batch = core.take()
+                assert batch is not None
+                parts = batch.split(backend.forward(batch.packed))
+                lengths = batch.packed.lengths
+                with lock:
+                    core.settle(batch, parts)
+                    for i, count in enumerate((int(lengths.sum()), len(lengths), int((lengths**2).sum()))):
+                        counts[i] += count
+        except BaseException as error:
+            failures.append(error)
+
+    core.add(source.take(4 * budget), dense)
+    began = time.perf_counter()
+    threads = [threading.Thread(target=work) for _ in range(1 + backend.ahead)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    took = time.perf_counter() - began
+    return counts[0] / took, counts[1] / took, counts[2] / max(counts[0], 1)
+
+
+def lone(backend: Any, source: Source) -> float:
+    """Milliseconds of a text that is alone, the median."""
+    from hybridtei.batch import Head, pack
+
+    took = []
+    for _ in range(LONE_PASSES):
+        batch = pack(source.take(1), frozenset({Head.DENSE}), backend.spec.positions)
+        began = time.perf_counter()
+        backend.forward(batch)
+        took.append(1000 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
+def cells(
+    name: str, made: Any, label: dict[str, str], traffic: list[str], options: Any, rate: float, clock: Clock
+) -> list[dict[str, Any]]:
+    """A row a traffic; what fails is a row that says so."""
+    import torch
+
+    from hybridtei.errors import BackendError
+
+    rows = []
+    for kind in traffic:
+        longest = made.backend.spec.max_input_length
+        if kind in LENGTHS and int(kind) > longest:
+            continue
+        if clock.left < 2 * options.seconds:
+            rows.append({"model": name, **label, "tokens": kind, "failed": "no time was left"})
+            continue
+        source = Source(TRAFFIC[kind], longest, made.backend.spec.vocab_size)
+        on_gpu = options.device.startswith("cuda")
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            drive(made.backend, source, options.budget, 0.2 * options.seconds)  # warm
+            tokens, texts, keys = drive(made.backend, source, options.budget, options.seconds)
+            row = {"tokens_per_s": tokens, "texts_per_s": texts, "lone_ms": lone(made.backend, source)}
+            row |= {"share": tokens * made.flop_per_token(keys) / rate}
+            row |= {"peak_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0}
+        except (BackendError, RuntimeError) as error:
+            row = {"failed": str(error).splitlines()[0]}
+        rows.append({"model": name, **label, "tokens": kind, **row})
+    return rows
+
+
+def of_model(name: str, shape: Any, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
+    """All rows of a model: as it would be served, by each other kernel, and in fp8."""
+    from gpu_models import make
+
+    made = make(shape, dtype=options.dtype, device=options.device)
+    trunk = made.backend.trunk
+    told = {"dtype": options.dtype, "kernel": trunk.attention.name}
+    rows = cells(name, made, told, [*TRAFFIC], options, rate, clock)
+    for which in other_kernels(trunk, options):
+        rows += by_kernel(name, made, which, options, rate, clock)
+    release(made, options.device)
+    del made, trunk
+    if options.cpu_smoke or has_fp8(options.device):
+        rows += in_fp8(name, shape, options, rate, clock)
+    return rows
+
+
+def other_kernels(trunk: Any, options: Any) -> list[str]:
+    """Names of the kernels of this installation that could have been chosen too; on a CPU, of those that run there."""
+    import torch
+
+    from hybridtei.trunk.attention import facts_of
+    from hybridtei.trunk.kernels import choice
+
+    facts = facts_of(trunk.model, trunk.model.dtype, torch.device(options.device))
+    able = [one.name for one in choice.choices(facts)] if facts.device == "cuda" else [choice.PADDED]
+    return [which for which in able if which != trunk.attention.name]
+
+
+def by_kernel(name: str, made: Any, which: str, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
+    """Two rows of another kernel; the one that was chosen is put back."""
+    from hybridtei.trunk.attention import OPENERS
+
+    trunk, told = made.backend.trunk, {"dtype": options.dtype, "kernel": which}
+    chosen = trunk.kernel
+    try:
+        trunk.kernel = OPENERS[which]()
+        return cells(name, made, told, ["50", "mixed"], options, rate, clock)
+    except Exception as error:  # installed, and not for this torch or this card
+        return [{"model": name, **told, "tokens": "mixed", "failed": f"{type(error).__name__}: {error}"}]
+    finally:
+        trunk.kernel = chosen
+
+
+def in_fp8(name: str, shape: Any, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
+    """Rows with the trunk's matrices in eight bits; the share stays that of the rate in `options.dtype`."""
+    from gpu_models import make
+
+    from hybridtei.backends.fp8_linear import replace_linears
+
+    made = make(shape, dtype="bfloat16", device=options.device)
+    for layer in replace_linears(made.backend.trunk.model):
+        layer.exact = None
+    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name}
+    rows = cells(name, made, told, ["50", "512", "mixed"], options, rate, clock)
+    release(made, options.device)
+    return rows
+
+
+def has_fp8(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def release(made: Any, device: str) -> None:
+    import gc
+
+    made.backend.close()
+    gc.collect()
+    made.backend.make_room()
+
+
+def over_http(name: str, options: Any, clock: Clock) -> tuple[list[dict[str, Any]], str | None]:
+    """(rows, None), or (none, why there are none)."""
+    import gpu_http
+
+    lacking = gpu_http.lacking()
+    if lacking:
+        return [], f"it needs {', '.join(lacking)}: bring them as wheels, --wheels DIR"
+    if clock.left < 30:
+        return [], "no time was left"
+    workers = [int(number) for number in options.http_workers.split(",") if number]
+    try:
+        return gpu_http.measure(
+            name, dtype=options.dtype, device=options.device, workers=workers, seconds=options.seconds, few=options.cpu_smoke
+        ), None
+    except (Exception, SystemExit) as error:
+        return [], f"{type(error).__name__}: {error}"
+
+
+def install(wheels: str, beside: str) -> None:
+    """Unpack wheels into a folder that this process and its children import from."""
+    files = [str(path) for path in sorted(Path(wheels).glob("*.whl"))]
+    if not files:
+        sys.exit(f"--wheels {wheels}: no wheel is there")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", beside, *files]
+    subprocess.run(pip, check=True)
+    sys.path.append(beside)
+
+
+def heading(options: Any, rate: float) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    on_gpu = options.device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "smoke": options.cpu_smoke,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "dtype": options.dtype,
+        "budget_tokens": options.budget,
+        "product_tflops": rate / 1e12,
+    }
+
+
+def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str, Any]], unmeasured: list[str]) -> None:
+    """For people; then the same as one line of JSON."""
+    print(", ".join(f"{name} {value}" for name, value in told.items()))
+    print(
+        f"{'model':22}{'dtype':>10}  {'attention':24}{'tokens':>7}{'tokens/s':>12}{'texts/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
+    )
+    for row in rows:
+        start = f"{row['model']:22}{row['dtype']:>10}  {row['kernel']:24}{row['tokens']:>7}"
+        if "failed" in row:
+            print(f"{start}  not measured: {row['failed']}")
+            continue
+        speed = f"{row['tokens_per_s']:12.0f}{row['texts_per_s']:10.0f}{row['lone_ms']:9.2f}"
+        print(f"{start}{speed}{row['share']:7.0%}{row['peak_mb']:8.0f}")
+    if http:
+        print(
+            f"{'over HTTP':22}{'workers':>10}  {'traffic':24}{'clients':>7}{'tokens/s':>12}{'req/s':>10}{'p50 ms':>9}{'p95 ms':>9}"
+        )
+    for row in http:
+        start = f"{row['model']:22}{row['http_workers']:>10}  {row['traffic']:24}{row['clients']:>7}"
+        print(f"{start}{row['tokens_per_s']:12.0f}{row['requests_per_s']:10.0f}{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}")
+    for line in unmeasured:
+        print(line)
+    print(json.dumps({**told, "rows": rows, "http": http, "unmeasured": unmeasured}, default=float))
+
+
+def read_options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help="some of the models, by name, separated by commas [default: all]")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--budget", type=int, default=16384, help="tokens of a pass at most")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--minutes", type=float, default=9.0, help="after which no measurement is begun")
+    parser.add_argument("--http-workers", default=f"1,{min(8, max(2, (os.cpu_count() or 2) - 6))}", help="empty: no HTTP")
+    parser.add_argument("--wheels", metavar="DIR", help="wheels of packages that are not installed here")
+    parser.add_argument("--cpu-smoke", action="store_true", help="tiny models on a CPU: does the script work?")
+    options = parser.parse_args()
+    if options.cpu_smoke:
+        options.device, options.dtype, options.budget = "cpu", "float32", 1024
+    options.dtype = options.dtype or "float16"
+    return options
+
+
+def run(options: Any) -> None:
+    from gpu_models import SHAPES, SMOKE
+
+    clock = Clock(options.minutes)
+    shapes = SMOKE if options.cpu_smoke else SHAPES
+    names = options.models.split(",") if options.models else [*shapes]
+    rate = product_rate(options.dtype, options.device, 512 if options.cpu_smoke else 8192)
+    rows, http, unmeasured = [], [], []
+    for name in names:
+        rows += of_model(name, shapes[name], options, rate, clock)
+    for name in names if options.http_workers else []:
+        if shapes[name].http:
+            found, why = over_http(name, options, clock)
+            http += found
+            unmeasured += [f"{name} over HTTP was not measured: {why}"] if why else []
+    table(heading(options, rate), rows, http, unmeasured)
+
+
+def main() -> None:
+    options = read_options()
+    with tempfile.TemporaryDirectory() as beside:
+        if options.wheels:
+            install(options.wheels, beside)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[2]), beside, os.environ.get("PYTHONPATH", "")])
+        import torch
+
+        if options.device.startswith("cuda") and not torch.cuda.is_available():
+            sys.exit("torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the script with tiny models)")
+        run(options)
+
+
+if __name__ == "__main__":
+    main()

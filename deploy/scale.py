@@ -1,0 +1,295 @@
+"""From a laptop to a billion documents, on paper: sizes, hours, machines and prices from a few measured numbers.
+
+    python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000     # tables for your own rates
+    python deploy/scale.py --write                                                # the tables in scale.md, from the defaults
+
+Pure functions of what they are given; knows no model and no store. Sizes follow from the shapes of vectors; rates are measured
+or they are not there (no default for a GPU); prices and machines are assumptions, each a flag. The surprise: the multi-vectors
+weigh a hundred times what the dense vector does, and since they only rank again they are what to cut first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from pathlib import Path
+
+PAGE = Path(__file__).parent / "scale.md"
+COUNTS = (10**5, 10**6, 10**7, 10**8, 10**9)
+KINDS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}  # bits a number
+SPARSE_ENTRY_BYTES = 8  # uint32 and float32
+LINK_BYTES, LINKS = 4, 16  # of Qdrant's graph: twice as many links in the lowest layer, about a LINKS-th of that above it
+POINT_BYTES = 64  # id, its two maps, versions
+FILL = 0.7  # of memory and disk; the rest is for merging segments, and for growth
+WIDTHS = (256, 128, 64)  # that the embedded model's multi-vectors are trained to be cut to
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was measured (the first block and the rates), and what is assumed (the rest)."""
+
+    tokens: int = 187  # of a document: mean of Cranfield's abstracts under the embedded model
+    text_bytes: int = 1123
+    sparse_entries: int = 83
+    dense: int = 384
+    multivector: int = 256
+    multivector_rows: int = 186
+    query_tokens: int = 12
+    core_tokens_per_s: float = 3124  # README: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
+    core_query_tokens_per_s: float = 2894  # README: float32, queries over HTTP, 5,788 on two cores
+    gpu_tokens_per_s: float = 0  # none was measured
+    payload_bytes: int = 200  # beside the text
+    replicas: int = 2
+    hours: float = 24  # an ingest may take
+    worker_cores: int = 4  # of a Ray worker
+    candidates: int = 50  # ranked again by MaxSim
+    search_core_ms: float = 2  # of Qdrant, dense and sparse lists together
+    core_multiply_adds_per_s: float = 1e10  # of MaxSim
+    core_hour_price: float = 0.04
+    gpu_hour_price: float = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a collection keeps the three outputs: what lies in memory, and what on disk alone. A width of 0: no multi-vectors."""
+
+    name: str
+    dense_in_memory: str
+    sparse_in_memory: bool
+    width: int
+    multivector_kind: str = "float32"
+
+
+LAYOUTS = (
+    Layout("as `hybridtei ingest` makes it", "float32", True, 256),
+    Layout("dense scalar-quantised, multi-vectors 128 wide", "int8", True, 128),
+    Layout("dense binary, sparse on disk, multi-vectors 64 wide", "binary", False, 64),
+    Layout("the same without multi-vectors", "binary", False, 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a step has."""
+
+    name: str
+    cores: int
+    memory_gb: float
+    disk_gb: float
+
+
+LAPTOP = Machine("one process, embedded Qdrant", 4, 16, 500)
+SERVER = Machine("one machine, Qdrant's server", 16, 128, 4000)
+
+
+def vector_bytes(numbers: int, kind: str) -> int:
+    """Of a vector, or of the rows of one kind."""
+    return ceil(numbers * KINDS[kind] / 8)
+
+
+def sparse_bytes(entries: int) -> int:
+    """Of indices and weights."""
+    return SPARSE_ENTRY_BYTES * entries
+
+
+def graph_bytes() -> int:
+    """Links of a point in the graph of the dense vector."""
+    return LINK_BYTES * 2 * LINKS * (LINKS + 1) // LINKS
+
+
+def memory_bytes(facts: Facts, layout: Layout) -> int:
+    """Of a document, where a search should not wait for a disk."""
+    dense = vector_bytes(facts.dense, layout.dense_in_memory)
+    sparse = sparse_bytes(facts.sparse_entries) if layout.sparse_in_memory else 0
+    return dense + sparse + graph_bytes() + POINT_BYTES
+
+
+def multivector_bytes(facts: Facts, layout: Layout) -> int:
+    """Of a document."""
+    return facts.multivector_rows * vector_bytes(layout.width, layout.multivector_kind)
+
+
+def disk_bytes(facts: Facts, layout: Layout) -> int:
+    """Of a document: memory's part too, a full dense vector beside a quantised one, sparse vectors by document and by entry."""
+    full = vector_bytes(facts.dense, "float32") if layout.dense_in_memory != "float32" else 0
+    dense = full + vector_bytes(facts.dense, layout.dense_in_memory)
+    payload = facts.text_bytes + facts.payload_bytes
+    stored = dense + 2 * sparse_bytes(facts.sparse_entries) + multivector_bytes(facts, layout)
+    return stored + graph_bytes() + POINT_BYTES + payload
+
+
+def shards(facts: Facts, layout: Layout, documents: int, machine: Machine) -> int:
+    """How many machines hold one copy: so many shards at least."""
+    memory = documents * memory_bytes(facts, layout) / (machine.memory_gb * 1e9 * FILL)
+    disk = documents * disk_bytes(facts, layout) / (machine.disk_gb * 1e9 * FILL)
+    return max(1, ceil(memory), ceil(disk))
+
+
+def hours(facts: Facts, documents: int, tokens_per_s: float) -> float:
+    """To embed so many, at that rate."""
+    return documents * facts.tokens / tokens_per_s / 3600
+
+
+def workers(facts: Facts, documents: int) -> int:
+    """Ray workers that embed so many in `facts.hours`."""
+    rate = facts.core_tokens_per_s * facts.worker_cores
+    return max(1, ceil(hours(facts, documents, rate) / facts.hours))
+
+
+def reach(facts: Facts, layout: Layout, machine: Machine) -> tuple[int, str]:
+    """(how many documents a machine is good for, what ends it: `time`, `memory` or `disk`)."""
+    most = {
+        "time": facts.hours * 3600 * facts.core_tokens_per_s * machine.cores / facts.tokens,
+        "memory": machine.memory_gb * 1e9 * FILL / memory_bytes(facts, layout),
+        "disk": machine.disk_gb * 1e9 * FILL / disk_bytes(facts, layout),
+    }
+    bound = min(most, key=lambda name: most[name])
+    return int(most[bound]), bound
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCost:
+    """Core-milliseconds by stage, bytes read from disk, and the price of a million such queries."""
+
+    encode_ms: float
+    search_ms: float
+    rank_ms: float
+    read_bytes: int
+    price_per_million: float
+
+
+def query_cost(facts: Facts, layout: Layout) -> QueryCost:
+    """Of one query on one shard that is asked; each further shard costs another search."""
+    encode = 1000 * facts.query_tokens / facts.core_query_tokens_per_s
+    products = facts.candidates * facts.multivector_rows * (facts.query_tokens - 1) * layout.width
+    rank = 1000 * products / facts.core_multiply_adds_per_s
+    core_hours = (encode + facts.search_core_ms + rank) * 1e6 / 1000 / 3600
+    read = facts.candidates * multivector_bytes(facts, layout)
+    return QueryCost(encode, facts.search_core_ms, rank, read, core_hours * facts.core_hour_price)
+
+
+def bytes_table(facts: Facts) -> str:
+    """Bytes of a document by output and precision."""
+    rows = [("dense", f"{facts.dense}", *(f"{vector_bytes(facts.dense, kind):,}" for kind in KINDS))]
+    rows.append(("sparse", f"{facts.sparse_entries} entries", f"{sparse_bytes(facts.sparse_entries):,}", "", "", ""))
+    for width in WIDTHS:
+        sizes = (facts.multivector_rows * vector_bytes(width, kind) for kind in KINDS)
+        rows.append(("multi-vector", f"{facts.multivector_rows} × {width}", *(f"{size:,}" for size in sizes)))
+    return table(("output", "numbers", *KINDS), rows)
+
+
+def layouts_table(facts: Facts) -> str:
+    """Memory and disk of a document by layout."""
+    rows = [(each.name, f"{memory_bytes(facts, each):,}", f"{disk_bytes(facts, each):,}") for each in LAYOUTS]
+    return table(("collection", "bytes in memory", "bytes on disk"), rows)
+
+
+def growth_table(facts: Facts, layout: Layout) -> str:
+    """Hours, workers, memory, disk and shards by the number of documents."""
+    rows = []
+    for count in COUNTS:
+        core_hours = hours(facts, count, facts.core_tokens_per_s)
+        gpu = f"{hours(facts, count, facts.gpu_tokens_per_s):,.1f}" if facts.gpu_tokens_per_s else "–"
+        split = shards(facts, layout, count, SERVER)
+        size = (size_of(count * memory_bytes(facts, layout)), size_of(count * disk_bytes(facts, layout)))
+        rows.append(
+            (
+                f"{count:,}",
+                f"{core_hours:,.1f}",
+                gpu,
+                f"{workers(facts, count):,}",
+                *size,
+                f"{split:,}",
+                f"{split * facts.replicas:,}",
+            )
+        )
+    titles = ("documents", "core-hours", "GPU-hours", "Ray workers", "memory", "disk", "shards", "Qdrant nodes")
+    return table(titles, rows)
+
+
+def query_table(facts: Facts) -> str:
+    """Cost of a query by layout."""
+    rows = []
+    for layout in LAYOUTS:
+        cost = query_cost(facts, layout)
+        stages = (f"{value:.1f}" for value in (cost.encode_ms, cost.search_ms, cost.rank_ms))
+        rows.append((layout.name, *stages, size_of(cost.read_bytes), f"{cost.price_per_million:.2f}"))
+    return table(("collection", "encode, core-ms", "search", "MaxSim", "read from disk", "price of a million"), rows)
+
+
+def steps_table(facts: Facts) -> str:
+    """How far each step reaches; beyond the last one lies the cluster."""
+    rows = []
+    for machine in (LAPTOP, SERVER):
+        for layout in LAYOUTS:
+            count, bound = reach(facts, layout, machine)
+            rows.append((machine.name, layout.name, f"{rounded(count):,}", bound))
+    return table(("step", "collection", "documents", "ends by"), rows)
+
+
+def rounded(count: int) -> int:
+    """Down to two digits: the inputs are no better."""
+    unit: int = 10 ** max(len(str(count)) - 2, 0)
+    return count // unit * unit
+
+
+def size_of(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+TABLES: dict[str, Callable[[Facts], str]] = {
+    "bytes": bytes_table,
+    "layouts": layouts_table,
+    "growth-full": lambda facts: growth_table(facts, LAYOUTS[0]),
+    "growth-lean": lambda facts: growth_table(facts, LAYOUTS[2]),
+    "queries": query_table,
+    "steps": steps_table,
+}
+
+
+def updated(page: str, facts: Facts) -> str:
+    """The page with its tables made anew; each between `<!-- NAME -->` and `<!-- / -->`. Raises KeyError for another name."""
+    return re.sub(
+        r"(<!-- ([a-z-]+) -->\n).*?(<!-- / -->)",
+        lambda found: f"{found[1]}{TABLES[found[2]](facts)}\n{found[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> int:
+    """Exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="make the tables of scale.md anew, from the defaults")
+    for field in fields(Facts):
+        kind = type(field.default)
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, metavar="N", help=f"[default: {field.default}]")
+    given = vars(parser.parse_args())
+    if given.pop("write"):
+        PAGE.write_text(updated(PAGE.read_text(), Facts()))
+        return 0
+    facts = replace(Facts(), **{name: value for name, value in given.items() if value is not None})
+    wrong = [name for name, value in given.items() if value is not None and value <= 0]
+    if wrong:
+        parser.error(f"--{wrong[0].replace('_', '-')}: should be above 0")
+    print("\n\n".join(f"{name}\n\n{make(facts)}" for name, make in TABLES.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

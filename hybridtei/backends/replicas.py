@@ -1,0 +1,103 @@
+"""One model on several GPUs, or several times on one: a backend made of backends, each batch to the one with the least to do.
+
+The engine sees a backend with the lanes of all. A replica whose device is lost is left out from then on; only when none is left
+is the whole lost. A batch that a device was lost with is not tried on another: it may be what broke it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridtei.backends.base import Backend
+from hybridtei.backends.failures import DeviceLost
+from hybridtei.backends.memory import Measured
+from hybridtei.batch import PackedBatch
+from hybridtei.errors import BackendError
+from hybridtei.lanes import LaneKind
+from hybridtei.outputs import HeadOutputs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
+
+    backend: Backend
+    running: int = 0
+    served: int = 0
+    lost: bool = False
+
+
+class Replicas:
+    """See `backends.base.Backend`. `backends`: alike but for their device; at least one."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        first = backends[0]
+        self.spec, self.name, self.dtype, self.padded = first.spec, first.name, first.dtype, first.padded
+        self.busy_tokens = first.busy_tokens
+        self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
+        self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
+        self.fills_cores = len(backends) == 1 and first.fills_cores
+        self.replicas = [Replica(backend) for backend in backends]
+        self._lock = threading.Lock()
+
+    @property
+    def forwards(self) -> int:
+        """Passes of all."""
+        return sum(replica.backend.forwards for replica in self.replicas)
+
+    @forwards.setter
+    def forwards(self, count: int) -> None:
+        raise AttributeError("the replicas count their passes themselves")
+
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Raises DeviceLost if no replica is left."""
+        replica = self._take(len(batch.input_ids))
+        try:
+            return replica.backend.forward(batch, wide=wide)
+        except DeviceLost as error:
+            raise self._without(replica, error) from error
+        finally:
+            with self._lock:
+                replica.running -= len(batch.input_ids)
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """See `Backend.enter_lane`: any lane may call any replica."""
+        for replica in self.replicas:
+            replica.backend.enter_lane(kind)
+
+    def close(self) -> None:
+        """Close all."""
+        for replica in self.replicas:
+            replica.backend.close()
+
+    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
+        """Of the replica with the least memory; those on one device measure one after the other. Raises LoadError."""
+        for replica in self.replicas:
+            if isinstance(replica.backend, Measured):
+                limit = replica.backend.most_tokens(limit, longest, fraction)
+        return limit
+
+    def _take(self, tokens: int) -> Replica:
+        """The replica with the fewest tokens under way; of equals, the one that took the fewest ever."""
+        with self._lock:
+            able = [replica for replica in self.replicas if not replica.lost]
+            if not able:
+                raise DeviceLost("no device is left that answers; a restart is needed")
+            chosen = min(able, key=lambda replica: (replica.running, replica.served))
+            chosen.running += tokens
+            chosen.served += tokens
+            return chosen
+
+    def _without(self, replica: Replica, error: DeviceLost) -> BackendError:
+        with self._lock:
+            replica.lost = True
+            left = sum(not other.lost for other in self.replicas)
+        if not left:
+            return error
+        log.critical("a device is lost, %d are left: %s", left, error)
+        return BackendError(str(error))

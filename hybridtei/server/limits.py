@@ -1,0 +1,76 @@
+"""Bounds that have nothing to do with what a request says: of connections, and of how long its bytes take to arrive. And the
+one count of everything that was refused because a bound was reached, by the name of the setting.
+
+A body has to come at a thousand bytes a second, less a grace period: who sends a byte now and then would otherwise hold a
+place for weeks without ever standing still.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridtei.config import ServerConfig
+from hybridtei.metrics import Registry
+
+BODY_BYTES_PER_SECOND = 1000
+FILES_BESIDE = 256  # that a process opens besides its connections
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """`hybridtei_refusals{limit="payload_limit"}` and its like."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._counter = registry.counter("hybridtei_refusals")
+
+    def count(self, limit: str | None) -> None:
+        """A bound was reached; None: it was refused for something else."""
+        if limit is not None:
+            self._counter.add(limit=limit)
+
+    def counted(self, limit: str) -> int:
+        """So far."""
+        return int(self._counter.value(limit=limit))
+
+
+def _nobody(limit: str) -> None:
+    """Nobody counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached."""
+
+    connections: int
+    head_bytes: int
+    head_seconds: float
+    body_seconds: float
+    refused: Callable[[str], object] = _nobody
+
+    @classmethod
+    def of(cls, server: ServerConfig, refused: Callable[[str], object] = _nobody) -> ConnectionLimits:
+        return cls(server.max_connections, server.header_limit, server.header_timeout, server.body_timeout, refused)
+
+    def body_deadline(self, began: float, heard: float, size: int) -> float:
+        """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
+        return min(heard, began + size / BODY_BYTES_PER_SECOND) + self.body_seconds
+
+
+def allow_files(connections: int) -> None:
+    """Have the operating system allow so many connections, or warn that it does not."""
+    wanted = connections + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= wanted:
+        return
+    allowed = wanted if hard == unlimited else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (ValueError, OSError):
+        allowed = soft
+    if allowed < wanted:
+        log.warning("the system allows %d open files: fewer than --max-connections (%d) takes", allowed, connections)

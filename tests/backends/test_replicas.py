@@ -1,0 +1,156 @@
+"""Several backends as one: the least loaded takes the next batch, and a lost one takes none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei.backends.failures import DeviceLost
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.backends.replicas import Replicas
+from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.config import EngineConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.lanes import LaneKind
+from hybridtei.tasks.embed import Embed
+from tests import tolerances
+from tests.engine import small
+
+SPEC = small.model_spec()
+DENSE = frozenset({Head.DENSE})
+HANG = 30
+
+
+def batch(tokens: int) -> PackedBatch:
+    return pack([Encoding(np.arange(tokens, dtype=np.int64))], DENSE, SPEC.positions)
+
+
+class Held:
+    """Holds every pass until let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+
+    def __call__(self, _: PackedBatch) -> None:
+        self.entered.release()
+        assert self.go.wait(HANG)
+
+
+def test_the_replica_with_the_fewest_tokens_under_way_is_next() -> None:
+    gates = [Held(), Held()]
+    backend = Replicas([FakeBackend(SPEC, gate=gate) for gate in gates])
+    threads = [threading.Thread(target=backend.forward, args=(batch(tokens),)) for tokens in (40, 10, 10, 10)]
+    for thread, expected in zip(threads, (0, 1, 1, 1), strict=True):  # 40 there; then 10, 20, 30 here
+        thread.start()
+        assert gates[expected].entered.acquire(timeout=HANG)
+    assert [replica.running for replica in backend.replicas] == [40, 30]
+    for gate in gates:
+        gate.go.set()
+    for thread in threads:
+        thread.join(HANG)
+    assert [replica.running for replica in backend.replicas] == [0, 0]
+    assert backend.forwards == 4
+
+
+def test_idle_replicas_take_turns_by_tokens() -> None:
+    backend = Replicas([FakeBackend(SPEC) for _ in range(3)])
+    for tokens in (30, 10, 10, 10, 10):
+        backend.forward(batch(tokens))
+    assert [replica.served for replica in backend.replicas] == [30, 20, 20]
+
+
+def test_the_whole_has_the_lanes_of_all_and_looks_like_one() -> None:
+    backend = Replicas([FakeBackend(SPEC, lanes=1), FakeBackend(SPEC, lanes=2)])
+    assert backend.lanes == (LaneKind.BULK,) * 3
+    assert (backend.name, backend.dtype, backend.padded, backend.spec) == ("fake", "float32", False, SPEC)
+
+
+def test_a_batch_that_fails_takes_no_load_with_it() -> None:
+    backend = Replicas([FakeBackend(SPEC, fail_on=7), FakeBackend(SPEC, fail_on=7)])
+    with pytest.raises(BackendError):
+        backend.forward(batch(10))
+    assert [replica.running for replica in backend.replicas] == [0, 0]
+
+
+def test_a_lost_device_is_left_out_and_the_last_one_ends_it() -> None:
+    def lose(_: PackedBatch) -> None:
+        raise DeviceLost("cuda:0 answers no more")
+
+    backend = Replicas([FakeBackend(SPEC, gate=lose), FakeBackend(SPEC)])
+    with pytest.raises(BackendError, match="cuda:0 answers no more") as caught:
+        backend.forward(batch(10))
+    assert not isinstance(caught.value, DeviceLost)  # the others serve on
+    for _ in range(5):
+        assert backend.forward(batch(10)).dense is not None
+    backend.replicas[1].backend = FakeBackend(SPEC, gate=lose)
+    for _ in range(2):
+        with pytest.raises(DeviceLost):
+            backend.forward(batch(10))
+
+
+class Card(FakeBackend):
+    def __init__(self, room: int) -> None:
+        super().__init__(SPEC)
+        self.room = room
+
+    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
+        return min(limit, int(self.room * fraction))
+
+
+def test_the_smallest_memory_bounds_the_pass() -> None:
+    assert Replicas([Card(9000), Card(5000), Card(7000)]).most_tokens(8000, 10, 0.5) == 2500
+    assert Replicas([FakeBackend(SPEC)]).most_tokens(8000, 10, 0.5) == 8000
+
+
+def test_two_of_torch_serve_one_queue(bert: Path) -> None:
+    """A real engine over two real copies of a model: every answer is right, and both have worked."""
+    spec = read_spec(bert)
+    alone = TorchBackend(spec)
+    backend = Replicas([TorchBackend(spec), TorchBackend(spec)])
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(5, spec.vocab_size, int(length)).tolist() for length in draw.integers(2, 40, 60)]
+    model = small.model(spec)
+    service = EngineService(model, backend, EngineConfig(tokenization_workers=1), budget_tokens=64)
+
+    async def scenario() -> np.ndarray:
+        await service.start()
+        asked = [service.run(Embed([ids], DENSE, normalize=False), inputs=1) for ids in texts]
+        found = await asyncio.gather(*asked)
+        await service.stop()
+        return np.concatenate([one.answer.dense for one in found])
+
+    found = asyncio.run(asyncio.wait_for(scenario(), HANG))
+    for ids, row in zip(texts, found, strict=True):
+        prepared = Embed([ids], DENSE, normalize=False).prepare(model)
+        expected = alone.forward(pack(prepared, DENSE, spec.positions)).dense
+        assert expected is not None
+        np.testing.assert_allclose(row, expected[0], atol=tolerances.WEIGHTS["float32"], rtol=0)
+    assert all(replica.served for replica in backend.replicas)
+
+
+def test_an_engine_whose_only_device_is_lost_is_unhealthy_and_says_why() -> None:
+    def lose(_: PackedBatch) -> None:
+        raise DeviceLost("cuda:0 answers no more; a restart is needed")
+
+    service = small.service(gate=lose)
+
+    async def scenario() -> None:
+        await service.start()
+        await service.check_health()
+        with pytest.raises(BackendError, match="a restart is needed"):
+            await service.run(Embed(["one"], DENSE), inputs=1)
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+        with pytest.raises(Unhealthy):
+            await service.run(Embed(["two"], DENSE), inputs=1)
+        await service.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))

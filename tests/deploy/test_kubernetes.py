@@ -1,0 +1,125 @@
+"""The overlays, rendered: valid by Kubernetes' schemas, and of one mind with the image and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.dockerfile import parse
+from deploy.render import render
+from tests.deploy.command_line import DEPLOY, ROOT, check_serve
+
+OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
+IDS = [folder.name for folder in OVERLAYS]
+KINDS = {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"}
+VERSIONS = ("1.30", "1.33", "1.37")
+
+
+def rendered(folder: Path) -> dict[str, Any]:
+    return {manifest["kind"]: manifest for manifest in render(folder)}
+
+
+def container(manifests: dict[str, Any]) -> Any:
+    [only] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def variables(manifests: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "a-secret") for each in container(manifests)["env"]}
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
+def test_every_manifest_fits_its_schema(folder: Path) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    manifests = render(folder)
+    assert {manifest["kind"] for manifest in manifests} == KINDS
+    for manifest in manifests:
+        for version in VERSIONS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schema_does_refuse() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    service = rendered(OVERLAYS[0])["Service"]
+    service["spec"]["portz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
+def test_the_command_takes_the_variables_and_listens_where_the_pod_says(folder: Path) -> None:
+    manifests = rendered(folder)
+    pod = container(manifests)
+    settings = check_serve(pod.get("args", []), variables(manifests))
+    ports = {port["name"]: port["containerPort"] for port in pod["ports"]}
+    assert ports == {"http": settings.port, "metrics": settings.prometheus_port}
+    annotations = manifests["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert int(annotations["prometheus.io/port"]) == settings.prometheus_port
+    assert manifests["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert pod[probe]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
+def test_a_pod_has_the_time_to_drain(folder: Path) -> None:
+    manifests = rendered(folder)
+    spec, pod = manifests["Deployment"]["spec"]["template"]["spec"], container(manifests)
+    sleep, seconds = pod["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    drain = check_serve([], variables(manifests)).drain_seconds
+    assert int(seconds) + drain < spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
+def test_selectors_find_the_pods(folder: Path) -> None:
+    manifests = rendered(folder)
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    assert manifests["Service"]["spec"]["selector"].items() <= labels
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert manifests[kind]["spec"]["selector"]["matchLabels"].items() <= labels
+    scaled = manifests["HorizontalPodAutoscaler"]["spec"]
+    target = manifests["Deployment"]
+    assert scaled["scaleTargetRef"] == {
+        "apiVersion": target["apiVersion"],
+        "kind": "Deployment",
+        "name": target["metadata"]["name"],
+    }
+    assert "replicas" not in target["spec"]
+    assert 2 <= scaled["minReplicas"] <= scaled["maxReplicas"]
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
+def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder: Path) -> None:
+    manifests = rendered(folder)
+    spec, pod = manifests["Deployment"]["spec"]["template"]["spec"], container(manifests)
+    stages = parse((ROOT / "Dockerfile").read_text())
+    tag = pod["image"].partition(":")[2]
+    [user] = stages[tag].all("USER")
+    assert user.arguments == f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+    assert pod["securityContext"]["readOnlyRootFilesystem"]
+    assert {mount["name"] for mount in pod["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_a_device_is_asked_for_by_the_gpu_overlay_alone() -> None:
+    for folder in OVERLAYS:
+        limits = container(rendered(folder))["resources"]["limits"]
+        assert ("nvidia.com/gpu" in limits) == (folder.name == "gpu")
+
+
+def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody() -> None:
+    manifests = rendered(DEPLOY / "kubernetes/overlays/cpu-air-gapped")
+    given = variables(manifests)
+    [mount] = [each for each in container(manifests)["volumeMounts"] if each.get("readOnly")]
+    assert given["MODEL_ID"].startswith(f"{mount['mountPath']}/")
+    assert (given["OFFLINE"], given["HF_HUB_OFFLINE"]) == ("true", "1")
+
+
+def test_the_adapter_serves_the_metric_that_scales() -> None:
+    rules = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    served = {rule["name"]["as"] for rule in rules}
+    for folder in OVERLAYS:
+        [metric] = rendered(folder)["HorizontalPodAutoscaler"]["spec"]["metrics"]
+        assert {metric["pods"]["metric"]["name"]} == served

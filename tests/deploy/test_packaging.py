@@ -1,0 +1,53 @@
+"""What a release is made of: the wheel's files, versions that agree, hooks that can run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import yaml
+
+import hybridtei
+from tests.deploy.command_line import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_file_of_the_package_is_in_the_wheel() -> None:
+    package = ROOT / "hybridtei"
+    globs = PYPROJECT["tool"]["setuptools"]["package-data"]["hybridtei"]
+    found = [path.relative_to(package) for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    data = [path for path in found if path.suffix != ".py"]
+    left = [
+        path for path in data if not any(fnmatch(str(path), glob) and len(path.parts) == glob.count("/") + 1 for glob in globs)
+    ]
+    assert Path("py.typed") in data
+    assert not left
+
+
+def test_the_version_is_said_once_or_the_same() -> None:
+    assert hybridtei.__version__ == PYPROJECT["project"]["version"]
+
+
+def test_the_changelog_tells_of_what_is_not_released() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert len(headings) == len(set(headings))
+
+
+def test_hooks_are_commands_of_the_development_environment() -> None:
+    [own] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    beside = str(Path(sys.executable).parent)
+    for hook in own["hooks"]:
+        command = hook["entry"].split()[0]
+        assert shutil.which(command, path=beside) or command == "hadolint", command
+        assert not hook.get("files") or [path for path in tracked() if re.search(hook["files"], path)], hook["id"]
+
+
+def tracked() -> list[str]:
+    folders = [ROOT / "hybridtei", ROOT / "deploy"]
+    return ["Dockerfile", *(str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*") if path.is_file())]

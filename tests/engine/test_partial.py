@@ -1,0 +1,143 @@
+"""A backend that can compute only some of a batch, and one that takes batches ahead of its lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.backends.halving import TooLarge, in_halves
+from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.engine.core import EngineCore
+from hybridtei.engine.device import Device
+from hybridtei.engine.rides import Rides
+from hybridtei.errors import BackendError
+from hybridtei.lanes import LaneKind
+from hybridtei.metrics import Registry
+from hybridtei.outputs import HeadOutputs
+from tests.engine import small
+
+HANG = 30
+DENSE = frozenset({Head.DENSE})
+SPEC = small.model_spec()
+
+
+class Narrow(FakeBackend):
+    """Has room for 20 tokens a pass."""
+
+    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        if self.gate is not None:
+            self.gate(batch)
+        return in_halves(self._room, batch, lambda: None)
+
+    def _room(self, batch: PackedBatch) -> HeadOutputs:
+        if len(batch.input_ids) > 20:
+            raise TooLarge("20 tokens is all there is")
+        return FakeBackend(SPEC).forward(batch)
+
+
+class Ahead(FakeBackend):
+    ahead = 1
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+
+    def __call__(self, _: PackedBatch) -> None:
+        self.entered.release()
+        assert self.go.wait(HANG)
+
+
+def encoding(length: int, first: int = 0) -> Encoding:
+    return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
+
+
+def seat(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Rides:
+    return Rides(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_only_the_requests_that_do_not_fit_fail():
+    async def scenario() -> None:
+        gate = Gate()
+        device = Device([LaneKind.BULK])
+        rides = seat(device, Narrow(SPEC, gate=gate))
+        await rides.start()
+        device.start()
+        first = asyncio.create_task(rides.ride([encoding(2)], DENSE, 0))
+        await asyncio.to_thread(gate.entered.acquire)
+        small_ones = [asyncio.create_task(rides.ride([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+        large = asyncio.create_task(rides.ride([encoding(5, 7), encoding(30, 7)], DENSE, 0))
+        while rides.metrics.queued.value() < 8:
+            await asyncio.sleep(0.001)
+        gate.go.set()
+        await first
+        for i, one in enumerate(small_ones, start=1):
+            outputs, _ = await one
+            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
+            np.testing.assert_array_equal(outputs.dense, expected.dense)
+        with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
+            await large
+        await rides.check_health()
+        assert len((await rides.ride([encoding(12, 9)], DENSE, 0))[0].dense) == 1
+        await rides.stop()
+        device.stop()
+
+    run(scenario)
+
+
+def packed(encodings: list[Encoding]) -> PackedBatch:
+    return pack(encodings, DENSE, Positions())
+
+
+@pytest.mark.parametrize("joins_first", [True, False])
+def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
+    async def scenario() -> None:
+        gate = Gate()
+        device = Device([LaneKind.BULK])
+        rides = seat(device, Ahead(SPEC, gate=gate), max_tokens=10)
+        if not joins_first:
+            device.start()
+        await rides.start()
+        device.start()
+        asked = [asyncio.create_task(rides.ride([encoding(8, i)], DENSE, 0)) for i in range(3)]
+        await asyncio.to_thread(gate.entered.acquire)
+        await asyncio.to_thread(gate.entered.acquire)
+        while rides.metrics.queued.value() != 1:
+            await asyncio.sleep(0.001)
+        assert not gate.entered.acquire(blocking=False)
+        gate.go.set()
+        await asyncio.gather(*asked)
+        await rides.stop()
+        device.stop()
+        assert not device.alive
+
+    run(scenario)
+
+
+def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
+    """Lanes share out what waits; what is taken ahead does not halve the batches."""
+
+    async def scenario() -> None:
+        sizes: list[int] = []
+        device = Device([LaneKind.BULK])
+        rides = seat(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
+        await rides.start()
+        ride = asyncio.create_task(rides.ride([encoding(50, i) for i in range(10)], DENSE, 0))
+        while rides.metrics.queued.value() < 10:
+            await asyncio.sleep(0.001)
+        device.start()
+        await ride
+        assert sizes == [500]
+        await rides.stop()
+        device.stop()
+
+    run(scenario)

@@ -1,0 +1,128 @@
+"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of versions 2 and 4, `varlen_attn`.
+
+They stand where no GPU is. Their rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
+from the last key: query i of n meets key i + keys - n. Offsets are int32, and unequal numbers of heads are refused where the
+library refuses them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _documented(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scale: float,
+    window: tuple[int | None, int | None],
+) -> Tensor:
+    (queries, keys), out = offsets, torch.zeros_like(q)
+    assert queries.dtype == keys.dtype == torch.int32
+    assert longest == (int(queries.diff().max()), int(keys.diff().max()))
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    before, after = window
+    for i in range(len(queries) - 1):
+        own, others = slice(int(queries[i]), int(queries[i + 1])), slice(int(keys[i]), int(keys[i + 1]))
+        n, m = own.stop - own.start, others.stop - others.start
+        ahead = torch.arange(m)[None] - torch.arange(n)[:, None] - (m - n)
+        hidden = torch.zeros(n, m, dtype=torch.bool)
+        if before is not None:
+            hidden |= ahead < -before
+        if after is not None:
+            hidden |= ahead > after
+        scores = torch.einsum("qhd,khd->hqk", q[own], k[others]) * scale
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        out[own] = torch.einsum("hqk,khd->qhd", weights, v[others])
+    return out
+
+
+def _open(side: int | None) -> int | None:
+    return None if side is None or side < 0 else side
+
+
+def flash_attn_2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """Version 2: -1 is unbounded; causality closes what comes after."""
+    assert softmax_scale is not None
+    assert all(isinstance(side, int) for side in window_size)
+    before, after = map(_open, window_size)
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    return _documented(q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softmax_scale, (before, 0 if causal else after))
+
+
+def flash_attn_4(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+) -> tuple[Tensor, None]:
+    """Version 4: None is unbounded; the answer is a pair."""
+    assert softmax_scale is not None
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
+    assert qv is None
+    assert not any(side is not None and side < 0 for side in window_size)
+    before, after = window_size
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    out = _documented(q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softmax_scale, (before, 0 if causal else after))
+    return out, None
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's, as of 2.12: causality is a window without keys after; fewer key heads have to be announced."""
+    assert scale is not None
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    before, after = map(_open, window_size)
+    return _documented(query, key, value, (cu_seq_q, cu_seq_k), (max_q, max_k), scale, (before, after))
+
+
+def varlen_attn_of_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """torch's, before it knew of fewer key heads."""
+    assert query.shape[1] == key.shape[1]
+    return varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
