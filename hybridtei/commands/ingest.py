@@ -7,7 +7,7 @@ import sys
 
 from hybridtei.commands import settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.flags import add_flags
+from hybridtei.flags import UsageError, add_flags
 
 ABOUT = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
 
@@ -29,6 +29,9 @@ def add(commands: settings.Commands) -> None:
     parser.add_argument("--source-name", metavar="NAME", help="SOURCE's name in ids and payloads [default: its file name]")
     parser.add_argument("--quarantine", metavar="FILE", help="what could not be taken [default: NAME.quarantine.jsonl]")
     parser.add_argument("--max-record-bytes", type=int, default=1_000_000, metavar="N", help="of a line [default: 1000000]")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where to embed: here, or in a Ray cluster")
+    parser.add_argument("--ray-workers", type=int, metavar="N", help="engines, a processor each [default: all of the cluster]")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="[default: RAY_ADDRESS, else a cluster of its own here]")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="the summary as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
@@ -39,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Ingest, and tell what came of it; the exit status."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     store = settings.read(arguments, StoreConfig)
+    if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
+        raise UsageError("--ray-workers, --ray-address: only with --engine ray")
     from hybridtei.qdrant.ingest_run import IngestRequest, run_ingest
 
     request = IngestRequest(
@@ -57,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         max_record_bytes=arguments.max_record_bytes,
         quiet=arguments.quiet,
         model_named=arguments.model_id is not None,
+        on_ray=arguments.engine == "ray",
+        ray_workers=arguments.ray_workers,
+        ray_address=arguments.ray_address,
     )
     summary = run_ingest(request, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(summary.as_json() if arguments.json else summary.in_words(), flush=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from hybridtei.batch import Head
 from hybridtei.errors import StoreError
 from hybridtei.outputs import Embeddings
 from hybridtei.qdrant.collection import check_fits
@@ -41,6 +42,21 @@ class Outcome:
     expected: int
     lost: int
     stopped: bool
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """What reads and embeds elsewhere, beyond this process: batches come out as they would here, those of a file in its order.
+
+    `embedded` counts in the preparation what it skips, and puts what it cannot read into its quarantine; it ends early, if asked.
+    """
+
+    heads: frozenset[Head]
+    name: str
+
+    def embedded(self, preparation: Preparation, asked_to_stop: asyncio.Event) -> AsyncGenerator[Embedded]: ...
+
+    def close(self) -> None: ...
 
 
 class Stopping:
@@ -75,7 +91,7 @@ class Stopping:
 
 async def ingest(
     preparation: Preparation,
-    embedder: Embedder,
+    embedder: Embedder | Pipeline,
     store: Store,
     name: str,
     plan: CollectionPlan,
@@ -143,7 +159,9 @@ async def _outcome(store: Store, name: str, ledger: Ledger, *, stopped: bool) ->
     return Outcome(points, expected, lost, stopped)
 
 
-async def _flow(preparation: Preparation, embedder: Embedder, writer: Writer, progress: Progress, stopping: Stopping) -> None:
+async def _flow(
+    preparation: Preparation, embedder: Embedder | Pipeline, writer: Writer, progress: Progress, stopping: Stopping
+) -> None:
     prepared: asyncio.Queue[Batch | None] = asyncio.Queue(BETWEEN)
     embedded: asyncio.Queue[Embedded | None] = asyncio.Queue(BETWEEN)
     loop = asyncio.get_running_loop()
@@ -161,7 +179,7 @@ async def _flow(preparation: Preparation, embedder: Embedder, writer: Writer, pr
             await prepared.put(batch)
         await prepared.put(None)
 
-    async def embed(thread: ThreadPoolExecutor) -> None:
+    async def embed(thread: ThreadPoolExecutor, embedder: Embedder) -> None:
         while (batch := await prepared.get()) is not None:
             if not stopping.asked.is_set():
                 await embedded.put(await loop.run_in_executor(thread, _embedded, embedder, batch))
@@ -172,8 +190,14 @@ async def _flow(preparation: Preparation, embedder: Embedder, writer: Writer, pr
             await writer.write(*ready)
             show(ready[0].done_bytes)
 
-    with _thread("read") as reading, _thread("embed") as embedding:
-        await _together(read(reading), embed(embedding), write())
+    if isinstance(embedder, Pipeline):
+        async with aclosing(embedder.embedded(preparation, stopping.asked)) as arriving:
+            async for ready in arriving:
+                await writer.write(*ready)
+                show(ready[0].done_bytes)
+    else:
+        with _thread("read") as reading, _thread("embed") as embedding:
+            await _together(read(reading), embed(embedding, embedder), write())
     show(0)
 
 

@@ -24,7 +24,7 @@ from hybridtei.qdrant.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.qdrant.collection import check_name, plan_for, tokenizer_sha256
 from hybridtei.qdrant.default_store import place_of, state_folder, with_default
 from hybridtei.qdrant.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
-from hybridtei.qdrant.ingest import Outcome, ingest
+from hybridtei.qdrant.ingest import Outcome, Pipeline, ingest
 from hybridtei.qdrant.ledger import Ledger
 from hybridtei.qdrant.preparing import Preparation
 from hybridtei.qdrant.progress import Tally
@@ -42,7 +42,8 @@ RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest tha
 
 @dataclass(frozen=True, slots=True)
 class IngestRequest:
-    """What the command was asked. `model_named`: by the user; else a server's own model is taken."""
+    """What the command was asked. `model_named`: by the user; else a server's own model is taken. `on_ray`: read and embed in
+    a Ray cluster, the one at `ray_address` or one of its own."""
 
     source: str
     collection: str
@@ -59,6 +60,9 @@ class IngestRequest:
     max_record_bytes: int = MAX_RECORD_BYTES
     quiet: bool = False
     model_named: bool = False
+    on_ray: bool = False
+    ray_workers: int | None = None
+    ray_address: str | None = None
 
 
 def run_ingest(
@@ -96,7 +100,7 @@ class _Parts:
     name: str
     store: StoreConfig
     preparation: Preparation
-    embedder: Embedder
+    embedder: Embedder | Pipeline
     plan: CollectionPlan
 
     def close(self) -> None:
@@ -123,7 +127,7 @@ def _parts(
     text = text_model(spec, engine)
     chunks = settings_for(text, request.chunk_tokens, request.chunk_overlap, whole=not request.chunking)
     plan = plan_for(spec, model.model_id, heads=heads)
-    embedder = _embedder(remote, heads, model, engine)
+    embedder = _pipeline(request, heads, model, engine) if request.on_ray else _embedder(remote, heads, model, engine)
     tell(f"model     {model.model_id}, {embedder.name}: {', '.join(sorted(heads))}")
     tell(f"chunks    {_in_words(chunks)}")
     preparation = Preparation(
@@ -146,7 +150,7 @@ async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outco
         outcome = await ingest(
             parts.preparation, parts.embedder, store, parts.name, parts.plan, patience_s=patience_s, quiet=quiet
         )
-        if parts.preparation.tally.chunks and not outcome.stopped:
+        if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
             tell("indexing")
             await store.optimize(parts.name)
         return outcome
@@ -177,6 +181,8 @@ async def _reachable(store: Store, name: str) -> None:
 def _remote(request: IngestRequest, store: StoreConfig) -> RemoteEmbedder | None:
     if request.url is None:
         return None
+    if request.on_ray:
+        raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
     return RemoteEmbedder(request.url, api_key=request.url_api_key, patience_s=store.qdrant_patience)
 
 
@@ -205,6 +211,12 @@ def _embedder(remote: RemoteEmbedder | None, heads: frozenset[Head], model: Mode
         return LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
     remote.heads = heads
     return remote
+
+
+def _pipeline(request: IngestRequest, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Pipeline:
+    from hybridtei.on_ray.ingest import RayPipeline
+
+    return RayPipeline(model, engine, heads, workers=request.ray_workers, address=request.ray_address)
 
 
 def _chunker(text: Model, spec: ModelSpec, chunks: ChunkSettings) -> Chunker:
