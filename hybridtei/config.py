@@ -196,7 +196,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 10_000
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
     header_limit: Annotated[
-        int, Meta(ge=1024, le=16_777_216, description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)
+        Positive, Meta(description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)
     ] = 65_536
     header_timeout: Annotated[
         Seconds,

@@ -37,8 +37,6 @@ class Fleet:
 
     def _device(self, lanes: tuple[LaneKind, ...]) -> Device:
         if lanes not in self._devices:
-            self._devices[lanes] = Device(
-                lanes, bulk_niceness=self.engine.bulk_niceness, pass_timeout=self.engine.pass_timeout
-            )
+            self._devices[lanes] = Device(lanes, bulk_niceness=self.engine.bulk_niceness, pass_timeout=self.engine.pass_timeout)
             self._devices[lanes].start()
         return self._devices[lanes]

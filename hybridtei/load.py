@@ -13,7 +13,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.backends.memory import Measured
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.embedded import embedded_model
-from hybridtei.checkpoint.files import resolve
+from hybridtei.checkpoint.files import check_links, resolve
 from hybridtei.checkpoint.query_table import query_table
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.tanh_gelu import with_tanh_gelu
@@ -91,6 +91,7 @@ def _declared(config: ModelConfig) -> ModelSpec:
         cache=config.huggingface_hub_cache,
         offline=config.offline,
     )
+    check_links(folder)
     return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path)
 
 

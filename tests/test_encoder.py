@@ -396,7 +396,7 @@ def test_the_embedded_model_has_every_output(embedded: Encoder) -> None:
 
 def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
     encoder = Encoder.load(str(bert))
-    weights = weakref.ref(encoder._backend._trunk._model)  # type: ignore[attr-defined]
+    weights = weakref.ref(encoder._backend._trunk.model)  # type: ignore[attr-defined]
     assert weights() is not None
     encoder.close()
     gc.collect()

@@ -257,7 +257,7 @@ def test_the_embedded_model_gives_the_same_on_both_backends(cache: Path) -> None
 def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, float]] = []
 
-    def room(_: object, limit: int, longest: int, fraction: float) -> int:
+    def room(_: object, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         asked.append((limit, longest, fraction))
         return 600
 

@@ -7,9 +7,10 @@ be told in a few words are made by `named` instead of being kept as megabytes.
 from __future__ import annotations
 
 import asyncio
+import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.fuzz import named
@@ -20,6 +21,7 @@ from conformance.fuzz.shot import Shot
 from conformance.fuzz.storm import Finding
 
 FOLDER = Path(__file__).with_name("cases")
+HEAD = re.compile(rb"( HTTP/1\.[01]\r\n)")
 NOTHING = Shot("none", (b"",))
 
 
@@ -69,7 +71,9 @@ def replay(server: Server, found: Callable[[Finding], object]) -> None:
 
 async def _ask(server: Server, kept: Kept) -> list[str]:
     peer = Peer(server.host, server.port)
-    outcome = await peer.ask(kept.shot)
+    key = server.plan.key
+    data = kept.shot.data if key is None else HEAD.sub(rb"\1Authorization: Bearer %b\r\n" % key.encode(), kept.shot.data)
+    outcome = await peer.ask(replace(kept.shot, pieces=(data,)))
     peer.close()
     reason = wrong(kept, [reply.status for reply in outcome.replies])
     return [*faults(kept.shot, outcome), *([reason] if reason else [])]

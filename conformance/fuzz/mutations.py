@@ -83,7 +83,7 @@ def other_type(draw: Random, value: Any) -> Any:
         {"text": value},
         [draw.choice(ODD_TEXTS)],
         draw.choice(ODD_NUMBERS) if isinstance(value, int) else draw.choice(ODD_TEXTS),
-        [value] * draw.choice((2, 32, 33, 600)),
+        [value] * _times(value, draw.choice((2, 32, 33, 600))),
     )
     return draw.choice(options)
 
@@ -106,10 +106,24 @@ def lost_or_found(draw: Random, value: Any) -> Any:
 def longer(draw: Random, value: Any) -> Any:
     """A text or a list much longer than a model reads."""
     if isinstance(value, str):
-        return value * draw.choice((2, 50, 400)) if draw.random() < 0.8 else "\u0301" * draw.choice((100, 5000))
+        return value * _times(value, draw.choice((2, 50, 400))) if draw.random() < 0.8 else "\u0301" * draw.choice((100, 5000))
     if isinstance(value, list):
-        return value * draw.choice((2, 10, 40))
+        return value * _times(value, draw.choice((2, 10, 40)))
     return other_type(draw, value)
+
+
+def _times(value: Any, wanted: int) -> int:
+    """How often a value may be repeated before it is larger than is sent."""
+    return max(min(wanted, LARGEST // (size(value) + 1)), 1)
+
+
+def size(value: Any) -> int:
+    """About how many bytes of JSON."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if isinstance(value, dict):
+        return sum(len(name) + 4 + size(inner) for name, inner in value.items())
+    return sum(map(size, value)) + 2 if isinstance(value, list) else 6
 
 
 def mutated(draw: Random, value: Any) -> bytes:

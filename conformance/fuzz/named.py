@@ -60,7 +60,7 @@ def _json() -> Iterator[Case]:
     deep = b'{"inputs":' + b"[" * DEEP + b"]" * DEEP + b"}"
     yield "deep-known", "", "4xx", embed(deep), "recursion"
     yield "deep-unknown", "", "4xx", embed(b'{"x":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b',"inputs":"a"}'), "recursion"
-    yield "deep-open", "", "400", embed(b"[" * 100_000), "recursion"
+    yield "deep-open", "", "4xx", embed(b"[" * 100_000), "recursion"
     yield "nan", "", "400", embed(b'{"inputs":"a","x":NaN}'), "no JSON"
     yield "beyond-floats", "", "200|4xx", embed(b'{"inputs":"a","x":1e400}'), "out of range in an unknown field"
     yield "long-integer", "", "4xx", embed(b'{"inputs":[' + b"9" * 5000 + b"]}"), "Python refuses to read 4,300 digits"
@@ -101,7 +101,7 @@ def _http() -> Iterator[Case]:
         "chunk-of-ages",
         "",
         "400",
-        b"POST /embed HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+        b"POST /embed HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
         "no size",
     )
     yield "tls-hello", "", "400", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), "another protocol"

@@ -47,7 +47,7 @@ PLANS = (
     Plan("fleet", ("hybrid", "splade", "reranker", "classifier", "tagger"), 40),
     Plan("hybrid", ("hybrid",), 15, ("--embedding-cache-mb", "4")),
     Plan("splade", ("splade",), 8, ("--only-tei-routes", "true", "--pooling", "splade")),
-    Plan("reranker", ("reranker",), 8, ("--split-large-batches", "true")),
+    Plan("reranker", ("reranker",), 8, ("--split-large-batches", "true", "--payload-limit", "200000")),
     Plan("classifier", ("classifier",), 8, ("--api-key", KEY), KEY),
     Plan("tagger", ("tagger",), 8, ("--auto-truncate", "false", "--json-output", "true")),
     Plan("workers", ("hybrid",), 10, ("--http-workers", "2")),

@@ -1,21 +1,24 @@
 """A GPU, measured by one command: tokens/s, the time of a lone text, share of the device's product rate, memory, requests/s.
 
-    python conformance/load/gpu.py [--models …] [--dtype float16] [--seconds 3] [--minutes 9] [--http-workers 1,8] [--wheels DIR]
+    python conformance/load/gpu.py [--models …] [--dtype float16] [--seconds 3] [--minutes 9] [--http-workers 1,8] \\
+        [--wheels DIR]
 
 Models have the shape of known ones and random weights, made on the device. Each is driven in process as the engine drives it:
-one queue, batches taken by as many threads as the backend takes at once. Texts of 5, 50, 512 and 8192 tokens, and a mix (70 % of
-5–30 tokens, 30 % of 100–400). The share is of the rate at which this device multiplies large matrices of that precision, measured
-first. Where there is time, the same again for each attention kernel that this installation has, and in fp8 where the card has it.
+one queue, batches taken by as many threads as the backend takes at once. Texts of 5, 50, 512 and 8192 tokens, and a mix (70 %
+of 5–30 tokens, 30 % of 100–400). The share is of the rate at which this device multiplies large matrices of that precision,
+measured first. Then the same again by each other attention kernel of this installation, and in fp8 where the card has it.
 
-In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in a
-folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a table
-and one line of JSON. `--cpu-smoke` runs all of it with tiny models on a CPU, to see that the script works: its figures mean nothing.
+In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in
+a folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a
+table and one line of JSON. `--cpu-smoke` runs all of it with tiny models on a CPU, to see that the script works: its figures
+mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,6 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
 LENGTHS = {"5": ((1.0, (5, 5)),), "50": ((1.0, (50, 50)),), "512": ((1.0, (512, 512)),), "8192": ((1.0, (8192, 8192)),)}
 TRAFFIC = {**LENGTHS, "mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
 LONE_PASSES = 15
-COLUMNS = ("model", "dtype", "kernel", "tokens", "tokens_per_s", "texts_per_s", "lone_ms", "share", "peak_mb")
 
 
 class Clock:
@@ -45,6 +48,15 @@ class Clock:
     @property
     def left(self) -> float:
         return self._until - time.monotonic()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: the settings, FLOP/s of the device's products, and when to stop."""
+
+    options: Any
+    rate: float
+    clock: Clock
 
 
 def product_rate(dtype: str, device: str, size: int) -> float:
@@ -145,20 +157,18 @@ def lone(backend: Any, source: Source) -> float:
     return statistics.median(took)
 
 
-def cells(
-    name: str, made: Any, label: dict[str, str], traffic: list[str], options: Any, rate: float, clock: Clock
-) -> list[dict[str, Any]]:
+def cells(name: str, made: Any, label: dict[str, str], traffic: list[str], bench: Bench) -> list[dict[str, Any]]:
     """A row a traffic; what fails is a row that says so."""
     import torch
 
     from hybridtei.errors import BackendError
 
-    rows = []
+    options, rows = bench.options, []
     for kind in traffic:
         longest = made.backend.spec.max_input_length
         if kind in LENGTHS and int(kind) > longest:
             continue
-        if clock.left < 2 * options.seconds:
+        if bench.clock.left < 2 * options.seconds:
             rows.append({"model": name, **label, "tokens": kind, "failed": "no time was left"})
             continue
         source = Source(TRAFFIC[kind], longest, made.backend.spec.vocab_size)
@@ -169,7 +179,7 @@ def cells(
             drive(made.backend, source, options.budget, 0.2 * options.seconds)  # warm
             tokens, texts, keys = drive(made.backend, source, options.budget, options.seconds)
             row = {"tokens_per_s": tokens, "texts_per_s": texts, "lone_ms": lone(made.backend, source)}
-            row |= {"share": tokens * made.flop_per_token(keys) / rate}
+            row |= {"share": tokens * made.flop_per_token(keys) / bench.rate}
             row |= {"peak_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0}
         except (BackendError, RuntimeError) as error:
             row = {"failed": str(error).splitlines()[0]}
@@ -177,20 +187,21 @@ def cells(
     return rows
 
 
-def of_model(name: str, shape: Any, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
+def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     """All rows of a model: as it would be served, by each other kernel, and in fp8."""
     from gpu_models import make
 
+    options = bench.options
     made = make(shape, dtype=options.dtype, device=options.device)
     trunk = made.backend.trunk
     told = {"dtype": options.dtype, "kernel": trunk.attention.name}
-    rows = cells(name, made, told, [*TRAFFIC], options, rate, clock)
+    rows = cells(name, made, told, [*TRAFFIC], bench)
     for which in other_kernels(trunk, options):
-        rows += by_kernel(name, made, which, options, rate, clock)
-    release(made, options.device)
+        rows += by_kernel(name, made, which, bench)
+    release(made)
     del made, trunk
     if options.cpu_smoke or has_fp8(options.device):
-        rows += in_fp8(name, shape, options, rate, clock)
+        rows += in_fp8(name, shape, bench)
     return rows
 
 
@@ -206,33 +217,33 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
     return [which for which in able if which != trunk.attention.name]
 
 
-def by_kernel(name: str, made: Any, which: str, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
+def by_kernel(name: str, made: Any, which: str, bench: Bench) -> list[dict[str, Any]]:
     """Two rows of another kernel; the one that was chosen is put back."""
     from hybridtei.trunk.attention import OPENERS
 
-    trunk, told = made.backend.trunk, {"dtype": options.dtype, "kernel": which}
+    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which}
     chosen = trunk.kernel
     try:
         trunk.kernel = OPENERS[which]()
-        return cells(name, made, told, ["50", "mixed"], options, rate, clock)
+        return cells(name, made, told, ["50", "mixed"], bench)
     except Exception as error:  # installed, and not for this torch or this card
         return [{"model": name, **told, "tokens": "mixed", "failed": f"{type(error).__name__}: {error}"}]
     finally:
         trunk.kernel = chosen
 
 
-def in_fp8(name: str, shape: Any, options: Any, rate: float, clock: Clock) -> list[dict[str, Any]]:
-    """Rows with the trunk's matrices in eight bits; the share stays that of the rate in `options.dtype`."""
+def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
+    """Rows with the trunk's matrices in eight bits; the share stays that of the rate in the precision asked for."""
     from gpu_models import make
 
     from hybridtei.backends.fp8_linear import replace_linears
 
-    made = make(shape, dtype="bfloat16", device=options.device)
+    made = make(shape, dtype="bfloat16", device=bench.options.device)
     for layer in replace_linears(made.backend.trunk.model):
         layer.exact = None
     told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name}
-    rows = cells(name, made, told, ["50", "512", "mixed"], options, rate, clock)
-    release(made, options.device)
+    rows = cells(name, made, told, ["50", "512", "mixed"], bench)
+    release(made)
     return rows
 
 
@@ -242,7 +253,7 @@ def has_fp8(device: str) -> bool:
     return device.startswith("cuda") and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def release(made: Any, device: str) -> None:
+def release(made: Any) -> None:
     import gc
 
     made.backend.close()
@@ -250,14 +261,14 @@ def release(made: Any, device: str) -> None:
     made.backend.make_room()
 
 
-def over_http(name: str, options: Any, clock: Clock) -> tuple[list[dict[str, Any]], str | None]:
+def over_http(name: str, bench: Bench) -> tuple[list[dict[str, Any]], str | None]:
     """(rows, None), or (none, why there are none)."""
     import gpu_http
 
-    lacking = gpu_http.lacking()
+    options, lacking = bench.options, gpu_http.lacking()
     if lacking:
         return [], f"it needs {', '.join(lacking)}: bring them as wheels, --wheels DIR"
-    if clock.left < 30:
+    if bench.clock.left < 30:
         return [], "no time was left"
     workers = [int(number) for number in options.http_workers.split(",") if number]
     try:
@@ -298,9 +309,8 @@ def heading(options: Any, rate: float) -> dict[str, Any]:
 def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str, Any]], unmeasured: list[str]) -> None:
     """For people; then the same as one line of JSON."""
     print(", ".join(f"{name} {value}" for name, value in told.items()))
-    print(
-        f"{'model':22}{'dtype':>10}  {'attention':24}{'tokens':>7}{'tokens/s':>12}{'texts/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
-    )
+    speeds = f"{'tokens/s':>12}{'texts/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
+    print(f"{'model':22}{'dtype':>10}  {'attention':24}{'tokens':>7}{speeds}")
     for row in rows:
         start = f"{row['model']:22}{row['dtype']:>10}  {row['kernel']:24}{row['tokens']:>7}"
         if "failed" in row:
@@ -309,15 +319,17 @@ def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str,
         speed = f"{row['tokens_per_s']:12.0f}{row['texts_per_s']:10.0f}{row['lone_ms']:9.2f}"
         print(f"{start}{speed}{row['share']:7.0%}{row['peak_mb']:8.0f}")
     if http:
-        print(
-            f"{'over HTTP':22}{'workers':>10}  {'traffic':24}{'clients':>7}{'tokens/s':>12}{'req/s':>10}{'p50 ms':>9}{'p95 ms':>9}"
-        )
+        speeds = f"{'tokens/s':>12}{'req/s':>10}{'p50 ms':>9}{'p95 ms':>9}"
+        print(f"{'over HTTP':22}{'workers':>10}  {'traffic':24}{'clients':>7}{speeds}")
     for row in http:
         start = f"{row['model']:22}{row['http_workers']:>10}  {row['traffic']:24}{row['clients']:>7}"
         print(f"{start}{row['tokens_per_s']:12.0f}{row['requests_per_s']:10.0f}{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}")
     for line in unmeasured:
         print(line)
-    print(json.dumps({**told, "rows": rows, "http": http, "unmeasured": unmeasured}, default=float))
+    requests = [
+        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()} for row in http
+    ]
+    print(json.dumps({**told, "rows": rows, "http": requests, "unmeasured": unmeasured}, default=float))
 
 
 def read_options() -> Any:
@@ -334,6 +346,7 @@ def read_options() -> Any:
     options = parser.parse_args()
     if options.cpu_smoke:
         options.device, options.dtype, options.budget = "cpu", "float32", 1024
+        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: its teams of threads meet after each small operation
     options.dtype = options.dtype or "float16"
     return options
 
@@ -345,12 +358,13 @@ def run(options: Any) -> None:
     shapes = SMOKE if options.cpu_smoke else SHAPES
     names = options.models.split(",") if options.models else [*shapes]
     rate = product_rate(options.dtype, options.device, 512 if options.cpu_smoke else 8192)
+    bench = Bench(options, rate, clock)
     rows, http, unmeasured = [], [], []
     for name in names:
-        rows += of_model(name, shapes[name], options, rate, clock)
+        rows += of_model(name, shapes[name], bench)
     for name in names if options.http_workers else []:
         if shapes[name].http:
-            found, why = over_http(name, options, clock)
+            found, why = over_http(name, bench)
             http += found
             unmeasured += [f"{name} over HTTP was not measured: {why}"] if why else []
     table(heading(options, rate), rows, http, unmeasured)

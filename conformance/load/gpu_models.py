@@ -121,6 +121,7 @@ def write(shape: Shape, folder: str, dtype: str) -> list[str]:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
+    transformers.utils.logging.disable_progress_bar()
     _model(config, DTYPES[dtype], "cpu").save_pretrained(folder)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4))

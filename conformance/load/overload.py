@@ -2,12 +2,12 @@
 
     python conformance/load/overload.py [--permits 64] [--times 10] [--seconds 30] [--back-offs 0,100]
 
-Starts `hybridtei serve --max-concurrent-requests PERMITS` with the embedded model. First as many clients as there are permits show
-what the server can do; then TIMES as many ask at once, each again as soon as it is answered, or a while after it was refused.
-Exits with 1 if an answer is neither 200 nor 429, if nobody is refused, if the 99th percentile of the accepted is beyond
-`--most-times` that of the clients without overload (`inf` promises no times), if memory grows between the second quarter of the
-overload and its last by more than `--most-growth-mb`, or if afterwards anything is left inside. Texts are of mixed lengths, and
-no two are alike.
+Starts `hybridtei serve --max-concurrent-requests PERMITS` with the embedded model. First as many clients as there are permits
+show what the server can do; then TIMES as many ask at once, each again as soon as it is answered, or a while after it was
+refused. Exits with 1 if an answer is neither 200 nor 429, if nobody is refused, if the 99th percentile of the accepted is
+beyond `--most-times` that of the clients without overload (`inf` promises no times), if memory grows between the second quarter
+of the overload and its last by more than `--most-growth-mb`, or if afterwards anything is left inside. Texts are of mixed
+lengths, and no two clients share one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def client(address: Address, requests: Sequence[bytes], until: float, back
     connection.drop()
 
 
-async def crowd(server: Served, address: Address, texts: Texts, clients: int, seconds: float, back_off: float) -> Overload:
+async def crowd(server: Served, address: Address, texts: Texts, clients: int, *, seconds: float, back_off: float) -> Overload:
     """So many at once, for a while."""
     seen = Overload()
     prepared = [
@@ -100,8 +100,8 @@ async def run(server: Served, options: argparse.Namespace) -> Report:
     report, texts = Report(), Texts()
     address = Address(server.host, server.port)
     usual = await idle(address, texts, 20)
-    await crowd(server, address, texts, options.permits, min(2.0, options.seconds), 0)
-    alone = await crowd(server, address, texts, options.permits, options.seconds / 2, 0)
+    await crowd(server, address, texts, options.permits, seconds=min(2.0, options.seconds), back_off=0)
+    alone = await crowd(server, address, texts, options.permits, seconds=options.seconds / 2, back_off=0)
     report.add(
         f"{options.permits} clients for {options.permits} permits",
         f"{sum(alone.statuses.values())} answers",
@@ -110,7 +110,7 @@ async def run(server: Served, options: argparse.Namespace) -> Report:
     )
     for back_off in options.back_offs:
         number = options.permits * options.times
-        seen = await crowd(server, address, texts, number, options.seconds, back_off / 1000)
+        seen = await crowd(server, address, texts, number, seconds=options.seconds, back_off=back_off / 1000)
         tell(report, f"{number} clients for {options.permits} permits, again after {back_off} ms", seen, alone, options)
         quiet = await settled(address)
         answers = [await plain(address, texts) for _ in range(20)]
@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--permits", type=int, default=64)
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--back-offs", type=lambda given: [int(one) for one in given.split(",")], default=[0, 100], metavar="MS")
+    parser.add_argument(
+        "--back-offs", type=lambda given: [int(one) for one in given.split(",")], default=[0, 100], metavar="MS"
+    )
     parser.add_argument("--most-times", type=float, default=4.0)
     parser.add_argument("--most-growth-mb", type=float, default=20.0)
     options = parser.parse_args()

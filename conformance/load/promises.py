@@ -1,4 +1,4 @@
-"""What was tried, how often, with what result, and whether a promise was kept: a table for people, a line of JSON for scripts."""
+"""What was tried, how often, with what result, and whether the promise was kept: a table, and a line of JSON for scripts."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ VERDICTS = {True: "kept", False: "BROKEN", None: ""}
 def machine() -> str:
     """Hardware and versions, in one line."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "\
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}, {packages}"
+    )
 
 
 def _processor() -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 START_SECONDS = 180.0
-END_SECONDS = 120.0
+END_SECONDS = 660.0
 UNFORESEEN = re.compile(r"Traceback|CRITICAL|unforeseen|never retrieved|never awaited|Exception in callback", re.IGNORECASE)
 HTTP, RPC = re.compile(r"Starting HTTP server: [\d.]+:(\d+)"), re.compile(r"Starting gRPC server: [\d.]+:(\d+)")
 SAMPLE = re.compile(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)

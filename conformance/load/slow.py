@@ -73,30 +73,31 @@ async def among_slow_clients(report: Report, address: Address, texts: Texts, num
 
 @dataclass(frozen=True)
 class Ended:
-    """How accepted requests ended: statuses, and how many got no answer at all; and the server."""
+    """How accepted requests ended: statuses, and how many got no answer at all; and the server. Seconds since the signal."""
 
     statuses: Sequence[int]
     unanswered: int
+    answered_after: float
     status: int | None
-    seconds: float
+    ended_after: float
 
 
 async def terminated(server: Served, address: Address, requests: Sequence[bytes], slow: int) -> Ended:
-    """SIGTERM once all `requests` are inside the server, while `slow` clients hang on."""
+    """SIGTERM once all `requests` are inside the server, while `slow` clients hang on until the last of them is answered."""
     before = await counters(address)
     async with dripping(address, slow):
         connections = await asyncio.gather(*(connect(address) for _ in requests))
-        waiting = [
-            asyncio.ensure_future(connection.ask(data)) for connection, data in zip(connections, requests, strict=True)
-        ]
+        waiting = [asyncio.ensure_future(connection.ask(data)) for connection, data in zip(connections, requests, strict=True)]
         while grown(before, await counters(address), ["te_request_count"]) < len(requests):
             await asyncio.sleep(0)
         began = time.perf_counter()
         server.terminate()
         answers = await asyncio.gather(*waiting, return_exceptions=True)
-        status = await asyncio.to_thread(server.wait)
+        answered_after = time.perf_counter() - began
+    status = await asyncio.to_thread(server.wait)
     given = [answer for answer in answers if isinstance(answer, Answer)]
-    return Ended([answer.status for answer in given], len(answers) - len(given), status, time.perf_counter() - began)
+    statuses, lost = [answer.status for answer in given], len(answers) - len(given)
+    return Ended(statuses, lost, answered_after, status, time.perf_counter() - began)
 
 
 async def stop_in_flight(report: Report, server: Served, address: Address, requests: Sequence[bytes], slow: int) -> None:
@@ -107,6 +108,6 @@ async def stop_in_flight(report: Report, server: Served, address: Address, reque
         f"SIGTERM with {len(requests)} requests in flight, among {slow} slow clients",
         1,
         f"{len(ended.statuses) - len(refused)} answered with 200, {len(refused)} otherwise, {ended.unanswered} not at all; "
-        f"exit {ended.status} after {ended.seconds:.1f} s",
+        f"the last after {ended.answered_after:.1f} s; exit {ended.status} after {ended.ended_after:.1f} s",
         not refused and not ended.unanswered and ended.status == 0,
     )

@@ -5,14 +5,15 @@
 Starts `hybridtei serve` with the embedded model, and exits with 1 if a promise is broken. Promised is that a storm leaves
 nothing inside (queue gauges at zero; each request that was begun is counted as answered, refused or dropped), that a plain
 request then takes no longer than `--most-times` its idle time, that slow clients cost nobody else more than that, and that
-SIGTERM lets every accepted request end with an exit status of 0. Idle times are taken before each round, so that a noisy machine
-is noisy to both sides; `--most-times inf` promises no times.
+SIGTERM lets every accepted request end with an exit status of 0. Idle times are taken before each round, so that a noisy
+machine is noisy to both sides; `--most-times inf` promises no times.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +134,9 @@ def storms(address: Address, server: Served, texts: Texts, options: argparse.Nam
     found = {
         f"{number} clients, a query each, gone after 10 ms": dropping(address, queries),
         f"{number} clients, {BATCH} texts each, gone after 10 ms": dropping(address, batches),
-        f"{number} clients, half a body each, gone after 10 ms": dropping(address, [data[: len(data) // 2] for data in batches]),
+        f"{number} clients, half a body each, gone after 10 ms": dropping(
+            address, [data[: len(data) // 2] for data in batches]
+        ),
     }
     if options.grpc:
         from rpc_storm import cancelled_streams
@@ -153,9 +156,7 @@ async def run(server: Served, options: argparse.Namespace) -> Report:
         seen = await weather(storm, server, address, texts, options.rounds)
         tell(report, name, seen, server.held(), options.most_times)
     await among_slow_clients(report, address, texts, options.slow, options.most_times)
-    in_flight = [
-        request(address, "/embed", {"inputs": texts.draw(((1.0, PASSAGE),))[0]}) for _ in range(options.in_flight)
-    ]
+    in_flight = [request(address, "/embed", {"inputs": texts.draw(((1.0, PASSAGE),))[0]}) for _ in range(options.in_flight)]
     await stop_in_flight(report, server, address, in_flight, options.slow)
     unforeseen = server.unforeseen()
     report.add("lines in the log that no answer leaves", 1, "; ".join(unforeseen[:3]) or "none", not unforeseen)
@@ -168,12 +169,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slow", type=int, default=300)
     parser.add_argument("--in-flight", type=int, default=200)
-    parser.add_argument("--drain-seconds", default="30")
+    parser.add_argument("--drain-seconds", default="600", help="as long as this machine may need for what is in flight")
     parser.add_argument("--most-times", type=float, default=2.0)
     parser.add_argument("--grpc", action="store_true", help="streams that are cancelled, too")
+    parser.add_argument("--flags", type=shlex.split, default=[], help="further ones of the server, such as '--http-workers 2'")
     options = parser.parse_args()
     rpc = ["--grpc-port", "0"] if options.grpc else []
-    with served("--drain-seconds", options.drain_seconds, *rpc) as server:
+    with served("--drain-seconds", options.drain_seconds, *rpc, *options.flags) as server:
         report = uvloop.run(run(server, options))
     sys.exit(report.finish())
 

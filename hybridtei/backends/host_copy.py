@@ -33,6 +33,7 @@ def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[
         return lambda: {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
     kinds = {torch.float32: [*_of(tensors, floating=True)], torch.int64: [*_of(tensors, floating=False)]}
     copies = {kind: _pinned(joined([tensors[name] for name in names], kind)) for kind, names in kinds.items() if names}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}  # all that `wait` may hold: the device's memory is free
     arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     arrived.record()
 
@@ -40,8 +41,8 @@ def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[
         arrived.synchronize()  # without the interpreter's lock, so that another thread packs and launches meanwhile
         found: Arrays = {}
         for kind, copy in copies.items():
-            found |= parted(copy.numpy().copy(), {name: tensors[name].shape for name in kinds[kind]})
-        return {name: found[name] for name in tensors}
+            found |= parted(copy.numpy().copy(), {name: shapes[name] for name in kinds[kind]})
+        return {name: found[name] for name in shapes}
 
     return wait
 

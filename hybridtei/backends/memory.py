@@ -29,7 +29,7 @@ Peak = Callable[[int], int | None]
 class Measured(Protocol):
     """A backend whose passes are bounded by memory of its own."""
 
-    def most_tokens(self, limit: int, longest: int, fraction: float) -> int: ...
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
 def most_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:

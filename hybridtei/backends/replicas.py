@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,11 +76,13 @@ class Replicas:
         for replica in self.replicas:
             replica.backend.close()
 
-    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
-        """Of the replica with the least memory; those on one device measure one after the other. Raises LoadError."""
-        for replica in self.replicas:
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Of the replica with the least memory; those on one device share it. Raises LoadError."""
+        devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
+        beside = Counter(devices)
+        for device, replica in zip(devices, self.replicas, strict=True):
             if isinstance(replica.backend, Measured):
-                limit = replica.backend.most_tokens(limit, longest, fraction)
+                limit = replica.backend.most_tokens(limit, longest, fraction, sharing * beside[device])
         return limit
 
     def _take(self, tokens: int) -> Replica:

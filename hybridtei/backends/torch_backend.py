@@ -113,15 +113,16 @@ class TorchBackend:
         except RuntimeError:
             return False
 
-    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
-        """Tokens of the largest pass that fits into `fraction` of the free memory; inputs of `longest` tokens do.
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Tokens of the largest pass that fits into `fraction` of the free memory, of which so many `sharing` a device take
+        equal parts; inputs of `longest` tokens do.
 
         At most `limit`, and that on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
         """
         if self.device.type != "cuda":
             return limit
         self.make_room()
-        allowed = self._allow(fraction)
+        allowed = self._allow(fraction) // sharing
         return memory.most_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.finite import check_finite
 from hybridtei.errors import LoadError
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -27,11 +28,14 @@ def read_arrays(file: Path) -> Arrays:
     """All tensors of a safetensors file, or of a pickle that holds nothing but tensors. Raises LoadError."""
     require(file)
     try:
-        return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        arrays = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
     except LoadError:
         raise
     except Exception as error:  # each library raises its own kinds, some of them bare
         raise LoadError(f"{file}: cannot be read as weights: {error}") from error
+    for name, array in arrays.items():
+        check_finite(array, file, name)
+    return arrays
 
 
 def _safetensors(file: Path) -> Arrays:

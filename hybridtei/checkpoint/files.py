@@ -7,6 +7,7 @@ there are no safetensors.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ CONFIGURATION = (
     *("*/*.safetensors", "*/pytorch_model.bin"),
 )
 HEADS = ("sparse_linear.*", "colbert_linear.*")
+POINTER = b"version https://git-lfs"
+IS_POINTER = "a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder"
+JSON_BYTES_MOST = 256_000_000  # the largest tokenizer.json of a public model has 35 MB
+FILES_MOST = 10_000
 NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 
 
@@ -68,10 +73,15 @@ def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str
 def read_json(path: Path) -> Any:
     """Parsed content of a JSON file that must exist. Raises MissingArtifact or LoadError, naming the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > JSON_BYTES_MOST:
+            raise LoadError(f"{path}: larger than {JSON_BYTES_MOST} bytes")
+        text = path.read_text(encoding="utf-8")
+        if text.startswith(POINTER.decode()):
+            raise MissingArtifact(f"{path}: {IS_POINTER}")
+        return json.loads(text)
     except FileNotFoundError as error:
         raise MissingArtifact(f"{path}: missing") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise LoadError(f"{path}: not readable as JSON: {error}") from error
 
 
@@ -104,14 +114,33 @@ def require(path: Path) -> Path:
         head = file.read(40)
     if not head:
         raise MissingArtifact(f"{path}: empty")
-    if head.startswith(b"version https://git-lfs"):
-        raise MissingArtifact(f"{path}: a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder")
+    if head.startswith(POINTER):
+        raise MissingArtifact(f"{path}: {IS_POINTER}")
     return path
 
 
 def inside(folder: Path, relative: str) -> Path:
     """`folder/relative`, if that does not leave the folder: such names come from a checkpoint's own files."""
     path = folder / relative
-    if Path(relative).is_absolute() or ".." in Path(relative).parts:
+    if Path(relative).is_absolute() or ".." in Path(relative).parts or "\0" in relative:
         raise LoadError(f"{folder}: the module path {relative!r} leads out of the model's folder")
     return path
+
+
+def check_links(folder: Path) -> None:
+    """Raises LoadError, naming the link, if one in a model's folder leads out of it: who made the folder chose what it reads.
+
+    The hub's cache is made of links, out of a snapshot into the files of the same repository: these are as good as inside.
+    """
+    root = folder.resolve()
+    blobs = root.parent.parent / "blobs"
+    homes = (root, blobs) if root.parent.name == "snapshots" and blobs.is_dir() else (root,)
+    seen = 0
+    for place, folders, files in os.walk(root):  # which does not go through links
+        for name in (*folders, *files):
+            seen += 1
+            path = Path(place, name)
+            if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
+                raise LoadError(f"{path}: a link that leads out of the model's folder, to {path.resolve()}")
+            if seen > FILES_MOST:
+                raise LoadError(f"{folder}: more than {FILES_MOST} files: not the folder of a model")

@@ -31,6 +31,7 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import language_ranker
+from hybridtei.checkpoint.sizes import check_sizes
 from hybridtei.checkpoint.templates import PairTemplate
 from hybridtei.checkpoint.vocabulary import read_vocabulary
 from hybridtei.checkpoint.weights import Weights
@@ -129,6 +130,7 @@ def read_spec(
     require(home / "tokenizer.json")
     architectures = _architectures(config, file)
     model_type = _model_type(config, file)
+    check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
     hidden_size = positive(config, "dim" if config.get("dim") and not config.get("hidden_size") else "hidden_size", file)
     idf = folder / "idf.json"
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 
 from hybridtei.checkpoint.files import inside, read_object, require
+from hybridtei.checkpoint.finite import check_finite
 from hybridtei.errors import LoadError
 
 # Weights of the trunk itself: layers, tables. What hangs on it (pooler, heads) may stay unused, as may buffers.
@@ -67,6 +68,7 @@ class Weights:
     def __init__(self, folder: Path, tensors: Mapping[str, _Tensor]) -> None:
         self.folder = folder
         self._tensors = tensors
+        self._finite: set[str] = set()  # those that were looked at
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
@@ -97,12 +99,23 @@ class Weights:
         return self._tensors[name].shape
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """A tensor that `find` named: a read-only view of the file, or a widened copy if it is in half precision."""
-        return self._tensors[name].array()
+        """A tensor that `find` named: a read-only view of the file, or a widened copy if it is in half precision.
+
+        Raises LoadError if it holds what is no number.
+        """
+        tensor = self._tensors[name]
+        array = tensor.array()
+        if name not in self._finite:
+            check_finite(array, tensor.file, name)
+            self._finite.add(name)
+        return array
 
     def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Some rows of a tensor that `find` named, without reading the others."""
-        return self._tensors[name].array(rows)
+        """Some rows of a tensor that `find` named, without reading the others. Raises LoadError as `float32` does."""
+        tensor = self._tensors[name]
+        array = tensor.array(rows)
+        check_finite(array, tensor.file, name)
+        return array
 
     def release(self) -> None:
         """Give back the memory of all pages read so far; arrays stay valid, what is read again faults in again.

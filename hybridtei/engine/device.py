@@ -87,7 +87,7 @@ class Device:
         self._closing = False
         self._pass_timeout = pass_timeout
         self._watchdog = Watchdog(pass_timeout)
-        self._overdue = 0  # lanes that a pass keeps for longer than it may
+        self.overdue = 0  # lanes that a pass keeps for longer than it may
         self._ahead = 0  # lanes beyond those of `lanes`
         self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]
 
@@ -99,7 +99,7 @@ class Device:
     @property
     def stuck(self) -> bool:
         """Whether every lane is kept by a pass that should have ended."""
-        return self._overdue >= len(self._threads)
+        return self.overdue >= len(self._threads)
 
     def start(self) -> None:
         """Start the lanes, unless they run."""
@@ -116,7 +116,7 @@ class Device:
             self._closing = True
             self._wake_all()
         for thread in self._threads:
-            while thread.is_alive() and not self._overdue:
+            while thread.is_alive() and not self.overdue:
                 thread.join(JOIN_SECONDS)
         self._watchdog.stop()
 
@@ -232,7 +232,7 @@ class Device:
             log.critical("%s; its requests fail, and so does /health until it returns", failure)
             one.given_up, member.healthy = True, False
             member.overdue += 1
-            self._overdue += 1
+            self.overdue += 1
             failed[member] = member.core.fail(one.batch, failure)
             if self.stuck:
                 for other in self._members:
@@ -246,7 +246,7 @@ class Device:
         one.ended = True
         if one.given_up:
             member.overdue -= 1
-            self._overdue -= 1
+            self.overdue -= 1
             log.warning("%s, and has ended", one.told())
         member.healthy = healthy
         member.running -= 1

@@ -82,11 +82,14 @@ class FairQueue:
         """The first `most` of the queue, after those that nobody waits for any more were removed."""
         while True:
             head = self._queue[:most]
-            wanted = [waiting for waiting in head if waiting.wanted]
-            if len(wanted) == len(head):
+            wanted: list[Waiting] = []
+            gone: list[Waiting] = []
+            for waiting in head:  # asked once: callers leave at any moment, from another thread
+                (wanted if waiting.wanted else gone).append(waiting)
+            if not gone:
                 return head
             self._queue[: len(head)] = wanted
-            self._forget([waiting for waiting in head if not waiting.wanted])
+            self._forget(gone)
 
     def remove(self, head: Sequence[Waiting], places: Sequence[int]) -> list[Waiting]:
         """Take those at `places` of what `head` gave, out of the queue; virtual time moves on to the first one's turn."""

@@ -48,7 +48,7 @@ class Outcome:
 class Pipeline(Protocol):
     """What reads and embeds elsewhere, beyond this process: batches come out as they would here, those of a file in its order.
 
-    `embedded` counts in the preparation what it skips, and puts what it cannot read into its quarantine; it ends early, if asked.
+    `embedded` counts in the preparation what it skips, puts what it cannot read into its quarantine, and ends early if asked.
     """
 
     heads: frozenset[Head]

@@ -32,7 +32,11 @@ def filter_from(given: Any, field: str = "filter") -> models.Filter | None:
         raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(given).__name__}")
     if _depth(given) > MAX_DEPTH:
         raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
-    if len(orjson.dumps(given)) > MAX_BYTES:
+    try:
+        size = len(orjson.dumps(given))
+    except TypeError as error:  # a number beyond 64 bits
+        raise InvalidInput(f"`{field}` cannot be read: {error}") from None
+    if size > MAX_BYTES:
         raise InvalidInput(f"`{field}` has more than {MAX_BYTES} bytes")
     try:
         return models.Filter.model_validate(given)

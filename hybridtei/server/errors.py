@@ -123,7 +123,7 @@ def _told(error: Exception) -> tuple[Row, str]:
 
 def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
     """Plain text."""
-    headers = {"connection": "close"} if error.status == 413 else None
+    headers = {"connection": "close"} if error.status in (408, 413) else None
     return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
 
 

@@ -15,12 +15,13 @@ from typing import Literal
 
 from hybridtei.config import NamedModel
 from hybridtei.errors import HybridTeiError, InvalidInput, UnknownModel
-from hybridtei.metrics import Registry
+from hybridtei.metrics import Gauge, Registry
 from hybridtei.server.context import Context
 from hybridtei.server.jobs import Able, first_able
 
 log = logging.getLogger(__name__)
 
+FAILURES_KEPT = 32  # models that did not load, and why
 NO_NAMES = frozenset({"", "default", "default/not-specified"})  # what clients send for lack of a name
 
 Opener = Callable[[NamedModel], Awaitable[Context]]
@@ -46,6 +47,7 @@ class Models:
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
         # What is counted of no model in particular; with the only one's where there is but one.
         self.registry = next(iter(contexts.values())).registry if len(contexts) == 1 and opener is None else Registry()
+        self._past = Registry()  # what models counted that are no longer here: counters never fall
         self._opener = opener
 
     @property
@@ -93,9 +95,12 @@ class Models:
         if self.is_one and self.registry is self.default.registry:
             return self.registry.text()
         whole = Registry()
-        whole.absorb(self.registry.readings())
-        for context in self.ready:
-            whole.absorb(context.registry.readings())
+        for registry in (
+            self.registry,
+            self._past,
+            *(entry.context.registry for entry in self.entries.values() if entry.context),
+        ):
+            whole.absorb(registry.readings())
         return whole.text()
 
     async def load(self, config: NamedModel) -> Entry:
@@ -105,17 +110,25 @@ class Models:
         known = self.entries.get(config.alias)
         if known is not None and known.state != "failed":
             raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
+        self.entries.pop(config.alias, None)  # so that it stands behind the others
         entry = self.entries[config.alias] = Entry(config.alias, "loading", began=perf_counter())
         try:
             entry.context = await self._opener(config)
         except BaseException as error:
             entry.state, entry.error = "failed", str(error)
+            self._forget_failures()
             if not isinstance(error, HybridTeiError):
                 log.error("loading %s failed", config.model_id, exc_info=True)
             raise
         entry.state, entry.seconds = "ready", perf_counter() - entry.began
         log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
         return entry
+
+    def _forget_failures(self) -> None:
+        """But for the last ones."""
+        failed = [entry.alias for entry in self.entries.values() if entry.state == "failed"]
+        for alias in failed[:-FAILURES_KEPT]:
+            del self.entries[alias]
 
     async def unload(self, alias: str) -> None:
         """Let what runs end, fail what waits, free the memory. Raises UnknownModel, or InvalidInput for the last one."""
@@ -127,6 +140,7 @@ class Models:
                 raise InvalidInput(f"`model`: `{alias}` is the only model here")
             entry.state = "unloading"
             await entry.context.service.stop()
+            self._past.absorb(reading for reading in entry.context.registry.readings() if reading.kind != Gauge.kind)
         del self.entries[alias]
         log.info("unloaded %s", alias)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -10,7 +11,14 @@ from hybridtei import __version__
 from hybridtei.server.operations import ANSWERS, FIELDS, OPERATIONS, Operation
 
 ERRORS = {"400": "Empty input", "422": "Invalid input", "424": "Wrong kind of model, or a failed pass", "429": "Overloaded"}
-
+BODY_ERRORS = {
+    "400": "No JSON",
+    "413": "Too large a body",
+    "415": "Not called JSON",
+    "422": "JSON of another shape",
+}  # plain text
+PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+PARTS = re.compile(r"\{(\w+)\}")  # of a path, that are for the client to choose
 
 REFERENCE = "#/components/schemas/"
 
@@ -66,6 +74,14 @@ def _operation(operation: Operation, schema_of: dict[str, Any], components: dict
         described["requestBody"] = {"required": True, "content": _json(_schema(operation.takes, schema_of))}
         for status, meaning in ERRORS.items():
             answers[status] = {"description": meaning, "content": _json(_schema(operation.error, schema_of))}
+        refused = PLAIN_TEXT if operation.is_refused_in_text else _json(_schema(operation.error, schema_of))
+        for status, meaning in BODY_ERRORS.items():
+            known = answers.setdefault(status, {"description": meaning, "content": {}})
+            known["content"] = {**known["content"], **refused}
+    if names := PARTS.findall(operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     return described
 
 

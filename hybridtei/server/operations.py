@@ -35,6 +35,7 @@ class Operation:
     takes: Any = None
     gives: Any = None
     error: Any = tei.ErrorResponse
+    is_refused_in_text: bool = True  # a body that is not what it should be; else as all other errors
 
     @property
     def is_tei(self) -> bool:
@@ -115,7 +116,15 @@ OPERATIONS = (
         (search.SearchResponse, search.SearchesResponse),
     ),
     _post("/collections/{name}/points", "Embed texts and store them", search.PointsRequest, search.PointsResponse),
-    _post("/qdrant/inference", "Embeddings for a Qdrant server", inference.InferenceRequest, inference.InferenceResponse),
+    Operation(
+        "post",
+        "/qdrant/inference",
+        "Embeddings for a Qdrant server",
+        inference.InferenceRequest,
+        inference.InferenceResponse,
+        inference.InferenceError,
+        is_refused_in_text=False,
+    ),
     _post("/tokenize", "Tokens with their places", tei.TokenizeRequest, list[list[tei.SimpleToken]]),
     _post("/decode", "Ids back to text", tei.DecodeRequest, list[str]),
     _post("/detokenize", "Ids back to text", tokens.DetokenizeRequest, tokens.DetokenizeResponse),

@@ -135,7 +135,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
-        elif self._watch is None and (self._in_body or self._head_since is not None):  # most requests come whole: no timer
+        elif self._in_body or self._head_since is not None:  # most requests come whole: no timer
             self._watch_on()
 
     def _deadline(self) -> float | None:
@@ -149,9 +149,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._head_since + self._limits.head_seconds
 
     def _watch_on(self) -> None:
-        """Look again when more has to have come."""
+        """Look when more has to have come, if not earlier: a timer costs more than to look once too often."""
         deadline = self._deadline()
-        self._watch = None if deadline is None else self.loop.call_at(deadline, self._look)
+        if deadline is None or (self._watch is not None and self._watch.when() <= deadline):
+            return
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self.loop.call_at(deadline, self._look)
 
     def _look(self) -> None:
         self._watch = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
 
 BACKLOG = 2048  # connections that may wait to be accepted
+KEEP_ALIVE_SECONDS = 75  # clients keep pools; the default of 5 would cut them off between two requests
 log = logging.getLogger(__name__)
 
 
@@ -128,7 +129,7 @@ def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None
         proxy_headers=False,
         date_header=True,
         backlog=BACKLOG,
-        timeout_keep_alive=75,  # clients keep pools; the default of 5 s would cut them off between two requests
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
 

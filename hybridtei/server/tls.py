@@ -32,6 +32,7 @@ class Certificate:
         """(key, chain) as they stand in the files."""
         return self.key.read_bytes(), self.chain.read_bytes()
 
+
 def certificate_of(server: ServerConfig) -> Certificate | None:
     """What the settings name, looked at; None: no TLS. Raises LoadError."""
     if server.certfile is None or server.keyfile is None:

@@ -110,9 +110,7 @@ class Desk:
 class WorkerServer(DrainingServer):
     """Tells nobody that it listens; drains when told to, by its desk or by a signal."""
 
-    def __init__(
-        self, settings: uvicorn.Config, drain_seconds: float, desk: Desk, reload: Callable[[], object] | None
-    ) -> None:
+    def __init__(self, settings: uvicorn.Config, drain_seconds: float, desk: Desk, reload: Callable[[], object] | None) -> None:
         super().__init__(settings, drain_seconds, reload=reload)
         self.abandoned = False
         self._desk = desk

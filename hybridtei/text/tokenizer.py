@@ -55,7 +55,9 @@ class Tokenizer:
         """Read `tokenizer.json`. Raises LoadError if it cannot be parsed."""
         try:
             return cls(RawTokenizer.from_file(str(path)), has_token_types=has_token_types)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and a panic of its own that is none
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
 
     def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:

@@ -12,6 +12,7 @@ import torch
 
 from hybridtei.checkpoint import tanh_gelu
 from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.finite import not_finite
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
@@ -41,6 +42,8 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
         config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
+    except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
+        raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
         tanh_gelu.in_config(config)
     try:
@@ -59,6 +62,7 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
     except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
+    _check_numbers(model, spec.folder)
     return model
 
 
@@ -102,6 +106,15 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     for what, names in faults.items():
         if names:
             raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
+
+
+def _check_numbers(model: torch.nn.Module, folder: Path) -> None:
+    """What is no number in one weight is none in every vector. Half precision may have made it of a number too large for it."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.sum(dtype=torch.float32)):
+            wrong = parameter.numel() - int(torch.isfinite(parameter).sum())
+            if wrong:
+                raise not_finite(folder, name, wrong, parameter.numel())
 
 
 def _weights_file(folder: Path) -> None:

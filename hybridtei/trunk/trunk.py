@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class Trunk:
             padded = pad(types, batch.cu_seqlens, 0)[0] if types is not None else 0 * input_ids
             inputs["token_type_ids"] = self._tensor(padded)
         hidden = self.model(**inputs, **self._no_cache()).last_hidden_state
-        return hidden[self._tensor(mask)]  # type: ignore[no-any-return]
+        return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
 
     def _no_cache(self) -> Mapping[str, bool]:
         return {"use_cache": False} if "use_cache" in self._spec.config else {}

@@ -97,16 +97,17 @@ def test_a_lost_device_is_left_out_and_the_last_one_ends_it() -> None:
 
 
 class Card(FakeBackend):
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, device: str) -> None:
         super().__init__(SPEC)
-        self.room = room
+        self.room, self.device = room, device
 
-    def most_tokens(self, limit: int, longest: int, fraction: float) -> int:
-        return min(limit, int(self.room * fraction))
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        return min(limit, int(self.room * fraction) // sharing)
 
 
-def test_the_smallest_memory_bounds_the_pass() -> None:
-    assert Replicas([Card(9000), Card(5000), Card(7000)]).most_tokens(8000, 10, 0.5) == 2500
+def test_the_smallest_memory_bounds_the_pass_and_replicas_on_one_device_share_it() -> None:
+    assert Replicas([Card(9000, "a"), Card(5000, "b"), Card(7000, "c")]).most_tokens(8000, 10, 0.5) == 2500
+    assert Replicas([Card(9000, "a"), Card(9000, "a"), Card(9000, "b")]).most_tokens(8000, 10, 0.5) == 2250
     assert Replicas([FakeBackend(SPEC)]).most_tokens(8000, 10, 0.5) == 8000
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -48,6 +49,7 @@ class Running:
     service: EngineService
     registry: Registry
     client: httpx.Client
+    connections: set[Any]
 
     @property
     def backend(self) -> FakeBackend:
@@ -76,23 +78,26 @@ def serving(
     engine: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
     model_id: str = "small",
+    verify: ssl.SSLContext | None = None,
     layouts: Any = None,
     **backend: Any,
 ) -> Iterator[Running]:
-    """uvicorn in a thread, settings as `run_server` has them; `backend`: see `small.service`."""
+    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `backend`: see
+    `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
-    uvicorn_server = uvicorn.Server(settings_of(app, settings))
+    uvicorn_server = uvicorn.Server(settings_of(app, settings, app.state.refusals))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)
         thread.start()
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=HANG, transport=httpx.HTTPTransport(retries=20), trust_env=False) as client:
+        url = f"{'https' if verify else 'http'}://127.0.0.1:{port}"
+        transport = httpx.HTTPTransport(retries=20, verify=verify or True)
+        with httpx.Client(base_url=url, timeout=HANG, transport=transport, trust_env=False) as client:
             assert client.get("/metrics").status_code == 200  # it waits in the backlog until the server accepts
-            yield Running(url, port, service, registry, client)
+            yield Running(url, port, service, registry, client, uvicorn_server.server_state.connections)
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()

@@ -12,7 +12,7 @@ from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.metrics import Registry
 from hybridtei.server.context import Context
-from hybridtei.server.models import Models
+from hybridtei.server.models import FAILURES_KEPT, Models
 from hybridtei.server.observe import RequestMetrics
 from tests.engine import small
 
@@ -107,5 +107,43 @@ def test_a_server_may_load_nothing() -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidInput, match="loads no models"):
             await Models({"only": context("only")}).load(NamedModel(model_id="a", alias="a"))
+
+    run(scenario)
+
+
+def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
+    async def opener(config: NamedModel) -> Context:
+        return context(config.model_id)
+
+    async def scenario() -> None:
+        models = Models({"first": context("first")}, opener)
+        for number in range(2):
+            entry = await models.load(NamedModel(model_id="guest", alias=f"guest-{number}"))
+            assert entry.context is not None
+            entry.context.metrics.began(3, is_batch=True)
+            entry.context.service.metrics.queued.set(7)
+            entry.context.service.metrics.size.observe(3)
+            assert "te_queue_size 7" in models.metrics()
+            await models.unload(entry.alias)
+            told = models.metrics()
+            assert f'te_request_count{{method="batch"}} {number + 1}' in told
+            assert f"te_embed_count {3 * (number + 1)}" in told
+            assert f"te_batch_next_size_count {number + 1}" in told
+            assert "te_queue_size 0" in told  # a level is no sum
+        await models.stop()
+
+    run(scenario)
+
+
+def test_of_models_that_fail_only_the_last_are_remembered() -> None:
+    async def opener(config: NamedModel) -> Context:
+        raise LoadError("no weights")
+
+    async def scenario() -> None:
+        models = Models({"first": context("first")}, opener)
+        for number in range(2 * FAILURES_KEPT):
+            with pytest.raises(LoadError):
+                await models.load(NamedModel(model_id="broken", alias=f"broken-{number}"))
+        assert [*models.entries] == ["first", *(f"broken-{number}" for number in range(FAILURES_KEPT, 2 * FAILURES_KEPT))]
 
     run(scenario)

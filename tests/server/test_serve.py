@@ -168,22 +168,23 @@ def leave_at_once(running: Running, clients: int) -> None:
 
 def test_in_a_crowd_nothing_is_begun_for_who_left_already():
     hold = Hold()
+    stayed: list[httpx.Response] = []
 
     def departed() -> float:
         told = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line)
         return float(told.get("hybridtei_departed_requests", 0))
 
     with serving(gate=hold) as running:
-        crowd = [threading.Thread(target=running.post, args=("/embed", {"inputs": f"one {i}"})) for i in range(2 * CROWD)]
-        for one in crowd:
-            one.start()
-        until(lambda: running.service.config.max_concurrent_requests - running.service.admission.free == len(crowd))
+        requests: list[Request] = [("/embed", {"inputs": f"one {i}"}) for i in range(20 * CROWD)]
+        crowd = threading.Thread(target=lambda: stayed.extend(asyncio.run(all_at_once(running, requests))))
+        crowd.start()
+        until(lambda: running.service.config.max_concurrent_requests - running.service.admission.free == len(requests))
         leave_at_once(running, 100)
         until(lambda: departed() == 100)
         assert running.service.metrics.dropped.value() == 0
         hold.let_go()
-        for one in crowd:
-            one.join(HANG)
+        crowd.join(HANG)
+        assert [response.status_code for response in stayed] == [200] * len(requests)
         running.is_well()
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hybridtei.qdrant.store import CollectionPlan, PointId
 
 
+LARGEST_ID = 2**64 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Given:
     """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
@@ -89,7 +92,7 @@ def _given(points: list[Any]) -> tuple[list[_Given], list[FailedPoint]]:
             given.append(_read(index, msgspec.convert(raw, Point)))
         except (msgspec.ValidationError, InvalidPoint) as error:
             named = raw.get("id") if isinstance(raw, dict) else None
-            known = named if isinstance(named, int | str) and not isinstance(named, bool) else None
+            known = named if isinstance(named, str) or (type(named) is int and _is_writable(named)) else None
             failed.append(FailedPoint(index, known, f"points[{index}]: {error}"))
     return given, failed
 
@@ -104,6 +107,8 @@ def _read(index: int, point: Point) -> _Given:
     payload[TEXT] = point.text
     if point.metadata:
         payload[METADATA] = point.metadata
+    if isinstance(point.id, int) and not _is_writable(point.id):
+        raise InvalidPoint(f"`id` should be between 0 and {LARGEST_ID}")
     identity: PointId
     if point.id is None:
         identity = point_id(point.text, 0)  # the same text again replaces itself
@@ -114,6 +119,11 @@ def _read(index: int, point: Point) -> _Given:
     if point.id is not None:
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _Given(index, point.id, identity, point.text, payload)
+
+
+def _is_writable(number: int) -> bool:
+    """What JSON holds beyond 64 bits can be read, but not written."""
+    return -(2**63) <= number <= LARGEST_ID
 
 
 def _is_uuid(text: str) -> bool:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import orjson
 from msgspec import UNSET
 
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.service import Answered
+from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Floats, HeadOutputs, Timings
 from hybridtei.postprocess.scores import best_first
 from hybridtei.server.answers.envelope import envelope, used
@@ -69,6 +71,8 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         if len(given) > limit:
             raise TooManyDocuments(f"`documents` holds {len(given)} documents > maximum allowed {limit} (max-rerank-documents)")
         documents = [text_of(document, place, request.rank_fields) for place, document in enumerate(given)]
+        if request.return_documents or request.by_property is not UNSET:
+            _check_returnable(given)
         truncate = request.truncation if request.truncate is None else request.truncate
         task = _task(context, request.query, documents, request, truncate=truncate)
         task.check(context.service.model.spec)
@@ -100,6 +104,16 @@ async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> 
 def _window(context: Context, documents: int) -> int:
     """How many are inside at once, at most."""
     return min(documents, PARTS_INSIDE * PART_DOCUMENTS, context.service.config.max_concurrent_requests)
+
+
+def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
+    """JSON can be read that cannot be written: numbers beyond 64 bits, hundreds of levels. Raises InvalidInput."""
+    for place, document in enumerate(documents):
+        if isinstance(document, dict):
+            try:
+                orjson.dumps(document)
+            except TypeError as error:
+                raise InvalidInput(f"`documents[{place}]` cannot be given back: {error}") from None
 
 
 def _given_back(document: str | dict[str, Any], *, plain: bool) -> Any:

@@ -53,3 +53,9 @@ class InferenceResponse(Struct, frozen=True):
 
     embeddings: list[Any]
     usage: InferenceUsage
+
+
+class InferenceError(Struct, frozen=True):
+    """All that such a server reads of an error."""
+
+    error: str

@@ -51,17 +51,20 @@ def padded_groups(
             sequences.kept[key] = group.mask(window, causal)
         queries, keys, values = (x[group.tokens].transpose(1, 2) for x in (q, k, v))
         rows = scaled_dot_product_attention(queries, keys, values, attn_mask=sequences.kept[key], scale=scale)
-        out[group.tokens[group.real]] = rows.transpose(1, 2)[group.real]
+        out[group.targets] = rows.transpose(1, 2).flatten(0, 1)[group.places]
     return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
     """Sequences of like lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat batch, any real one for padding;
-    `real` bool[g, longest]; `seen` int64[g]: how many tokens of each are keys, or None if all of the rectangle are."""
+    `places` int64[t]: which of the flattened rectangle are real, and `targets` their rows in the batch: found on the host,
+    since a mask would make it wait for the device. `seen` int64[g]: how many tokens of each are keys, or None if all of the
+    rectangle are."""
 
     tokens: Tensor
-    real: Tensor
+    places: Tensor
+    targets: Tensor
     seen: Tensor | None
 
     def mask(self, window: int | None, causal: bool) -> Tensor | None:
@@ -83,8 +86,10 @@ def _groups(sequences: Sequences) -> Iterator[_Group]:
         places = np.arange(longest)
         real = places < lengths[members][:, None]
         tokens = starts[members][:, None] + np.where(real, places, 0)
+        inside = np.flatnonzero(real)
         counted = None if (seen[members] == longest).all() else torch.as_tensor(seen[members], device=device)
-        yield _Group(torch.as_tensor(tokens, device=device), torch.as_tensor(real, device=device), counted)
+        parts = [torch.as_tensor(part, device=device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
+        yield _Group(tokens=parts[0], places=parts[1], targets=parts[2], seen=counted)
 
 
 def like_lengths(lengths: list[int]) -> list[list[int]]:

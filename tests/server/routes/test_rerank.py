@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -184,6 +186,16 @@ def test_documents_that_are_objects(reranker):
     named = reranker.post("/v1/rerank", {"query": "two", "documents": fields, "rank_fields": ["title", "year"]}).json()
     plain = ranks(reranker.post("/rerank", {"query": "two", "texts": ["one\n5", "6"]}))
     assert [(item["index"], item["relevance_score"]) for item in named["results"]] == plain
+
+
+@pytest.mark.parametrize("more", [{"return_documents": True}, {"property": ""}])
+@pytest.mark.parametrize("inner", [10**30, json.loads("[" * 400 + "]" * 400)])
+def test_documents_that_cannot_be_written_are_refused_where_they_would_be(reranker, more, inner):
+    documents = ["one", {"text": "two", "by": inner}]
+    response = reranker.post("/v1/rerank", {"query": "one", "documents": documents, **more})
+    assert response.status_code == 422
+    assert "`documents[1]` cannot be given back: " in response.json()["message"]
+    assert reranker.post("/v1/rerank", {"query": "one", "documents": documents}).status_code == 200
 
 
 def test_each_document_is_cut_to_so_many_tokens(reranker):

@@ -193,3 +193,12 @@ def test_not_among_teis_routes():
         for path in ("/search", "/collections/papers/points", "/qdrant/inference"):
             assert running.post(path, {}).status_code == 404
             assert not running.post(path, {}).content
+
+
+@pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
+def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
+    answer = shelf.post("/collections/papers/points", {"points": [{"id": number, "text": "one"}]}).json()
+    assert answer["failed"] == [{"index": 0, "id": None, "error": f"points[0]: `id` should be between 0 and {2**64 - 1}"}]
+    condition = {"must": [{"key": "n", "match": {"value": number}}]}
+    response = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
+    assert (response.status_code, response.json()["error"][:47]) == (422, "Input validation error: `filter` cannot be read")

@@ -1,0 +1,58 @@
+"""Sizes that config.json gives, held against the files that are there, before anything of that size is made.
+
+A library that is told of a trillion words makes room for them first, and finds only then that the weights are another's. No
+weight takes less than a byte, so a model of more weights than its files have bytes is described wrongly, whatever its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, WeightMismatch
+
+# Names of the same size in different families, and what no model comes near.
+MOST: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "vocab": (("vocab_size",), 10_000_000),
+    "hidden": (("hidden_size", "dim"), 131_072),
+    "layers": (("num_hidden_layers", "n_layers"), 2_048),
+    "inner": (("intermediate_size", "hidden_dim"), 2_097_152),
+    "heads": (("num_attention_heads", "n_heads", "num_key_value_heads"), 4_096),
+    "narrow": (("embedding_size",), 131_072),
+    "types": (("type_vocab_size",), 65_536),
+    "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
+}
+SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
+    """Raises LoadError for a size beyond any model's, and WeightMismatch for one that the files cannot hold."""
+    file = home / "config.json"
+    for names, most in MOST.values():
+        for name in names:
+            value = config.get(name)
+            if isinstance(value, int | float) and value > most:
+                raise LoadError(f"{file}: `{name}` is {value}, more than {most}")
+    held = sum(path.stat().st_size for pattern in WEIGHTS for path in home.glob(pattern))
+    described = least_weights(config, has_position_table=has_position_table)
+    if held and described > held:
+        raise WeightMismatch(f"{file}: describes at least {described} weights, but the files of weights hold {held} bytes")
+
+
+def least_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
+    """How many weights a model of this configuration has at least: its tables, and one matrix a layer."""
+    hidden = _size(config, "hidden")
+    tables = _size(config, "vocab") * (_size(config, "narrow") or hidden)
+    if has_position_table:
+        tables += _size(config, "positions") * (_size(config, "narrow") or hidden)
+    shared = config.get("model_type") in SHARED_LAYERS
+    layers = min(_size(config, "layers"), 1) if shared else _size(config, "layers")
+    return tables + layers * hidden * _size(config, "inner")
+
+
+def _size(config: Mapping[str, Any], what: str) -> int:
+    """The first that is there; 0 for none, which is another's to complain of."""
+    values = (config.get(name) for name in MOST[what][0])
+    return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)

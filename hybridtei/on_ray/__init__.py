@@ -1,0 +1,23 @@
+"""Beyond one machine, on Ray: an ingest whose encoders are actors, and a Serve application of many replicas. Extra `ray`.
+
+A package called `ray` here would hide the real one from scripts that run in this folder, hence the name. Nothing else of
+hybridtei knows that Ray exists, but for the command that starts an ingest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridtei.on_ray.serving import application
+
+__all__ = ["application"]
+
+
+def __getattr__(name: str) -> Any:
+    """`application`, which Serve's configuration files name as `hybridtei.on_ray:application`."""
+    if name in __all__:
+        from hybridtei.on_ray import serving
+
+        return getattr(serving, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,69 @@
+"""The way into a Ray cluster: one that runs, or one of our own on this machine for as long as it is needed.
+
+The surprise: `ray.init()` without an address joins whatever cluster was last started on the machine, whoever did so. Here that
+takes an address, or RAY_ADDRESS.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from hybridtei.cores import GRANTED
+from hybridtei.errors import LoadError
+
+LOCAL = "local"
+REACH_S = 10.0
+
+
+def require() -> None:
+    """Raises LoadError, which names the extra, where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise LoadError("the package `ray` is missing: pip install 'hybridtei[ray]'")
+
+
+def join(address: str | None, processors: int) -> Callable[[], None]:
+    """Join a cluster, or start one of so many processors; what is returned leaves it again. Call it from the main thread.
+
+    `address`: None takes RAY_ADDRESS, and without that a cluster of our own. One that was joined before is left as it is.
+    Raises LoadError without Ray, ConnectionError where nothing answers.
+    """
+    require()
+    import ray
+
+    if ray.is_initialized():
+        return lambda: None
+    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    _reach(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is done here
+    own: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConnectionError(f"Ray at {address}: {error}") from error
+    leave: Callable[[], None] = ray.shutdown
+    return leave
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes, and then end the process. Addresses without a port are left to it."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"Ray at {address}: {error}") from error
+
+
+def keep_to(processors: int) -> None:
+    """Let this process compute with so many threads: Ray counts processors and fences none."""
+    from threadpoolctl import threadpool_limits
+
+    os.environ[GRANTED] = str(processors)
+    os.environ["RAYON_NUM_THREADS"] = str(processors)  # the tokenizer's
+    threadpool_limits(limits=processors)

@@ -1,0 +1,129 @@
+"""Readers and encoders as a Ray Data pipeline: blocks of one row, which is one batch of chunks; actors that hold an `Encoder`.
+
+Ray Data starts actors again that died and gives their blocks to the next one; its rows are numbered, so the driver knows what
+is missing and what came twice. The surprise: it joins small blocks until they hold 128 MB, which would be one block for one
+actor; with a target of one byte, each row stays a block.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.on_ray.blocks import Sent, Vectors, packed, packed_vectors, unpacked, unpacked_vectors
+from hybridtei.on_ray.cluster import keep_to
+from hybridtei.on_ray.reading import Known, Recipe, blocks
+from hybridtei.outputs import Embeddings
+from hybridtei.qdrant.embedders import LocalEmbedder, embed_each
+from hybridtei.qdrant.sources.walk import SourceFile
+
+READER, NUMBER, BATCH, VECTORS = "reader", "number", "batch", "vectors"
+AHEAD = 2  # blocks that an actor has beside the one in hand
+TRIES = 5  # of a block; one that kills five actors would kill all there will ever be
+PROCESSORS = 1  # of an actor
+Arrival = tuple[int, int, tuple[Sent, Vectors]]
+
+log = logging.getLogger(__name__)
+
+
+class Sources(Datasource):  # type: ignore[misc]
+    """A read task for each share of the files."""
+
+    def __init__(self, recipe: Recipe, shares: Sequence[tuple[list[SourceFile], Known]]) -> None:
+        super().__init__()
+        self._tasks = [partial(_tables, recipe, number, *_by_reference(share)) for number, share in enumerate(shares)]
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """See `Datasource`: nobody knows."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[Any]:
+        """See `Datasource`; always as many, whatever parallelism is thought good."""
+        unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(task, unknown) for task in self._tasks]
+
+
+def _by_reference(share: tuple[list[SourceFile], Known]) -> tuple[list[SourceFile], Any]:
+    """What a ledger knows may be large, and Ray copies the arguments of a task several times."""
+    files, known = share
+    return files, ray.put(known)
+
+
+def _tables(recipe: Recipe, reader: int, files: list[SourceFile], known: Any) -> Iterator[pa.Table]:
+    for number, block in enumerate(blocks(recipe, files, ray.get(known))):
+        yield pa.table({READER: [reader], NUMBER: [number], BATCH: pa.array([packed(block)], pa.large_binary())})
+
+
+class Embedding:
+    """An actor's work: it holds the engine, and gives each batch its vectors."""
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig, heads: frozenset[Head]) -> None:
+        keep_to(PROCESSORS)  # before anything counts them
+        from hybridtei.encoder import Encoder
+
+        self._embedder = LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """A row with its batch -> the row with vectors too."""
+        found = [packed_vectors(self._vectors(unpacked(row.as_py()))) for row in table[BATCH]]
+        return table.append_column(VECTORS, pa.array(found, pa.large_binary()))
+
+    def _vectors(self, block: Sent) -> Vectors:
+        return embed_each(self._embedder.embed, block.texts) if block.texts else (Embeddings(), [])
+
+
+def arrivals(
+    recipe: Recipe,
+    shares: Sequence[tuple[list[SourceFile], Known]],
+    heads: frozenset[Head],
+    workers: int,
+) -> Iterator[Arrival]:
+    """(reader, number, what it is) of every block, in no order, embedded by so many actors. Raises what Ray raises."""
+    data = _quietly(lambda: _pipeline(recipe, shares, heads, workers))
+    for table in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        for row in table.to_pylist():
+            yield row[READER], row[NUMBER], (unpacked(row[BATCH]), unpacked_vectors(row[VECTORS]))
+
+
+def _pipeline(
+    recipe: Recipe, shares: Sequence[tuple[list[SourceFile], Known]], heads: frozenset[Head], workers: int
+) -> ray.data.Dataset:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    context = ray.data.DataContext.get_current().copy()
+    context.target_max_block_size = 1
+    context.enable_progress_bars = False
+    with ray.data.DataContext.current(context):
+        source = ray.data.read_datasource(
+            Sources(recipe, shares), num_cpus=0, scheduling_strategy=here, override_num_blocks=len(shares)
+        )
+        return source.map_batches(
+            Embedding,
+            fn_constructor_args=(recipe.model, recipe.engine, heads),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1 + AHEAD),
+            num_cpus=PROCESSORS,
+            max_restarts=-1,
+            max_task_retries=TRIES,
+        )
+
+
+def _quietly(work: Callable[[], Any]) -> Any:
+    """Without what Ray Data says of itself: notices of what it will drop one day, and how a run went."""
+    for name in ("ray.data", "ray.data._internal.execution.streaming_executor"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return work()

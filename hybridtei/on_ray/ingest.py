@@ -1,0 +1,128 @@
+"""An ingest's reading and embedding on Ray; the driver writes, so one process has the store, the ledger, the quarantine.
+
+Knows no store. What comes out is what one process would have made, in an order that the writer may rely on: within a reader,
+the source's. One writer also for a Qdrant server: the ledger says what is stored in the order in which it was, and a batch of
+vectors costs a hundred times more to make than to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
+from hybridtei.on_ray.blocks import Receiver, Sent, Vectors
+from hybridtei.on_ray.cluster import join
+from hybridtei.on_ray.ordered import in_order
+from hybridtei.on_ray.reading import Known, Recipe, finished_files, shares, stored_documents
+from hybridtei.outputs import Embeddings
+from hybridtei.qdrant.preparing import Batch, Preparation
+from hybridtei.qdrant.sources.walk import SourceFile
+
+MOST_WORKERS = 10_000
+Block = tuple[Sent, Vectors]
+
+
+class RayPipeline:
+    """See `qdrant.ingest.Pipeline`. `workers`: actors, of a processor and an engine each; None: as many as the cluster has.
+
+    Raises InvalidInput, LoadError without Ray, ConnectionError where no cluster answers. Make it in the main thread.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        engine: EngineConfig,
+        heads: frozenset[Head],
+        *,
+        workers: int | None = None,
+        address: str | None = None,
+    ) -> None:
+        if workers is not None and not 1 <= workers <= MOST_WORKERS:
+            raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MOST_WORKERS}")
+        from hybridtei.cores import available_cores
+
+        self._leave = join(address, workers or available_cores())
+        self._workers = workers or _processors()
+        self._model, self._engine = model, engine
+        self.heads = heads
+        self.name = f"Ray, {self._workers} workers of one processor"
+
+    async def embedded(
+        self, preparation: Preparation, asked_to_stop: asyncio.Event
+    ) -> AsyncGenerator[tuple[Batch, Embeddings, list[str | None]]]:
+        """See `qdrant.ingest.Pipeline`. Raises BackendError where the engines fail, or Ray gives up on a block."""
+        files = preparation.files
+        groups = shares(files, self._workers)
+        received = [Receiver(group) for group in groups]
+        done_bytes = [0] * len(groups)
+        complete = [False] * len(groups)
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="ray") as thread:
+            blocks = in_order(self._arrivals(preparation, groups))
+            try:
+                while not asked_to_stop.is_set():
+                    found = await loop.run_in_executor(thread, _next, blocks)
+                    if found is None:
+                        break
+                    reader, (given, vectors) = found
+                    _note(preparation, given)
+                    batch = received[reader].batch(given)
+                    done_bytes[reader], complete[reader] = batch.done_bytes, given.is_last
+                    batch.done_bytes = sum(done_bytes)
+                    yield batch, *vectors
+            finally:
+                await loop.run_in_executor(thread, blocks.close)
+        if not asked_to_stop.is_set() and not all(complete):
+            raise BackendError("Ray ended before all was read: run the same command again to go on")
+
+    def close(self) -> None:
+        """Leave the cluster; one of our own ends."""
+        self._leave()
+
+    def _arrivals(self, preparation: Preparation, groups: list[list[SourceFile]]) -> Iterator[tuple[int, int, Block]]:
+        from hybridtei.on_ray.dataset import arrivals
+
+        ledger, settings = preparation.ledger, preparation.settings
+        stored = stored_documents(ledger)
+        given = [(group, Known(stored, finished_files(ledger, group, settings))) for group in groups]
+        recipe = Recipe(self._model, self._engine, preparation.options, preparation.chunker.settings, settings)
+        return arrivals(recipe, given, self.heads, self._workers)
+
+
+def _processors() -> int:
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _note(preparation: Preparation, given: Sent) -> None:
+    """What the reader found beside the batch."""
+    preparation.tally.skipped += given.skipped
+    preparation.tally.files += given.files_begun
+    for rejected in given.rejected:
+        preparation.quarantine.add(rejected)
+
+
+def _next(blocks: Iterator[tuple[int, Block]]) -> tuple[int, Block] | None:
+    """Raises what an actor raised, where it is of ours, else BackendError."""
+    try:
+        return next(blocks, None)
+    except HybridTeiError:
+        raise
+    except Exception as error:
+        raise _ours(error) or BackendError(f"Ray gave up: {error}".strip().splitlines()[0]) from error
+
+
+def _ours(error: BaseException | None) -> HybridTeiError | None:
+    """The error of this package within those that Ray wraps around it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, HybridTeiError):
+            return error
+        seen.add(id(error))
+        error = getattr(error, "cause", None) or error.__cause__
+    return None

@@ -1,0 +1,131 @@
+"""Writes flags.md: every flag of every command, read off the settings structs and the commands' own parsers.
+
+python notebooks/write_flags.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from hybridtei import cli
+from hybridtei.commands import settings
+from hybridtei.flags import fields_of, group_of
+
+PAGE = Path(__file__).parent / "flags.md"
+HEAD = """# Every flag
+
+Written by `python notebooks/write_flags.py` from the code. A flag wins over its variable, the variable over the default. A
+boolean flag may stand bare. `--hf-api-token` is an older name of `--hf-token`. What has no default is off unless given.
+"""
+DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
+
+
+def page() -> str:
+    """The whole file."""
+    parsers = command_parsers()
+    parts = [HEAD, "## Settings\n"]
+    for kind in settings.ALL:
+        takers = [name for name, parser in parsers.items() if _takes(parser, kind)]
+        parts.append(f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n")
+        parts.append(_table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind)))
+    parts.append("## Flags of single commands\n")
+    common = {field.name for kind in settings.ALL for field, _, _ in fields_of(kind)} | {"hf_api_token"}
+    for name, parser in parsers.items():
+        own = [action for action in parser._actions if action.dest not in {*common, "help"}]
+        if own:
+            parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
+            parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
+    return "\n".join(parts)
+
+
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command of `hybridtei`, by its name."""
+    commands = argparse.ArgumentParser(prog="hybridtei").add_subparsers()
+    for command in cli.COMMANDS:
+        command.add(commands)
+    return dict(commands.choices)
+
+
+def _takes(parser: argparse.ArgumentParser, kind: Any) -> bool:
+    known = {action.dest for action in parser._actions}
+    return {field.name for field, _, _ in fields_of(kind)} <= known
+
+
+def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
+    headings: dict[str, list[tuple[str, ...]]] = {}
+    for field, plain, meta in fields_of(kind):
+        text = meta.description or ""
+        told = DEFAULT.search(text.rstrip("."))
+        default = _code(field.default) if field.default not in (None, (), msgspec.NODEFAULT) else told[1] if told else ""
+        meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
+        flag = f"`--{field.name.replace('_', '-')}`"
+        row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
+        headings.setdefault(group_of(kind, meta), []).append(row)
+    for rows in headings.values():
+        yield from rows
+
+
+def _values(plain: Any, meta: msgspec.Meta) -> str:
+    if get_origin(plain) is Literal:
+        return " ".join(f"`{value}`" for value in get_args(plain))
+    if get_origin(plain) is tuple:
+        return "text, repeatable"
+    low = meta.ge if meta.ge is not None else meta.gt
+    bounds = (
+        ""
+        if low is None
+        else f" from {low:,}"
+        if meta.le is None
+        else f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
+    )
+    return {bool: "`true` `false`", int: "number", float: "number", str: "text"}[plain] + bounds
+
+
+def _own_row(action: argparse.Action) -> tuple[str, str, str]:
+    text = (action.help or "").replace("%%", "%")
+    told = DEFAULT.search(text)
+    name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    if action.choices:
+        text = f"{', '.join(map(str, action.choices))} {text}"
+    required = "required" if action.required else ""
+    return f"`{name}`", told[1] if told else required, DEFAULT.sub("", text).strip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _code(value: object) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _table(head: Sequence[str], rows: Any) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if `--check` finds that the file is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args(argv).check:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        print("flags.md is out of date: python notebooks/write_flags.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""`conformance/fuzz`: a short storm over each kind of model, every kept case, and that the fuzzer finds what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.fuzz import cases, peer
+from conformance.fuzz.bodies import GETS, POSTS
+from conformance.fuzz.heads import UNKNOWN, Generator, request
+from conformance.fuzz.judge import fault_of, faults, same
+from conformance.fuzz.mutations import mutated
+from conformance.fuzz.run import flatness
+from conformance.fuzz.servers import Plan, Server
+from conformance.fuzz.shot import Outcome, Reply, Shot
+from conformance.fuzz.storm import Finding, Storm
+from hybridtei.server.body import BodyError, decode
+from hybridtei.server.wire import classify, cohere, hybrid, inference, ollama, openai, rerank, score, search, tag, tei, tokens
+from tests.engine import small
+from tests.server.conftest import LABELS, TAGS, labelled
+from tests.server.live import Running, serving
+
+REQUESTS, SEED = 600, "7"
+PLANS = {
+    "hybrid": small.model_spec,
+    "splade": small.splade,
+    "reranker": lambda: labelled("LABEL_0"),
+    "classifier": lambda: labelled(*LABELS),
+    "tagger": lambda: labelled(*TAGS, tags=True),
+}
+KINDS = [
+    *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
+    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, ollama.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
+    *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, classify.ClassifyRequest, tag.PredictTokensRequest),
+    *(search.SearchRequest, search.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
+]
+
+
+def server_of(running: Running, name: str) -> Server:
+    return Server(Plan(name, (name,), 1), "127.0.0.1", running.port, None, None)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_storm_leaves_nothing_behind(name: str):
+    found: list[Finding] = []
+    with serving(PLANS[name]()) as running:
+        tally = asyncio.run(Storm(server_of(running, name), SEED, REQUESTS, found.append).run())
+        cases.replay(server_of(running, name), found.append)
+        assert running.service.admission.free == running.service.config.max_concurrent_requests
+    assert [(finding.reasons, finding.shot.data[:500]) for finding in found] == []
+    assert tally.requests >= REQUESTS
+    assert tally.valid > REQUESTS // 100
+    assert {"200", "400", "415", "422"} <= {status for _, status in tally.statuses}
+
+
+def test_every_route_is_asked():
+    with serving() as running:
+        paths = running.get("/api-doc/openapi.json").json()["paths"]
+    posts = {path.replace("{name}", "docs") for path, methods in paths.items() if "post" in methods}
+    assert posts - POSTS.keys() == set()
+    assert {path for path, methods in paths.items() if "get" in methods} - {*GETS} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(seed=st.integers(0, 2**32), noise=st.binary(max_size=60))
+def test_bytes_are_read_or_refused(kind: type, seed: int, noise: bytes):
+    """Nothing but a `BodyError` comes of reading, whatever the bytes."""
+    draw = Random(seed)
+    route = draw.choice([*POSTS])
+    for body in (noise, b'{"inputs":' + noise + b"}", mutated(draw, POSTS[route](draw))):
+        with suppress(BodyError):
+            decode(body, kind)
+
+
+def test_the_same_seed_makes_the_same_shots():
+    one, other, third = (Generator(seed, ("hybrid",)) for seed in ("1", "1", "2"))
+    made = [[generator.next() for _ in range(200)] for generator in (one, other, third)]
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+    assert len({shot.kind for shot in made[0]}) > 12
+
+
+@contextmanager
+def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server]:
+    """A server of another kind: `talk` is given what it reads."""
+
+    def run() -> None:
+        while True:
+            try:
+                plug, _ = listening.accept()
+            except OSError:
+                return
+            with plug:
+                while data := plug.recv(65536):
+                    if talk(data, plug) is not None:
+                        break
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield Server(Plan("tagger", ("tagger",), 1, peers=1), "127.0.0.1", listening.getsockname()[1], None, None)
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(60)
+
+
+def said(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (said(500, b"{}"), "status 500"),
+        (said(502, b""), "status 502"),
+        (said(200, b"[NaN]"), "no JSON: NaN"),
+        (said(200, b"[1"), "no JSON"),
+        (b"HTTP/1.1 200 OK\r\nx: y\r\n\r\n", "without a length"),
+        (b"hello\r\n\r\n", "status line"),
+        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "header"),
+        (b"", "1 of 1 answers missing"),
+    ],
+)
+def test_wrong_answers_are_found(answer: bytes, reason: str):
+    def talk(_: bytes, plug: socket.socket) -> bool:
+        plug.sendall(answer)
+        return True
+
+    with answering(talk) as server:
+        shot = Shot("plain", (request(b"/embed", b"{}"),))
+        outcome = asyncio.run(peer.Peer(server.host, server.port).ask(shot))
+        assert reason in "; ".join(faults(shot, outcome))
+
+
+def test_silence_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peer, "HANG_SECONDS", 0.2)
+    with answering(lambda _data, _plug: None) as server:
+        shot = Shot("plain", (request(b"/embed", b"{}"),))
+        outcome = asyncio.run(peer.Peer(server.host, server.port).ask(shot))
+        assert faults(shot, outcome) == ["hangs"]
+
+
+def test_a_valid_request_that_is_answered_otherwise_is_found():
+    answers = iter(range(1000))
+
+    def talk(_: bytes, plug: socket.socket) -> None:
+        plug.sendall(said(200, json.dumps([next(answers)]).encode()))
+
+    found: list[Finding] = []
+    with answering(talk) as server:
+        asyncio.run(Storm(server, SEED, 0, found.append).run())
+    assert ["answered otherwise" in finding.reasons[0] for finding in found] == [True]
+
+
+def test_what_is_excused():
+    ended, none = Outcome([Reply(413, {}, b"")]), Outcome(closed=True)
+    assert faults(Shot("pipelined", (b"",), answers=3), ended) == []
+    assert faults(Shot("garbage", (b"",), answers=UNKNOWN), none) == []
+    assert faults(Shot("leaving", (b"",), answers=0, leaves=True), none) == []
+    assert faults(Shot("pipelined", (b"",), answers=3), Outcome([Reply(200, {}, b"")])) == [
+        "closes with 2 of 3 answers missing"
+    ]
+    assert fault_of(Reply(200, {"content-type": "text/plain"}, b"no")) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are"),
+    [
+        ([0.1, {"a": "x"}], [0.100001, {"a": "x"}], True),
+        ([0.1], [0.2], False),
+        ([0.1], [0.1, 0.1], False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, False),
+        ([1], [2], False),
+        ([1], [1.0], False),
+        ([None], [0.0], False),
+    ],
+)
+def test_sameness_is_up_to_the_last_digits_of_floats(one: object, other: object, are: bool):
+    assert same(one, other) is are
+
+
+def test_memory_that_grows_is_found():
+    server = Server(Plan("hybrid", ("hybrid",), 1), "x", 1, None, None)
+    server.megabytes = [100.0 + 200 * step / 100 for step in range(100)]
+    assert flatness(server) == ["memory grows from 199 to 279 MB"]
+    server.megabytes = [300.0 + (step % 10) for step in range(100)]
+    assert flatness(server) == []
+
+
+def test_a_case_that_goes_wrong_is_told():
+    kept = cases.Kept("x", Shot("x", (b"",)), ("200", "4xx|500"), (), "")
+    assert cases.wrong(kept, [200, 422]) is None
+    assert cases.wrong(kept, [200, 500]) is None
+    assert cases.wrong(kept, [200, 404, 404]) == "statuses 200 404 404, not 200 4xx|500"
+    assert cases.wrong(kept, [200, 502]) == "statuses 200 502, not 200 4xx|500"

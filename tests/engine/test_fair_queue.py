@@ -1,0 +1,48 @@
+"""The queue by itself: callers who leave while somebody looks. What `EngineCore` makes of it is in `test_core`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head
+from hybridtei.engine.fair_queue import FairQueue
+
+
+@dataclass
+class Leaving:
+    """A caller who leaves, from another thread, once it has been asked `looks` times whether it still waits."""
+
+    looks: Iterator[int]
+    heads: frozenset[Head] = frozenset({Head.DENSE})
+    added_ns: int = 0
+    done: bool = field(default=False)
+
+    @property
+    def cancelled(self) -> bool:
+        return next(self.looks, None) is None
+
+
+def text(*ids: int) -> Encoding:
+    return Encoding(np.array(ids, dtype=np.int64))
+
+
+@pytest.mark.parametrize("looks", range(6))
+def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(looks: int) -> None:
+    queue = FairQueue()
+    encodings = [text(1, 2), text(3), text(4, 5, 6)]
+    for place, caller in enumerate([Leaving(iter(range(0))), Leaving(iter(range(looks))), Leaving(iter(range(100)))]):
+        queue.add(caller, [place], encodings)
+    for _ in range(3):
+        head = queue.head(10)
+        assert len(head) == len(queue)
+        assert queue.tokens == sum(map(len, head))
+    queue.remove(head, range(len(head)))
+    assert (len(queue), queue.tokens) == (0, 0)
+    assert queue.head(10) == []
+    again = Leaving(iter(range(100)))
+    queue.add(again, [0, 1, 2], encodings)  # none of them waits there already
+    assert (len(queue), queue.shared) == (3, 0)

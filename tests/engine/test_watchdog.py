@@ -1,0 +1,154 @@
+"""A pass that takes longer than it may: its riders are told, health is down while it runs, and comes back with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from hybridtei.batch import PackedBatch
+from hybridtei.engine.device import Device
+from hybridtei.engine.watchdog import Watchdog
+from hybridtei.errors import PassOverdue, Unhealthy
+from hybridtei.lanes import LaneKind
+from tests.engine.test_device import DENSE, HANG, encodings, run, seat
+
+SOON = 0.05
+
+
+class Stuck:
+    """A gate that a first pass does not come through until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, _: PackedBatch) -> None:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.go.wait(HANG)
+
+
+def test_what_ends_in_time_is_never_called_and_what_does_not_is_called_once():
+    calls: list[str] = []
+    called = threading.Event()
+    watchdog = Watchdog(SOON)
+    watchdog.start()
+    ended = watchdog.begin(lambda: calls.append("ended"))
+    watchdog.end(ended)
+    late = watchdog.begin(lambda: (calls.append("late"), called.set()))
+    assert called.wait(HANG)
+    watchdog.end(late)
+    again = threading.Event()
+    watchdog.begin(again.set)
+    assert again.wait(HANG)
+    assert calls == ["late"]
+    watchdog.stop()
+
+
+def test_without_a_bound_nobody_watches():
+    before = threading.active_count()
+    watchdog = Watchdog(0)
+    watchdog.start()
+    watchdog.end(watchdog.begin(lambda: None))
+    assert threading.active_count() == before
+    watchdog.stop()
+
+
+def scene(lanes: int, **settings: Any) -> tuple[Device, Stuck, Any]:
+    stuck = Stuck()
+    device = Device([LaneKind.BULK] * lanes, pass_timeout=SOON, **settings)
+    return device, stuck, seat(device, gate=stuck)
+
+
+def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(caplog):
+    async def scenario() -> None:
+        device, stuck, rides = scene(lanes=2)
+        await rides.start()
+        device.start()
+        with pytest.raises(PassOverdue) as told:
+            await rides.ride(encodings(3, 10), DENSE, 0)
+        for word in ("a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32", "pass-timeout"):
+            assert word in str(told.value)
+        assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+        with pytest.raises(Unhealthy):
+            await rides.check_health()
+        assert len((await rides.ride(encodings(2, 5), DENSE, 0))[0].dense) == 2  # the other lane goes on
+        with pytest.raises(Unhealthy):
+            await rides.check_health()
+        stuck.go.set()
+        while device.overdue:
+            await asyncio.sleep(0.001)
+        await rides.check_health()
+        assert "has ended" in caplog.records[-1].getMessage()
+        await rides.stop()
+        await asyncio.to_thread(device.stop)
+        assert not device.alive
+
+    run(scenario())
+
+
+def test_while_every_lane_is_stuck_nobody_is_let_wait():
+    async def scenario() -> None:
+        device, stuck, rides = scene(lanes=1)
+        other = seat(device)
+        await rides.start()
+        await other.start()
+        device.start()
+        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        await asyncio.to_thread(stuck.entered.wait, HANG)
+        waiting = [asyncio.create_task(one.ride(encodings(1, 10, 300), DENSE, 0)) for one in (rides, other)]
+        for each in (first, *waiting):
+            with pytest.raises(PassOverdue):
+                await each
+        for one in (rides, other):
+            with pytest.raises(Unhealthy):
+                await one.ride(encodings(1, 5), DENSE, 0)
+        stuck.go.set()
+        while device.stuck:
+            await asyncio.sleep(0.001)
+        for one in (rides, other):
+            assert len((await one.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
+            await one.check_health()
+            await one.stop()
+        await asyncio.to_thread(device.stop)
+
+    run(scenario())
+
+
+def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
+    async def scenario() -> None:
+        device, stuck, rides = scene(lanes=2)
+        await rides.start()
+        device.start()
+        with pytest.raises(PassOverdue):
+            await rides.ride(encodings(1, 10), DENSE, 0)
+        await rides.stop()
+        await asyncio.to_thread(device.stop)
+        stuck.go.set()
+
+    run(scenario())
+
+
+def test_a_failure_that_comes_too_late_is_nobodys():
+    async def scenario() -> None:
+        device = Device([LaneKind.BULK], pass_timeout=SOON)
+        go = threading.Event()
+
+        def fail_late(_: PackedBatch) -> None:
+            assert go.wait(HANG)
+            raise RuntimeError("too late")
+
+        rides = seat(device, gate=fail_late)
+        await rides.start()
+        device.start()
+        with pytest.raises(PassOverdue):
+            await rides.ride(encodings(1, 10), DENSE, 0)
+        go.set()
+        while device.overdue:
+            await asyncio.sleep(0.001)
+        await rides.stop()
+        await asyncio.to_thread(device.stop)
+
+    run(scenario())

@@ -1,0 +1,47 @@
+"""The pages beside the notebooks keep up with the code."""
+
+from __future__ import annotations
+
+import re
+
+from hybridtei.commands import settings
+from hybridtei.flags import fields_of, group_of
+from notebooks import write_flags
+from notebooks.execute import FOLDER
+
+FLAG = re.compile(r"`(--[a-z-]+)")
+
+
+def flags(*groups: str) -> set[str]:
+    return {
+        f"--{field.name.replace('_', '-')}"
+        for kind in settings.ALL
+        for field, _, meta in fields_of(kind)
+        if not groups or group_of(kind, meta) in groups
+    }
+
+
+def test_flags_is_up_to_date():
+    assert write_flags.PAGE.read_text(encoding="utf-8") == write_flags.page(), "run: python notebooks/write_flags.py"
+
+
+def test_flags_names_every_flag_and_variable():
+    page = write_flags.page()
+    for flag in flags():
+        assert f"| `{flag}` | `{flag[2:].replace('-', '_').upper()}` |" in page
+
+
+def test_limits_names_every_flag_that_is_a_limit():
+    named = set(FLAG.findall((FOLDER / "limits.md").read_text(encoding="utf-8")))
+    assert not flags("limits") - named
+
+
+def test_pages_name_no_flag_that_is_not_there():
+    own = {
+        word
+        for parser in write_flags.command_parsers().values()
+        for action in parser._actions
+        for word in action.option_strings
+    }
+    for page in ("limits.md", "tuning.md", "clients.md"):
+        assert not set(FLAG.findall((FOLDER / page).read_text(encoding="utf-8"))) - own

@@ -1,0 +1,17 @@
+"""Processes that Ray started for this one, found by the names it gives them, to be killed."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def named(part: str) -> dict[int, psutil.Process]:
+    """Those whose title holds `part`, by process id."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if part in " ".join(process.cmdline()):
+                found[process.pid] = process
+        except psutil.Error:
+            continue
+    return found

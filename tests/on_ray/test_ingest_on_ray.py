@@ -1,0 +1,197 @@
+"""An ingest on a cluster of two: the same points as in one process, whatever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei import cli
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.errors import BackendError, InvalidInput, LoadError
+from hybridtei.on_ray import cluster as way_in
+from hybridtei.on_ray import ingest as on_ray
+from hybridtei.qdrant.edge_store import EdgeStore
+from hybridtei.qdrant.ingest_run import IngestRequest, run_ingest
+from hybridtei.qdrant.summary import Summary
+from tests.on_ray.processes import named
+from tests.qdrant.small_ingest import points
+
+ACTORS = "MapWorker"
+TEXTS = 1600  # so many short ones are seven batches: more than the actors have in hand when one is killed
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw, words = random.Random(1), ("flow", "of", "air", "over", "a", "swept", "wing", "at", "high", "speed")
+    folder = tmp_path_factory.mktemp("ray") / "source"
+    folder.mkdir()
+    rows = [{"_id": f"d{i}", "text": " ".join(draw.choices(words, k=3)), "year": i} for i in range(TEXTS)]
+    lines = [*map(json.dumps, rows), json.dumps(rows[0]), "{broken", '{"_id": "e", "text": " "}']
+    (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "b.csv").write_text("id,title,text\n1,one,first\n2,two\n3,three,third\n")
+    (folder / "c.md").write_text("# Wings\n\n" + "The flow over a wing. " * 200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Path]:
+    """What one process makes of the source."""
+    folder = tmp_path_factory.mktemp("alone")
+    return ingested(source, folder, ray=False), folder
+
+
+def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
+    request = IngestRequest(
+        source=str(source),
+        collection="c",
+        quarantine=str(folder / "quarantine.jsonl"),
+        quiet=True,
+        on_ray=ray,
+        ray_workers=2 if ray else None,
+    )
+    return run_ingest(request, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=str(folder / "qdrant")))
+
+
+def stored(folder: Path) -> dict:
+    async def read() -> dict:
+        store = EdgeStore(str(folder / "qdrant"))
+        try:
+            return {record.id: record for record in await points(store, "c", with_vectors=True)}
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def quarantined(folder: Path) -> list[str]:
+    return sorted((folder / "quarantine.jsonl").read_text().splitlines())
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, record in found.items():
+        other = expected[name]
+        assert record.payload == other.payload
+        assert np.allclose(record.vector["dense"], other.vector["dense"], atol=CLOSE)
+        assert np.allclose(record.vector["multivector"], other.vector["multivector"], atol=CLOSE)
+        ours, theirs = (
+            dict(zip(one.vector["sparse"].indices, one.vector["sparse"].values, strict=True)) for one in (record, other)
+        )
+        for index in ours.keys() | theirs.keys():
+            assert ours.get(index, 0.0) == pytest.approx(theirs.get(index, 0.0), abs=CLOSE)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int, asyncio.Event], None]) -> None:
+    """Call `each` with the number of every batch, before it is written, and the event that stops the ingest."""
+    embedded = on_ray.RayPipeline.embedded
+
+    async def watched(self, preparation, asked):
+        number = 0
+        async for ready in embedded(self, preparation, asked):
+            each(number, asked)
+            number += 1
+            yield ready
+
+    monkeypatch.setattr(on_ray.RayPipeline, "embedded", watched)
+
+
+def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, alone):
+    seen: dict = {}
+    killed = []
+
+    def kill(number: int, asked: asyncio.Event) -> None:
+        seen.update(named(ACTORS))
+        if not killed:
+            killed.append(min(seen))
+            seen[killed[0]].kill()
+
+    meanwhile(monkeypatch, kill)
+    told, expected = ingested(source, tmp_path), alone[0]
+    assert len(seen) > 2, "another took the place of the one that was killed"
+    assert (told.tally.documents, told.tally.chunks, told.tally.tokens, told.tally.quarantined) == (
+        *(expected.tally.documents, expected.tally.chunks, expected.tally.tokens),
+        expected.tally.quarantined,
+    )
+    assert told.outcome == expected.outcome
+    assert told.tally.documents == TEXTS + 3
+    assert_same(stored(tmp_path), stored(alone[1]))
+    assert quarantined(tmp_path) == quarantined(alone[1])
+
+    again = ingested(source, tmp_path)
+    assert (again.tally.documents, again.tally.skipped, again.tally.files) == (0, TEXTS + 3, 2)
+    assert again.outcome == told.outcome
+
+
+def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, alone):
+    killed = []
+
+    def kill(number: int, asked: asyncio.Event) -> None:
+        readers = named("ReadSources")
+        if not killed and readers:
+            killed.extend(readers)
+            for process in readers.values():
+                process.kill()
+
+    meanwhile(monkeypatch, kill)
+    assert ingested(source, tmp_path).outcome == alone[0].outcome
+    assert_same(stored(tmp_path), stored(alone[1]))
+
+
+def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone):
+    with monkeypatch.context() as patched:
+        meanwhile(patched, lambda number, asked: asked.set() if number == 1 else None)
+        first = ingested(source, tmp_path)
+    assert first.outcome.stopped
+    assert 0 < first.outcome.points < alone[0].outcome.points
+    assert first.outcome.points == first.outcome.expected
+    second = ingested(source, tmp_path)
+    assert second.tally.documents + first.tally.documents == alone[0].tally.documents
+    assert second.outcome == alone[0].outcome
+
+
+def test_an_error_of_ours_comes_through_what_ray_wraps_around_it():
+    def failing(error: Exception):
+        raise error
+        yield
+
+    class Wrapped(Exception):
+        cause = BackendError("the pass failed")
+
+    outer = RuntimeError("Ray's")
+    outer.__cause__ = Wrapped()
+    with pytest.raises(BackendError, match="the pass failed"):
+        on_ray._next(failing(outer))
+    with pytest.raises(BackendError, match="Ray gave up: no more actors"):
+        on_ray._next(failing(RuntimeError("no more actors\nat length")))
+
+
+def test_what_cannot_be_is_told_before_a_cluster_is_started(monkeypatch):
+    with pytest.raises(InvalidInput, match="--ray-workers is 0"):
+        on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=0)
+    monkeypatch.setattr(way_in, "find_spec", lambda name: None)
+    with pytest.raises(LoadError, match=r"hybridtei\[ray\]"):
+        on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--ray-workers", "2"], "only with --engine ray"),
+        (["--engine", "ray", "--url", "http://127.0.0.1:1"], "exclude each other"),
+        (["--engine", "ray", "--ray-workers", "0"], "--ray-workers is 0"),
+    ],
+)
+def test_the_flags(tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(SystemExit) if "only" in why else nullcontext():
+        assert cli.main(["ingest", "in.jsonl", "--collection", "c", *words]) == 1
+    assert why in capsys.readouterr().err

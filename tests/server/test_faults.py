@@ -1,0 +1,170 @@
+"""Faults on purpose, through the seams that are there: what fails harms its own requests, is told as what it is, and passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from hybridtei.batch import PackedBatch
+from tests.engine import small
+from tests.server.live import HANG, ROOT, process, serving
+from tests.server.test_run import FAKE, metric
+from tests.server.test_serve import Hold, until
+
+POISON = small.IDS["poison"]
+GOOD, BAD = {"inputs": "one two"}, {"inputs": "one poison"}
+MEGABYTE = 1 << 20
+
+
+def on_poison(act: Callable[[], object]) -> Callable[[PackedBatch], None]:
+    def gate(batch: PackedBatch) -> None:
+        if POISON in batch.input_ids:
+            act()
+
+    return gate
+
+
+def take_too_much_memory() -> None:
+    bytearray(1 << 62)
+
+
+def divide() -> None:
+    _ = 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("act", "told"), [(take_too_much_memory, "MemoryError"), (divide, "ZeroDivisionError: integer division")]
+)
+def test_whatever_a_backend_raises_is_its_batchs_misfortune(act: Callable[[], object], told: str) -> None:
+    with serving(gate=on_poison(act)) as running:
+        failed = running.post("/embed", BAD)
+        assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
+        assert told in failed.json()["error"]
+        assert running.get("/health").status_code == 200  # a probe went well
+        running.is_well()
+
+
+def test_a_lane_that_dies_fails_who_waits_and_health_with_it() -> None:
+    def die() -> None:
+        raise SystemExit
+
+    hold = Hold()
+    with serving(gate=lambda batch: (hold(batch), on_poison(die)(batch))) as running, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(running.post, "/embed", BAD)
+        assert hold.entered.wait(HANG)
+        waiting = [pool.submit(running.post, "/embed", {"inputs": f"one {i}"}) for i in range(5)]
+        until(lambda: running.service.metrics.queued.value() == 5)
+        hold.let_go()
+        assert [one.result().status_code for one in (first, *waiting)] == [424] * 6
+        assert running.get("/health").status_code == 503
+        assert running.post("/embed", GOOD).status_code == 503
+        assert running.service.admission.free == running.service.config.max_concurrent_requests
+
+
+class PanicException(BaseException):
+    """Named as what Rust raises when it gives up."""
+
+
+@pytest.mark.parametrize("text", ["one", "one " * 100])
+@pytest.mark.parametrize(("path", "key"), [("/embed", "inputs"), ("/tokenize", "inputs")])
+def test_a_tokenizer_that_panics_fails_its_own_request(text: str, path: str, key: str) -> None:
+    with serving() as running:
+        tokenizer = running.service.model.reader.tokenizer
+        real = tokenizer._raw
+
+        class Panicking:
+            def __getattr__(self, name: str) -> object:
+                if name.startswith("encode"):
+                    raise PanicException("called `Option::unwrap()` on a `None` value")
+                return getattr(real, name)
+
+        tokenizer._raw = Panicking()
+        try:
+            failed = running.post(path, {key: text})
+        finally:
+            tokenizer._raw = real
+        assert (failed.status_code, failed.json()["error_type"]) == (422, "Tokenizer")
+        assert "gave up" in failed.json()["error"]
+        running.is_well()
+
+
+def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
+    hold = Hold()
+    with serving(engine={"pass_timeout": 0.1}, gate=hold) as running:
+        failed = running.post("/embed", GOOD)
+        assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
+        assert "a pass of 1 inputs, 4 tokens" in failed.json()["error"]
+        assert "pass-timeout" in failed.json()["error"]
+        assert running.get("/health").status_code == 503
+        assert running.post("/embed", {"inputs": "three"}).status_code == 503  # the only lane is kept
+        assert 'hybridtei_refusals{limit="pass_timeout"} 1' in running.get("/metrics").text
+        hold.let_go()
+        until(lambda: running.get("/health").status_code == 200)
+        running.is_well()
+
+
+def test_ten_times_more_than_there_is_room_for_is_refused_at_once_in_the_memory_that_was_there() -> None:
+    with process([*FAKE, "0.02"]) as running, ThreadPoolExecutor(2) as pool:
+        url = running.wait_ready()
+        server = psutil.Process(running.process.pid)
+        body = {"inputs": ["one two three"] * 32}
+        with httpx.Client(trust_env=False) as client:
+            for _ in range(40):
+                assert client.post(f"{url}/embed", json=body).status_code == 200
+        before = server.memory_info().rss
+        statuses: list[int] = []
+
+        async def flood() -> None:
+            limits = httpx.Limits(max_connections=160)  # each asks for 32 of 512 permits: ten times as many as fit
+            async with httpx.AsyncClient(limits=limits, timeout=HANG, trust_env=False) as client:
+
+                async def ask() -> None:
+                    for _ in range(6):
+                        statuses.append((await client.post(f"{url}/embed", json=body)).status_code)
+
+                await asyncio.gather(*(ask() for _ in range(160)))
+
+        pool.submit(asyncio.run, flood()).result()
+        assert set(statuses) == {200, 429}
+        assert server.memory_info().rss - before < 60 * MEGABYTE
+        assert httpx.post(f"{url}/embed", json=body, trust_env=False).status_code == 200
+        refused = metric(url, 'hybridtei_refusals{limit="max_concurrent_requests"}')
+        assert refused == statuses.count(429)
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from hybridtei import Encoder
+print(len(Encoder.load(sys.argv[1]).encode(["baka bulo"]).dense[0]))
+"""
+
+
+def test_a_full_disk_keeps_no_model_from_loading(bert: Path, tmp_path: Path) -> None:
+    settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", FULL_DISK, str(bert)]
+    ran = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=HANG * 2, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) == 32
+
+
+def test_a_clock_that_jumps_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as running:
+        before = running.post("/embed", GOOD).content
+        for jump in (-(10**9), 10**9):
+            real = time.time
+            monkeypatch.setattr(time, "time", lambda real=real, jump=jump: real() + jump)
+            response = running.post("/embed", GOOD)
+            assert (response.status_code, response.content) == (200, before)
+            assert int(response.headers["x-total-time"]) >= 0
+            running.is_well()

