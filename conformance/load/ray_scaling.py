@@ -50,16 +50,13 @@ def actors() -> dict[int, psutil.Process]:
     return found
 
 
-def spent(processes: list[psutil.Process]) -> float:
+def spent(process: psutil.Process) -> float:
     """Seconds of CPU so far."""
-    total = 0.0
-    for process in processes:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 @dataclass
@@ -78,6 +75,7 @@ class Watch:
     last: int = 0
     seen: set[int] = field(default_factory=set)
     _batches: int = 0
+    _spent: dict[int, float] = field(default_factory=dict)
 
     def batch(self, pieces: int) -> None:
         """One more, before it is written."""
@@ -87,16 +85,19 @@ class Watch:
             self.began, self.chunks_then, self.cpu_then = time.perf_counter(), self.chunks, self._cpu(actors())
         elif self._batches % LOOK_EVERY == 0 and pieces:
             working = actors()
-            self.seen |= set(working)
             self.ended, self.last, self.cpu = time.perf_counter(), self.chunks, self._cpu(working)
             if self.kill_after is not None and self.killed is None and self.chunks >= self.kill_after:
                 self.killed = min(working)
                 working[self.killed].kill()
 
     def _cpu(self, working: dict[int, psutil.Process]) -> tuple[float, float]:
-        """(of the workers, of all else that belongs to the ingest)"""
-        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        return spent(list(working.values())), spent([one for one in family if one.pid not in working])
+        """(of the workers, of all else that belongs to the ingest), of processes that have ended too: Ray ends a worker that
+        has nothing left to do."""
+        self.seen |= set(working)
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            self._spent[process.pid] = max(spent(process), self._spent.get(process.pid, 0.0))
+        inside = sum(seconds for pid, seconds in self._spent.items() if pid in self.seen)
+        return inside, sum(self._spent.values()) - inside
 
     @property
     def documents_per_s(self) -> float:

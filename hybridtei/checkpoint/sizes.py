@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
+from hybridtei.checkpoint.files import require
 from hybridtei.errors import LoadError, WeightMismatch
 
 # Names of the same size in different families, and what no model comes near.
@@ -24,18 +27,19 @@ MOST: Mapping[str, tuple[tuple[str, ...], int]] = {
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
 SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
-WEIGHTS = ("*.safetensors", "*.bin")
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")  # the first that is there
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
-    """Raises LoadError for a size beyond any model's, and WeightMismatch for one that the files cannot hold."""
+    """Raises LoadError for a size beyond any model's, and WeightMismatch for one that the files cannot hold; before that, if
+    those files are not whole."""
     file = home / "config.json"
     for names, most in MOST.values():
         for name in names:
             value = config.get(name)
             if isinstance(value, int | float) and value > most:
                 raise LoadError(f"{file}: `{name}` is {value}, more than {most}")
-    held = sum(path.stat().st_size for pattern in WEIGHTS for path in home.glob(pattern))
+    held = sum(_whole(path).stat().st_size for path in _weight_files(home))
     described = least_weights(config, has_position_table=has_position_table)
     if held and described > held:
         raise WeightMismatch(f"{file}: describes at least {described} weights, but the files of weights hold {held} bytes")
@@ -50,6 +54,22 @@ def least_weights(config: Mapping[str, Any], *, has_position_table: bool = False
     shared = config.get("model_type") in SHARED_LAYERS
     layers = min(_size(config, "layers"), 1) if shared else _size(config, "layers")
     return tables + layers * hidden * _size(config, "inner")
+
+
+def _weight_files(home: Path) -> list[Path]:
+    found = ([*home.glob(pattern)] for pattern in WEIGHTS)
+    return next((files for files in found if files), [])
+
+
+def _whole(path: Path) -> Path:
+    require(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="numpy"):
+                pass  # which compares the header with itself and with the file's size
+        except Exception as error:  # kinds of the library's own
+            raise LoadError(f"{path}: cannot be read as weights: {error}") from error
+    return path
 
 
 def _size(config: Mapping[str, Any], what: str) -> int:

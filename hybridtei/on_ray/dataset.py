@@ -35,8 +35,6 @@ TRIES = 5  # of a block; one that kills five actors would kill all there will ev
 PROCESSORS = 1  # of an actor
 Arrival = tuple[int, int, tuple[Sent, Vectors]]
 
-log = logging.getLogger(__name__)
-
 
 class Sources(Datasource):  # type: ignore[misc]
     """A read task for each share of the files."""

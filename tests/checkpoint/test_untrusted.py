@@ -93,7 +93,7 @@ def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
     check_sizes({"vocab_size": 10**6, "hidden_size": 10**5}, tmp_path, has_position_table=True)
     with pytest.raises(LoadError, match="`vocab_size` is 100000000, more than"):
         check_sizes({"vocab_size": 10**8}, tmp_path, has_position_table=True)
-    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(100))
     with pytest.raises(WeightMismatch, match="at least 110 weights, but the files of weights hold 100 bytes"):
         check_sizes({"vocab_size": 11, "hidden_size": 10}, tmp_path, has_position_table=False)
 

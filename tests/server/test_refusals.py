@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hybridtei.server.body import BodyError, decode, keys_of
@@ -156,6 +156,7 @@ def test_words_and_places(kind, body, status, detail):
 @given(ANYTHING, st.sampled_from(KINDS))
 def test_what_is_accepted_is_no_mistake_and_what_is_refused_is_told(value, kind):
     body = json.dumps(value).encode()
+    assume(len(body) <= LONGEST)  # longer ones are not looked at
     refused = ""
     try:
         decode(body, kind)
