@@ -1,6 +1,6 @@
 """`hybridtei ingest --engine ray` on this machine: what a second worker gains, and whether a killed one costs a document.
 
-    python conformance/load/ray_scaling.py [--documents 50000] [--rate-documents 6000] [--rounds 2] [--words 20 60]
+    python conformance/load/ray_scaling.py [--documents 50000] [--rate-documents 6000] [--rounds 2] [--outputs dense,sparse]
 
 First 1 and 2 workers, one thread each, alternating, over the same texts: documents/s from about the third batch of each worker
 to one of the last, so neither the start of Ray nor the loading of models counts. On a machine that others use too, the seconds
@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class Watch:
         return tuple(1e3 * (now - then) / made for now, then in zip(self.cpu, self.cpu_then, strict=True))  # type: ignore[return-value]
 
 
-def ingested(source: Path, folder: Path, watch: Watch) -> Summary:
+def ingested(source: Path, folder: Path, watch: Watch, outputs: str | None = None) -> Summary:
     """The command's own run, watched."""
     original = RayPipeline.embedded
 
@@ -123,6 +123,7 @@ def ingested(source: Path, folder: Path, watch: Watch) -> Summary:
     request = IngestRequest(
         str(source), "ray", quarantine=str(folder / "bad.jsonl"), quiet=True, on_ray=True, ray_workers=watch.workers
     )
+    request = replace(request, outputs=tuple(outputs.split(",")) if outputs else None)
     try:
         return run_ingest(request, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=str(folder / "qdrant")))
     finally:
@@ -146,7 +147,7 @@ def rates(place: Path, options: argparse.Namespace) -> dict[str, Any]:
             folder = place / f"{turn}-{workers}"
             folder.mkdir()
             watch = Watch(workers)
-            summary = ingested(source, folder, watch)
+            summary = ingested(source, folder, watch, options.outputs)
             assert summary.outcome.points == options.rate_documents, summary
             watches.append(watch)
             inside, outside = watch.cpu_ms
@@ -182,6 +183,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=50_000, help="of the run with a killed worker; 0: leave it out")
     parser.add_argument("--rate-documents", type=int, default=6000, help="of each run that is timed; 0: leave them out")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--outputs", help="comma-separated, of texts timed [default: all]: multi-vectors cost the store a tenth"
+    )
     parser.add_argument("--words", type=int, nargs=2, default=(20, 60), metavar=("LEAST", "MOST"), help="of texts timed")
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")

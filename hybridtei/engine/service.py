@@ -6,13 +6,13 @@ Holds no policy: who is let in is `Admission`'s, who rides when is `EngineCore`'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
@@ -21,9 +21,10 @@ from hybridtei.config import EngineConfig, default_tokenization_workers
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
+from hybridtei.engine.deadlines import Deadlines
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides, Seat
-from hybridtei.errors import AnswerTooLarge, BackendError, TimedOut, TokenizerError, Unhealthy
+from hybridtei.errors import AnswerTooLarge, BackendError, TokenizerError, Unhealthy
 from hybridtei.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.tasks.embed import Embed, Model
@@ -98,6 +99,7 @@ class EngineService:
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self._beside = Admission(SIDE_QUEUE)
+        self._deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
         """Take a place on the device; answers will arrive on the running loop."""
@@ -109,6 +111,7 @@ class EngineService:
         """Let running batches end, fail what still waits, and give the model's memory back."""
         self._closing = True
         await self.rides.stop()
+        self._deadlines.close()
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop)
         for pool in (self._pool, self._side_pool):
@@ -126,7 +129,7 @@ class EngineService:
         frees the permits and takes what has not run out of the queue.
         """
         with self.admission.inside(inputs):
-            return await self._in_time(self._run(task, inputs, characters))
+            return await self._deadlines.within(self._run(task, inputs, characters))
 
     async def _run(self, task: Task[T], inputs: int, characters: int | None) -> Answered[T]:
         task.check(self.model.spec)
@@ -148,18 +151,7 @@ class EngineService:
         """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already, and
         TimedOut."""
         with self._beside.inside(1):
-            return await self._in_time(self._in(self._side_pool, work))
-
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises TimedOut; the work is cancelled then, and costs no more than what of it cannot be interrupted."""
-        most = self.config.request_timeout
-        try:
-            async with asyncio.timeout(most or None) as bound:
-                return await work
-        except TimeoutError:
-            if not bound.expired():
-                raise
-            raise TimedOut(f"no answer within {most:g} seconds (request-timeout): try again later") from None
+            return await self._deadlines.within(self._in(self._side_pool, work))
 
     def _check_answer(self, numbers: int) -> None:
         size, most = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes

@@ -1,0 +1,72 @@
+"""One bound of time for many pieces of work on an event loop, with one timer for all of them.
+
+`asyncio.timeout` would make and cancel a timer for each request, which costs as much as tokenising a short text. Here all have
+the same bound, so the one that began first is the first to be late, and a single timer waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hybridtei.errors import TimedOut
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A task, by when it should be done, and how many wanted it cancelled before."""
+
+    task: asyncio.Task[Any]
+    deadline: float
+    cancelling: int
+    late: bool = False
+
+
+class Deadlines:
+    """`seconds` for each piece of work; 0: as long as it likes. Used from one event loop's thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._running: dict[_Running, None] = {}  # who began first stands first
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result. Raises TimedOut, once it has been cancelled and is done with that."""
+        task = asyncio.current_task()
+        if not self._seconds or task is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        running = _Running(task, loop.time() + self._seconds, task.cancelling())
+        self._running[running] = None
+        if self._timer is None:
+            self._timer = loop.call_at(running.deadline, self._look)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if running.late and task.uncancel() <= running.cancelling:
+                raise TimedOut(f"no answer within {self._seconds:g} seconds (request-timeout): try again later") from None
+            raise
+        finally:
+            self._running.pop(running, None)
+
+    def close(self) -> None:
+        """Nobody is late any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._running.clear()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time()
+        for running in [*self._running]:
+            if running.deadline > now:
+                self._timer = loop.call_at(running.deadline, self._look)
+                return
+            del self._running[running]
+            running.late = True
+            running.task.cancel()
