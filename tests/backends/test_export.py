@@ -110,9 +110,9 @@ def test_a_fault_that_only_long_texts_show_is_found(bert: Path, copied: Copied) 
 POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def test_nan_is_no_agreement(bert: Path, copied: Copied) -> None:
+def test_nan_is_refused_before_it_could_agree(bert: Path, copied: Copied) -> None:
     folder = change(copied(bert), lambda tensors: {**tensors, POSITIONS: torch.full_like(tensors[POSITIONS], torch.nan)})
-    with pytest.raises(UnsupportedArchitecture, match="nan"):
+    with pytest.raises(LoadError, match=f"`{POSITIONS}` holds NaN"):
         check_graph(read_spec(bert), graph_of("bert"), Weights.open(folder))
 
 

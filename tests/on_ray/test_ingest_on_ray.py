@@ -142,6 +142,7 @@ def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, al
 
     meanwhile(monkeypatch, kill)
     assert ingested(source, tmp_path).outcome == alone[0].outcome
+    assert killed
     assert_same(stored(tmp_path), stored(alone[1]))
 
 
