@@ -19,7 +19,15 @@ from hybridtei.backends.graphs import cache_folder, graph_name
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import EmptyInput, InvalidInput, NotANumber, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    NotANumber,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
 from hybridtei.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
 
@@ -219,8 +227,13 @@ def test_roles_are_refused_in_teis_words(encoder: Encoder, bert: Path, tmp_path:
 
 
 def test_a_score_that_is_no_number_is_an_error_and_never_zero(tmp_path: Path) -> None:
-    folder = damage(tiny.write_classifier(tmp_path, "bert"), **{"classifier/bias": torch.tensor([torch.nan])})
-    encoder = Encoder.load(str(folder))
+    folder = tiny.write_classifier(tmp_path, "bert")
+    broken = damage(folder, **{"classifier/bias": torch.tensor([torch.nan])})
+    with pytest.raises(LoadError, match=r"`classifier\.bias` holds NaN"):
+        Encoder.load(str(broken))
+    damage(folder, **{"classifier/bias": torch.tensor([0.0])})
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
+    encoder._backend._heads.classifier[-1].bias.fill_(torch.nan)  # as memory that broke since
     for asked in (lambda: encoder.rerank("baka", ["bake"]), lambda: encoder.classify("baka", raw_scores=True)):
         with pytest.raises(NotANumber, match=r"^score is NaN$"):
             asked()
