@@ -47,12 +47,12 @@ class Choice:
     why: str
 
 
-def open_backend(config: ModelConfig, spec: ModelSpec, *, threads: int = 1, bulk_niceness: int = 0) -> Backend:
+def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
     """The configured backend, or the best that can run the model. Raises LoadError."""
     failure: LoadError | None = None
-    for choice in choices(config, spec, threads):
+    for choice in choices(config, spec):
         try:
-            backend = _OPENERS[choice.name](config, spec, choice.dtype, threads, bulk_niceness)
+            backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
         except LoadError as error:
             if config.backend != "auto":
                 raise
@@ -65,7 +65,7 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, threads: int = 1, bulk
     raise failure
 
 
-def choices(config: ModelConfig, spec: ModelSpec, threads: int = 1) -> list[Choice]:
+def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
     """What may run the model, the best first. Raises LoadError if nothing may, with every reason."""
     if config.backend != "auto":
         reason = why_not(config.backend, config.dtype, spec)
@@ -80,7 +80,7 @@ def choices(config: ModelConfig, spec: ModelSpec, threads: int = 1) -> list[Choi
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
-    return ranked(able, dtype, {name: _rate(name, dtype, spec, threads) for name in able})
+    return ranked(able, dtype, {name: _rate(name, dtype, spec) for name in able})
 
 
 def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -> list[Choice]:
@@ -139,12 +139,12 @@ def _dtype(wanted: str | None, backend: str) -> str:
     return wanted or ("float16" if backend == "torch" and _cuda() else "float32")
 
 
-def _rate(name: str, dtype: str, spec: ModelSpec, threads: int) -> float | None:
-    curve = tuning.remembered(name, dtype, spec, threads)
+def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
+    curve = tuning.remembered(name, dtype, spec)
     return None if curve is None else curve.best_rate
 
 
-def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.onnx_backend import OnnxBackend
 
     known = _known_graph(spec)
@@ -153,25 +153,25 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, nicenes
         assert own is not None  # or `why_not` had refused
         if spec.tanh_gelu:
             raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the weights in safetensors")
-        return OnnxBackend.from_file(spec, own, dtype=dtype, threads=threads)
+        return OnnxBackend.from_file(spec, own, dtype=dtype)
     graph, weights = read_graph(known, spec), Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.backends.int8 import int8_graph
 
         graph = int8_graph(spec, graph, weights)
-    return OnnxBackend(spec, graph, weights, threads=threads)
+    return OnnxBackend(spec, graph, weights)
 
 
-def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.openvino_backend import OpenVinoBackend
 
     known = _known_graph(spec)
     assert known is not None  # or `why_not` had refused
     graph, weights = read_graph(known, spec), Weights.open(spec.folder)
-    return OpenVinoBackend(spec, graph, weights, dtype=dtype, threads=threads, bulk_niceness=niceness)
+    return OpenVinoBackend(spec, graph, weights, dtype=dtype, bulk_niceness=niceness)
 
 
-def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, threads: int, niceness: int) -> Backend:
+def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     devices = _devices(config)
     if len(devices) == 1:
         return _torch_on(devices[0], config, spec, dtype)
@@ -201,7 +201,7 @@ def _devices(config: ModelConfig) -> list[str]:
     return ["cpu"]
 
 
-_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int, int], Backend]] = {
+_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {
     "ort": _ort,
     "openvino": _openvino,
     "torch": _torch,

@@ -18,7 +18,6 @@ from hybridtei.checkpoint.query_table import query_table
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.tanh_gelu import with_tanh_gelu
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
-from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.embed import Model
@@ -55,19 +54,15 @@ class LoadedModel:
         ]
 
 
-def load_model(config: ModelConfig, engine: EngineConfig, *, one_caller: bool = False) -> LoadedModel:
-    """Find, read, check and warm up a model. `one_caller`: passes come one at a time, so each may use all processors.
-
-    Raises LoadError.
-    """
+def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
+    """Find, read, check and warm up a model. Raises LoadError."""
     spec = find_model(config)
     model = text_model(spec, engine)
-    threads = available_cores() if one_caller else 1
-    backend = open_backend(config, spec, threads=threads, bulk_niceness=engine.bulk_niceness)
+    backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     try:
         _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
         _warm_up(backend, model.reader.max_input_length)
-        budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length), threads)
+        budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
     heap.trim()
@@ -150,12 +145,12 @@ def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     return most
 
 
-def _budget(backend: Backend, most_tokens: int, threads: int) -> int:
+def _budget(backend: Backend, most_tokens: int) -> int:
     """Tokens of a pass that keep this hardware busy: as measured earlier, or now, within about a second."""
-    known = tuning.remembered(backend.name, backend.dtype, backend.spec, threads)
+    known = tuning.remembered(backend.name, backend.dtype, backend.spec)
     curve = known or tuning.Curve([*tuning.measure(backend, most_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
     if known is None:
-        tuning.remember(curve, backend.name, backend.dtype, backend.spec, threads)
+        tuning.remember(curve, backend.name, backend.dtype, backend.spec)
         log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
     return min(most_tokens, curve.budget() or backend.busy_tokens)
 

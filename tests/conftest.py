@@ -28,9 +28,12 @@ settings.load_profile("tests")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests leave the user's cache alone, and are not helped by it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        caches = tmp_path_factory.mktemp("caches")
+        patch.setenv("XDG_CACHE_HOME", str(caches))
         patch.delenv("HYBRIDTEI_CACHE", raising=False)
         yield
+    left = [path.name for path in (caches / "hybridtei" / "graphs").glob("*")]
+    assert not left, f"a test left graphs where tests after it find them: {left}; it wants a HYBRIDTEI_CACHE of its own"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def export_graph(spec: ModelSpec) -> Graph:
     """Trace, strip and check. Raises UnsupportedArchitecture if torch cannot trace it or ONNX Runtime disagrees with it."""
     from transformers import AutoModel
 
+    spec = replace(spec, tanh_gelu=False)  # a graph has the checkpoint's own; who reads it turns it
     weights = Weights.open(spec.folder)
     try:
         trunk = AutoModel.from_pretrained(spec.folder, local_files_only=True, dtype=torch.float32).eval()

@@ -28,6 +28,7 @@ from hybridtei.errors import AnswerTooLarge, BackendError, TokenizerError, Unhea
 from hybridtei.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.lookup import embed_task
 from hybridtei.text.tokenizer import SHORT_CHARACTERS
 
 MEGABYTE = 1_000_000
@@ -132,6 +133,8 @@ class EngineService:
             return await self._deadlines.within(self._run(task, inputs, characters))
 
     async def _run(self, task: Task[T], inputs: int, characters: int | None) -> Answered[T]:
+        if isinstance(task, Embed):
+            task = embed_task(self.model.spec, task)
         task.check(self.model.spec)
         began = perf_counter_ns()
         if inputs == 1 and characters is not None and characters <= SHORT_CHARACTERS:

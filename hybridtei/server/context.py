@@ -20,7 +20,6 @@ from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_o
 from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.lookup import embed_task
 
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
@@ -119,8 +118,7 @@ class Context:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
         if refusal is None and numbers > ANSWER_NUMBERS and self.plan(load.inputs) is not None:
             refusal = too_much_to_answer()
-        asked = embed_task(self.service.model.spec, task)
-        answer, usage = await self.measured(lambda: self.run(asked, load), load, refusal=refusal)
+        answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
         return await self.reply(write, answer, usage, max(numbers, numbers_in(answer)))
 
     async def measured(

@@ -17,7 +17,6 @@ from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.outputs import Embeddings, Timings
 from hybridtei.server.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
-from hybridtei.tasks.lookup import LookUp
 
 PARTS_INSIDE = 2
 ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, and about three times as much as JSON: ten thousand vectors of 1,600
@@ -86,13 +85,17 @@ async def run_in_parts(service: EngineService, task: Any, plan: Plan) -> Answere
 
     def starts() -> Iterator[Start[Answered[Any]]]:
         for inputs in plan.ranges():
-            part = task.part(task.inputs[inputs]) if isinstance(task, LookUp) else replace(task, inputs=task.inputs[inputs])
+            part = replace(task, inputs=task.inputs[inputs])
             yield lambda part=part: run(part)  # type: ignore[misc]
 
     with service.admission.inside(plan.permits):
         task.check(service.model.spec)
         parts = await in_order(starts(), plan.parts_inside)
-    return Answered(_joined([part.answer for part in parts]), _lengths(parts), mean_timings(parts, plan.inputs))
+    return Answered(
+        _joined([part.answer for part in parts]),
+        _lengths(parts),
+        mean_timings([(len(part.lengths), part.timings) for part in parts], plan.inputs),
+    )
 
 
 def numbers_in(answer: Any) -> int:
@@ -103,10 +106,9 @@ def numbers_in(answer: Any) -> int:
     return sum(getattr(column, "values", column).size for column in columns if column is not None)
 
 
-def mean_timings(parts: Sequence[Answered[Any]], inputs: int) -> Timings:
-    """As if all had been one part. What ran without permits of its own tells how long tokenisation took altogether, and of
-    the other times the mean over its inputs."""
-    shares = [(len(part.lengths), part.timings) for part in parts]
+def mean_timings(shares: Sequence[tuple[int, Timings]], inputs: int) -> Timings:
+    """As if all parts had been one, from (inputs of a part, its times). What ran without permits of its own tells how long
+    tokenisation took altogether, and of the other times the mean over its inputs."""
     return Timings(
         sum(times.tokenization_ns for _, times in shares) // inputs,
         sum(share * times.queue_ns for share, times in shares) // inputs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged
 from hybridtei.tasks.embed import Embed, Model
-from hybridtei.text.reader import Input
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +23,6 @@ class LookUp:
     @property
     def heads(self) -> frozenset[Head]:
         return frozenset()
-
-    @property
-    def inputs(self) -> Sequence[Input]:
-        return self.task.inputs
-
-    def part(self, inputs: Sequence[Input]) -> LookUp:
-        """The same, of other inputs."""
-        return LookUp(replace(self.task, inputs=inputs))
-
-    def token_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """None for each token."""
-        return 0
 
     def check(self, spec: ModelSpec) -> None:
         """Raises as `Embed.check` does."""

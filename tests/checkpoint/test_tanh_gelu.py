@@ -63,8 +63,9 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
 
 
-def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
+def test_a_checkpoints_own_graph_cannot_follow(tmp_path, monkeypatch):
     pytest.importorskip("onnx")
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))  # or other tests would find the graph
     from hybridtei.errors import LoadError
     from hybridtei.export_model import export_model
 
@@ -73,3 +74,17 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
     export_model(ModelConfig(model_id=str(folder)), out, "float32")
     with pytest.raises(LoadError, match="--gelu tanh needs the weights in safetensors"):
         encoder(out, backend="ort", gelu="tanh")
+
+
+def test_an_export_can_follow(tmp_path, monkeypatch):
+    """Of an architecture whose graph is made at that moment; the graph that is kept is the checkpoint's own."""
+    pytest.importorskip("onnx")
+    from hybridtei.export_model import export_model
+
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    folder = tiny.write_bert(tmp_path / "m")
+    export_model(ModelConfig(model_id=str(folder), gelu="tanh"), tmp_path / "exported", "float32")
+    for exported, gelu in ((tmp_path / "exported", "tanh"), (folder, "checkpoint")):
+        ours = encoder(exported, backend="ort").encode(TEXTS).dense
+        expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
+        np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)

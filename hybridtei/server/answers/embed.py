@@ -28,7 +28,7 @@ from hybridtei.server.wire.tei import (
     direction,
     parse_inputs,
 )
-from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.embed import Embed, InputType
 
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
@@ -76,7 +76,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """`/embed_multivector`: a list of lists of unit vectors."""
     inputs = parse_inputs(request.inputs)
-    task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions)
+    task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions, input_type=request.input_type)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions)
     return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector))
 
@@ -86,7 +86,15 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """`/embed_hybrid`: every wanted output of one pass."""
     inputs = parse_inputs(request.inputs)
     heads = wanted(context, request.outputs)
-    task = _task(context, request, inputs, *heads, normalize=request.normalize, dimensions=request.dimensions)
+    task = _task(
+        context,
+        request,
+        inputs,
+        *heads,
+        normalize=request.normalize,
+        dimensions=request.dimensions,
+        input_type=request.input_type,
+    )
     pieces = context.service.model.reader.tokenizer.pieces
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
     return await context.embed(task, inputs, lambda answer, _: encoding.hybrid(smaller(answer), request.sparse_format, pieces))
@@ -133,6 +141,7 @@ def _task(
     *heads: Head,
     normalize: bool = True,
     dimensions: int | None = None,
+    input_type: InputType | None = None,
 ) -> Embed:
     return Embed(
         inputs.items,
@@ -142,7 +151,7 @@ def _task(
         request.prompt_name,
         normalize,
         dimensions,
-        getattr(request, "input_type", None),
+        input_type,
     )
 
 

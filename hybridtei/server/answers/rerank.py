@@ -5,9 +5,9 @@ Ten thousand documents go through in parts, of which two are inside at a time: o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput
-from hybridtei.outputs import Floats, HeadOutputs, Timings
+from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.postprocess.scores import best_first
 from hybridtei.server.answers.envelope import envelope, used
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import NoInputs, TooManyDocuments
 from hybridtei.server.observe import Load, Usage
+from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, text_of
 from hybridtei.server.wire.tei import direction
@@ -32,7 +33,6 @@ from hybridtei.tasks.rerank import Rerank, RerankByVectors, Scored, Weights, rer
 from hybridtei.text.reader import CHARACTERS_PER_TOKEN
 
 PART_DOCUMENTS = 64
-PARTS_INSIDE = 2
 NUMBERS_A_RANK = 40  # as which an item counts that is built and written
 DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
 
@@ -205,19 +205,8 @@ class _Work:
         with self.context.service.admission.inside(self.permits):
             parts = self._parts()
             first = await self._part(next(parts))
-            done = [first]
-            running: list[asyncio.Task[Answered[Scored]]] = []
-            try:
-                for part in parts:
-                    running.append(asyncio.ensure_future(self._part(part.knowing(first.answer.query))))
-                    if len(running) == PARTS_INSIDE:
-                        done.append(await running.pop(0))
-                while running:
-                    done.append(await running.pop(0))
-            finally:
-                for left in running:
-                    left.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+            starts = (partial(self._part, part.knowing(first.answer.query)) for part in parts)
+            done = [first, *await in_order(starts, PARTS_INSIDE)]
         return together(done, len(self.task.documents))
 
     def _parts(self) -> Iterator[Ranking]:
@@ -232,11 +221,6 @@ class _Work:
 
 def together(parts: Sequence[Answered[Scored]], inputs: int) -> Answered[Floats]:
     """All scores; times as if it had been one part: tokenisation a document, the others as a document's mean."""
-    times, shares = [part.timings for part in parts], [len(part.answer.scores) for part in parts]
-    timings = Timings(
-        sum(time.tokenization_ns for time in times) // inputs,
-        sum(time.queue_ns * share for time, share in zip(times, shares, strict=True)) // inputs,
-        sum(time.inference_ns * share for time, share in zip(times, shares, strict=True)) // inputs,
-    )
+    timings = mean_timings([(len(part.answer.scores), part.timings) for part in parts], inputs)
     scores = np.concatenate([part.answer.scores for part in parts])
     return Answered(scores, [length for part in parts for length in part.lengths], timings)

@@ -23,7 +23,6 @@ from hybridtei.server.observe import Load, Usage
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.search import SearchRequest
 from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.lookup import embed_task
 
 if TYPE_CHECKING:
     from hybridtei.qdrant.search import Found, Rank, SearchOptions
@@ -61,7 +60,7 @@ async def search(shelf: Shelf, request: SearchRequest) -> Reply:
     usages: list[Usage] = []
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
-        task = embed_task(context.service.model.spec, Embed(list(queries), heads, input_type="query"))
+        task = Embed(list(queries), heads, input_type="query")
         load = Load(len(queries), sum(map(len, queries)), is_batch=request.query is None)
         answer, usage = await context.measured(lambda: context.run(task, load), load)
         usages.append(usage)
