@@ -29,6 +29,14 @@ class Head(StrEnum):
     TAGS = "tags"
 
 
+class Padding(StrEnum):
+    """What of a pass is computed for the rectangle around its texts, `n * max_seqlen` tokens, and not for the texts alone."""
+
+    NONE = "none"
+    ATTENTION = "attention"
+    ALL = "all"
+
+
 EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 
 

@@ -55,6 +55,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             description="GPUs to run on, such as 0,1: a replica on each; 0,0: two on one; all: on every [default: the first]."
         ),
     ] = None
+    cuda_graphs: Annotated[
+        bool,
+        Meta(description="Launch small batches at once, as CUDA graphs, where attention allows; without a GPU of no effect."),
+    ] = True
+    torch_compile: Annotated[
+        Literal["auto", "true", "false"],
+        Meta(description="Compile the torch backend's pass behind the first answers, and use it when ready; auto: on a GPU."),
+    ] = "auto"
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None

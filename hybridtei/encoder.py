@@ -224,7 +224,7 @@ class Encoder:
             max_tokens=self._budget,
             max_sequences=self._engine.max_batch_requests,
             positions=self.spec.positions,
-            padded=self._backend.padded,
+            padding=self._backend.padding,
             lanes=(LaneKind.BULK,) * callers,
         )
         ticket = core.add(encodings, task.heads)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors, word_table
-from hybridtei.backends.graphs import Graph, cache_folder, find_graph, read_graph
+from hybridtei.backends.graphs import Graph, cache_folder, read_graph
 from hybridtei.backends.int8 import Fidelity, Guard, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import FILES, WORDS
@@ -27,6 +27,7 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.load import find_model
 from hybridtei.outputs import Floats
 
+RECTANGLE = "rectangle"  # our own graphs take texts end to end
 OUTPUT = "last_hidden_state"  # optimum's name
 LARGEST_FILE = 1_500_000_000  # bytes of tensors; a protobuf message ends at 2 GB, more goes into a file beside it
 DESCRIBING = frozenset({".json", ".txt", ".model"})
@@ -72,20 +73,18 @@ def export_model(
 
 
 def _graph(spec: ModelSpec, weights: Weights) -> Graph:
-    """Shipped, kept, or made now and kept."""
-    path = find_graph(spec)
-    if path is not None:
+    """With the inputs that others know: kept, or made now and kept."""
+    path = cache_folder() / graph_name(spec, RECTANGLE)
+    if path.is_file():
         graph = read_graph(path, spec)
         OnnxBackend(spec, graph, weights)  # takes it, or says why not
         return graph
     try:
         from hybridtei.backends.export import export_graph
     except ImportError as error:
-        raise LoadError(
-            f"{spec.folder}: no graph of this architecture is known; making one needs pip install 'hybridtei[export]'"
-        ) from error
-    graph = export_graph(spec)
-    graph.write(cache_folder() / graph_name(spec))
+        raise LoadError(f"{spec.folder}: making a graph needs pip install 'hybridtei[export]'") from error
+    graph = export_graph(spec, rectangle=True)
+    graph.write(path)
     return graph.with_tanh_gelu() if spec.tanh_gelu else graph
 
 

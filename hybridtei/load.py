@@ -9,9 +9,9 @@ import numpy as np
 
 from hybridtei import heap, tuning
 from hybridtei.backend_choice import open_backend
-from hybridtei.backends.base import Backend
+from hybridtei.backends.base import Backend, Quickened
 from hybridtei.backends.memory import Measured
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import check_links, resolve
 from hybridtei.checkpoint.query_table import query_table
@@ -27,6 +27,7 @@ from hybridtei.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+FORMS = {Padding.NONE: "packed, without padding", Padding.ATTENTION: "packed, attention padded", Padding.ALL: "padded"}
 SELF_TEST_TOKENS = 512  # of the longer text; rotary embeddings that follow the length begin to do so late
 # Relative to the largest state.
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
@@ -43,7 +44,7 @@ class LoadedModel:
     def summary(self) -> list[str]:
         """What was chosen, for people."""
         spec, backend, reader = self.model.spec, self.backend, self.model.reader
-        form = "padded" if backend.padded else "packed, without padding"
+        form = FORMS[backend.padding]
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
         embeds = f"{pooling} pooling, dense width {spec.dense_width}" if spec.late is None else "late interaction"
         return [
@@ -66,6 +67,8 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
     heap.trim()
+    if isinstance(backend, Quickened):
+        backend.quicken()
     return LoadedModel(model, backend, budget)
 
 

@@ -29,7 +29,9 @@ LOOSE = Guard(worst=0.9, mean=0.98)
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hybridtei.backends.export.export_graph", lambda spec: graph_of(spec.model_type))
+    monkeypatch.setattr(
+        "hybridtei.backends.export.export_graph", lambda spec, *, rectangle: graph_of(spec.model_type, rectangle)
+    )
     return tmp_path / "cache"
 
 

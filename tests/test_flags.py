@@ -189,6 +189,7 @@ def test_help_shows_defaults_and_variables(capsys):
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
     assert boolean_flags(ModelConfig, EngineConfig, ServerConfig) == {
         "--auto-truncate",
+        "--cuda-graphs",
         "--disable-spans",
         "--json-output",
         "--offline",

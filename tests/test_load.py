@@ -209,7 +209,7 @@ def test_the_self_test_is_asked_of_onnxruntime_too(bert: Path, cache: Path, long
     engine = EngineConfig(max_batch_tokens=longest)
     model = load_model(ModelConfig(model_id=str(bert)), engine)
     assert isinstance(model.backend, OnnxBackend)
-    assert "ort, float32, padded" in "".join(model.summary())
+    assert "ort, float32, packed, attention padded" in "".join(model.summary())
 
 
 # --- the embedded model ------------------------------------------------------------------------------------------------

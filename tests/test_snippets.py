@@ -1,4 +1,4 @@
-"""Code blocks of the README and of the guides: Python runs, curl is asked, and commands have the flags they are shown with.
+"""Code of all pages: blocks of Python run, curl is asked, and commands, in a block or a sentence, are ones that there are.
 
 Blocks of a page run in order and share names. A block for software that is not installed here is compiled, and skipped.
 """
@@ -26,7 +26,10 @@ from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+PAGES = [
+    file for folder in (".", "deploy", "notebooks", "conformance/quality") for file in sorted((ROOT / folder).glob("*.md"))
+]
+SCRIPT = re.compile(r"`(python [^`\n…]+)`")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
 STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
@@ -136,6 +139,21 @@ def test_commands_are_ones_that_there_are(block, request):
         check(words, request)
 
 
+SCRIPTS = [(path.name, found[1]) for path in PAGES for found in SCRIPT.finditer(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "command"), SCRIPTS)
+def test_scripts_in_sentences_are_there_with_their_flags(page, command):
+    python(shlex.split(command)[1:])
+
+
+def test_every_room_and_folder_is_on_the_contributors_map():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = {file.parent.name for file in (ROOT / "hybridtei").glob("*/__init__.py")}
+    beside = {name for name in ("tests", "conformance", "deploy", "notebooks") if (ROOT / name).is_dir()}
+    assert {name for name in rooms | beside if f"`{name}/`" not in page} == set()
+
+
 def check(words: list[str], request: Any) -> None:
     """Raises AssertionError, or what parsing raises, for a command that nobody could type."""
     name, rest = words[0], words[1:]
@@ -176,7 +194,9 @@ def python(words: list[str]) -> None:
         text = source.read_text(encoding="utf-8")
         for flag in (word.partition("=")[0] for word in words[1:] if word.startswith("--")):
             positive = flag.replace("--no-", "--")
-            assert f'"{flag}"' in text or f'"{positive}"' in text, f"{source.name} has no {flag}"
+            assert (flag == "--help" and "ArgumentParser(" in text) or f'"{flag}"' in text or f'"{positive}"' in text, (
+                f"{source.name} has no {flag}"
+            )
 
 
 def module(name: str) -> Path:

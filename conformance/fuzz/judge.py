@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from math import isclose
+from math import inf, isclose
 from typing import Any, NoReturn
 
 from conformance.fuzz.heads import UNKNOWN
@@ -14,8 +14,8 @@ FINAL = frozenset({400, 408, 413, 414, 431})  # after these a server may end a c
 TOLERANCE = 1e-5  # who shares a batch may change the last digits of float32
 
 
-def faults(shot: Shot, outcome: Outcome) -> list[str]:
-    """Reasons why this is a finding."""
+def faults(shot: Shot, outcome: Outcome, unread: float = inf) -> list[str]:
+    """Reasons why this is a finding. `unread`: of more bytes a server need not read so much that its refusal is heard."""
     found = []
     if outcome.hung:
         found.append("hangs")
@@ -23,7 +23,8 @@ def faults(shot: Shot, outcome: Outcome) -> list[str]:
         found.append(f"answers what is no HTTP: {outcome.broken}")
     found += [reason for reason in map(fault_of, outcome.replies) if reason is not None]
     missing = shot.answers - len(outcome.replies)
-    excused = shot.leaves or shot.answers == UNKNOWN or (outcome.replies and outcome.replies[-1].status in FINAL)
+    ended = outcome.replies and outcome.replies[-1].status in FINAL
+    excused = shot.leaves or shot.answers == UNKNOWN or ended or len(shot.data) > unread
     if missing > 0 and not excused and not outcome.hung and not outcome.broken:
         found.append(f"closes with {missing} of {shot.answers} answers missing")
     return found

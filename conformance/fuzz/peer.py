@@ -98,6 +98,7 @@ class Peer:
             await asyncio.wait({sending}, timeout=5)  # the server may refuse, and read no further
             if not sending.done():
                 sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)  # what it says of the connection, reading will say too
 
     async def _reply(self, head_only: bool) -> Reply:
         assert self._reader is not None

@@ -17,7 +17,7 @@ from conformance.fuzz.servers import SENTINELS, Server
 from conformance.fuzz.shot import Outcome, Shot
 
 EVERY = 50  # shots of a connection between two valid requests
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 PATIENCE = 200  # times that a valid request may be told that the house is full
 
 
@@ -61,7 +61,7 @@ class Storm:
         await asyncio.gather(*(self._client(number) for number in range(self._server.plan.peers)))
         looking.cancel()
         if self._server.status() is None:
-            await self._sentinels(exactly=True)
+            await self._sentinels(exactly=not self._server.plan.remembers)
         self._look()
         self.tally.seconds = time.monotonic() - began
         return self.tally
@@ -90,7 +90,7 @@ class Storm:
                 tally.errors[reply.body.decode("utf-8", "replace")[:160]] += 1
         if not outcome.replies:
             tally.statuses[shot.kind, "none"] += 1
-        reasons = faults(shot, outcome)
+        reasons = faults(shot, outcome, self._server.plan.unread)
         if reasons:
             self._find(reasons, shot)
 

@@ -1,12 +1,17 @@
 """A GPU, measured by one command: tokens/s, the time of a lone text, share of the device's product rate, memory, requests/s.
 
-    python conformance/load/gpu.py [--models …] [--dtype float16] [--seconds 3] [--minutes 9] [--http-workers 1,8] \\
-        [--wheels DIR]
+    python conformance/load/gpu.py [--models …] [--ways …] [--dtype float16] [--seconds 2] [--minutes 9] \\
+        [--http-workers 1,8] [--wheels DIR]
 
 Models have the shape of known ones and random weights, made on the device. Each is driven in process as the engine drives it:
 one queue, batches taken by as many threads as the backend takes at once. Texts of 5, 50, 512 and 8192 tokens, and a mix (70 %
 of 5–30 tokens, 30 % of 100–400). The share is of the rate at which this device multiplies large matrices of that precision,
-measured first. Then the same again by each other attention kernel of this installation, and in fp8 where the card has it.
+measured first. `small/s` is tokens/s in passes of a thousand tokens, where launches cost more than arithmetic.
+
+Each model is measured in ways that build on each other, so that each row says what one more of them brings: `plain`,
+transformers' own modules; `qkv`, query, key and value by one product; `graphs`, small batches launched at once; `compiled`,
+torch.compile, which is how a server ends up. By `qkv` also with each other attention kernel of this installation, and in fp8
+where the card has it. Over HTTP nothing is compiled: that would take place while it is measured.
 
 In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in
 a folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a
@@ -21,11 +26,9 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +39,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
 
 LENGTHS = {"5": ((1.0, (5, 5)),), "50": ((1.0, (50, 50)),), "512": ((1.0, (512, 512)),), "8192": ((1.0, (8192, 8192)),)}
 TRAFFIC = {**LENGTHS, "mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
-LONE_PASSES = 15
+WAYS = ("plain", "qkv", "graphs", "compiled")
+SOME = ("5", "50", "512")
+COMPILE_SECONDS = 150.0
 
 
 class Clock:
@@ -59,107 +64,10 @@ class Bench:
     clock: Clock
 
 
-def product_rate(dtype: str, device: str, size: int) -> float:
-    """FLOP/s of matrix products; the best of several, since whatever else runs only slows one down."""
-    import torch
-
-    a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-    best = 0.0
-    for _ in range(12):
-        synchronise(device)
-        began = time.perf_counter()
-        a @ b
-        synchronise(device)
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
-    return best
-
-
-def synchronise(device: str) -> None:
-    import torch
-
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-class Source:
-    """Encodings without end, of lengths drawn from a mix; no two alike, or they would be computed once."""
-
-    def __init__(self, mix: Any, longest: int, vocab_size: int) -> None:
-        import numpy as np
-
-        self._mix, self._longest, self._vocab_size = mix, longest, vocab_size
-        self._draw = np.random.default_rng(0)
-
-    def take(self, tokens: int) -> list[Any]:
-        from hybridtei.batch import Encoding
-
-        found, total = [], 0
-        while total < tokens:
-            share = self._draw.random()
-            bounds = self._mix[0][1] if share < self._mix[0][0] else self._mix[-1][1]
-            length = min(int(self._draw.integers(bounds[0], bounds[1] + 1)), self._longest)
-            found.append(Encoding(self._draw.integers(5, self._vocab_size, length)))
-            total += length
-        return found
-
-
-def drive(backend: Any, source: Source, budget: int, seconds: float) -> tuple[float, float, float]:
-    """(tokens/s, texts/s, mean keys of a token) of a queue that never runs dry."""
-    from hybridtei.batch import Head
-    from hybridtei.engine.core import EngineCore
-
-    core = EngineCore(max_tokens=budget, positions=backend.spec.positions, padded=backend.padded)
-    dense, lock = frozenset({Head.DENSE}), threading.Lock()
-    counts = [0, 0, 0]
-    until = time.perf_counter() + seconds
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            while time.perf_counter() < until:
-                with lock:
-                    if core.waiting_tokens < 2 * budget:
-                        core.add(source.take(2 * budget), dense)
-                    batch = core.take()
-                assert batch is not None
-                parts = batch.split(backend.forward(batch.packed))
-                lengths = batch.packed.lengths
-                with lock:
-                    core.settle(batch, parts)
-                    for i, count in enumerate((int(lengths.sum()), len(lengths), int((lengths**2).sum()))):
-                        counts[i] += count
-        except BaseException as error:
-            failures.append(error)
-
-    core.add(source.take(4 * budget), dense)
-    began = time.perf_counter()
-    threads = [threading.Thread(target=work) for _ in range(1 + backend.ahead)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    took = time.perf_counter() - began
-    return counts[0] / took, counts[1] / took, counts[2] / max(counts[0], 1)
-
-
-def lone(backend: Any, source: Source) -> float:
-    """Milliseconds of a text that is alone, the median."""
-    from hybridtei.batch import Head, pack
-
-    took = []
-    for _ in range(LONE_PASSES):
-        batch = pack(source.take(1), frozenset({Head.DENSE}), backend.spec.positions)
-        began = time.perf_counter()
-        backend.forward(batch)
-        took.append(1000 * (time.perf_counter() - began))
-    return statistics.median(took)
-
-
 def cells(name: str, made: Any, label: dict[str, str], traffic: list[str], bench: Bench) -> list[dict[str, Any]]:
     """A row a traffic; what fails is a row that says so."""
     import torch
+    from gpu_drive import Source, drive, lone, small
 
     from hybridtei.errors import BackendError
 
@@ -178,7 +86,8 @@ def cells(name: str, made: Any, label: dict[str, str], traffic: list[str], bench
         try:
             drive(made.backend, source, options.budget, 0.2 * options.seconds)  # warm
             tokens, texts, keys = drive(made.backend, source, options.budget, options.seconds)
-            row = {"tokens_per_s": tokens, "texts_per_s": texts, "lone_ms": lone(made.backend, source)}
+            row = {"tokens_per_s": tokens, "texts_per_s": texts}
+            row |= {"small_tokens_per_s": small(made.backend, source, options), "lone_ms": lone(made.backend, source)}
             row |= {"share": tokens * made.flop_per_token(keys) / bench.rate}
             row |= {"peak_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0}
         except (BackendError, RuntimeError) as error:
@@ -188,21 +97,49 @@ def cells(name: str, made: Any, label: dict[str, str], traffic: list[str], bench
 
 
 def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
-    """All rows of a model: as it would be served, by each other kernel, and in fp8."""
+    """All rows of a model: in each way, by each other kernel, and in fp8."""
     from gpu_models import make
 
-    options = bench.options
-    made = make(shape, dtype=options.dtype, device=options.device)
-    trunk = made.backend.trunk
-    told = {"dtype": options.dtype, "kernel": trunk.attention.name}
-    rows = cells(name, made, told, [*TRAFFIC], bench)
-    for which in other_kernels(trunk, options):
-        rows += by_kernel(name, made, which, bench)
+    options, rows = bench.options, []
+    made = make(shape, dtype=options.dtype, device=options.device, joined=False)
+    told = {"dtype": options.dtype, "kernel": made.backend.trunk.attention.name}
+    for way in WAYS:
+        label = {**told, "way": way}
+        fault = taken(way, made.backend, bench)
+        if fault is not None:
+            rows.append({"model": name, **label, "tokens": "all", "failed": fault})
+            continue
+        if way in options.ways:
+            rows += cells(name, made, label, [*TRAFFIC] if way == options.ways[-1] else [*SOME], bench)
+        for which in other_kernels(made.backend.trunk, options) if way == "qkv" else []:
+            rows += by_kernel(name, made, which, bench)
     release(made)
-    del made, trunk
+    del made
     if options.cpu_smoke or has_fp8(options.device):
         rows += in_fp8(name, shape, bench)
     return rows
+
+
+def taken(way: str, backend: Any, bench: Bench) -> str | None:
+    """Change a backend to a way from the one before; why that cannot be, or None."""
+    from hybridtei.backends.quickening import Wishes
+    from hybridtei.trunk.fused_qkv import fuse
+
+    options, faster = bench.options, backend.faster
+    if way == "qkv":
+        fuse(backend.trunk.model)
+        backend.catch_up()
+    if way == "graphs" and {"graphs", "compiled"} & {*options.ways}:
+        faster.begin()
+        if faster.graphs is None:
+            return f"batches cannot be recorded with {backend.trunk.attention.name}"
+    if way == "compiled" and way in options.ways:
+        faster.wishes = Wishes(graphs=True, compiled="true", compiler="aot_eager" if options.cpu_smoke else "inductor")
+        faster.begin()
+        if not faster.compiling.ended.wait(min(COMPILE_SECONDS, max(bench.clock.left, 0))):
+            return "the compiler was not done in time"
+        return faster.compiling.fault  # type: ignore[no-any-return]
+    return None
 
 
 def other_kernels(trunk: Any, options: Any) -> list[str]:
@@ -221,7 +158,7 @@ def by_kernel(name: str, made: Any, which: str, bench: Bench) -> list[dict[str, 
     """Two rows of another kernel; the one that was chosen is put back."""
     from hybridtei.trunk.attention import OPENERS
 
-    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which}
+    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which, "way": "qkv"}
     chosen = trunk.kernel
     try:
         trunk.kernel = OPENERS[which]()
@@ -241,7 +178,8 @@ def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     made = make(shape, dtype="bfloat16", device=bench.options.device)
     for layer in replace_linears(made.backend.trunk.model):
         layer.exact = None
-    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name}
+    made.backend.catch_up()
+    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name, "way": "qkv"}
     rows = cells(name, made, told, ["50", "512", "mixed"], bench)
     release(made)
     return rows
@@ -309,14 +247,14 @@ def heading(options: Any, rate: float) -> dict[str, Any]:
 def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str, Any]], unmeasured: list[str]) -> None:
     """For people; then the same as one line of JSON."""
     print(", ".join(f"{name} {value}" for name, value in told.items()))
-    speeds = f"{'tokens/s':>12}{'texts/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
-    print(f"{'model':22}{'dtype':>10}  {'attention':24}{'tokens':>7}{speeds}")
+    speeds = f"{'tokens/s':>12}{'texts/s':>10}{'small/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
+    print(f"{'model':22}{'dtype':>10}  {'attention':24}{'way':10}{'tokens':>7}{speeds}")
     for row in rows:
-        start = f"{row['model']:22}{row['dtype']:>10}  {row['kernel']:24}{row['tokens']:>7}"
+        start = f"{row['model']:22}{row['dtype']:>10}  {row['kernel']:24}{row['way']:10}{row['tokens']:>7}"
         if "failed" in row:
             print(f"{start}  not measured: {row['failed']}")
             continue
-        speed = f"{row['tokens_per_s']:12.0f}{row['texts_per_s']:10.0f}{row['lone_ms']:9.2f}"
+        speed = f"{row['tokens_per_s']:12.0f}{row['texts_per_s']:10.0f}{row['small_tokens_per_s']:10.0f}{row['lone_ms']:9.2f}"
         print(f"{start}{speed}{row['share']:7.0%}{row['peak_mb']:8.0f}")
     if http:
         speeds = f"{'tokens/s':>12}{'req/s':>10}{'p50 ms':>9}{'p95 ms':>9}"
@@ -335,10 +273,11 @@ def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str,
 def read_options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="some of the models, by name, separated by commas [default: all]")
+    parser.add_argument("--ways", default=",".join(WAYS), help="which to measure of those below, separated by commas")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", type=int, default=16384, help="tokens of a pass at most")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which no measurement is begun")
     parser.add_argument("--http-workers", default=f"1,{min(8, max(2, (os.cpu_count() or 2) - 6))}", help="empty: no HTTP")
     parser.add_argument("--wheels", metavar="DIR", help="wheels of packages that are not installed here")
@@ -348,10 +287,14 @@ def read_options() -> Any:
         options.device, options.dtype, options.budget = "cpu", "float32", 1024
         os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: its teams of threads meet after each small operation
     options.dtype = options.dtype or "float16"
+    options.ways = [way for way in WAYS if way in options.ways.split(",")]
+    if not options.ways:
+        parser.error(f"--ways: none of {', '.join(WAYS)}")
     return options
 
 
 def run(options: Any) -> None:
+    from gpu_drive import product_rate
     from gpu_models import SHAPES, SMOKE
 
     clock = Clock(options.minutes)
@@ -362,8 +305,7 @@ def run(options: Any) -> None:
     rows, http, unmeasured = [], [], []
     for name in names:
         rows += of_model(name, shapes[name], bench)
-    for name in names if options.http_workers else []:
-        if shapes[name].http:
+        if shapes[name].http and options.http_workers:
             found, why = over_http(name, bench)
             http += found
             unmeasured += [f"{name} over HTTP was not measured: {why}"] if why else []

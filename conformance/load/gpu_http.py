@@ -65,7 +65,8 @@ def measure(
         for number in workers:
             command = (
                 f"{sys.executable} -m hybridtei serve --model-id {folder} --pooling cls --backend torch --dtype {dtype} "
-                f"--hostname 127.0.0.1 --port {{port}} --http-workers {number} --max-concurrent-requests 8192"
+                f"--hostname 127.0.0.1 --port {{port}} --http-workers {number} --max-concurrent-requests 8192 "
+                "--torch-compile false"  # or it would compile while it is measured
             )
             processes = 1 if few else min(4, max(1, (os.cpu_count() or 1) // 4))
             with started(command) as (url, _), _pool(processes) as pool:

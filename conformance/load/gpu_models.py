@@ -16,9 +16,12 @@ import torch
 import transformers
 from torch import nn
 
+from hybridtei.backends.cuda_graphs import Recorder
+from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import DTYPES, TorchBackend
 from hybridtei.backends.torch_heads import HeadWeights
 from hybridtei.batch import Head, Positions
+from hybridtei.trunk.fused_qkv import fuse
 from hybridtei.trunk.interface import is_causal, register
 from hybridtei.trunk.trunk import Trunk
 
@@ -77,10 +80,15 @@ class Made:
         return 2.0 * self.matrix_weights + 4.0 * self.attention_width * seen
 
 
-def make(shape: Shape, *, dtype: str, device: str) -> Made:
-    """Random weights on the device. What a checkpoint would say of itself is said by its configuration and by `Shape`."""
+def make(shape: Shape, *, dtype: str, device: str, joined: bool = True) -> Made:
+    """Random weights on the device. What a checkpoint would say of itself is said by its configuration and by `Shape`.
+
+    `joined`: query, key and value by one product, as a checkpoint is loaded on a GPU.
+    """
     config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
     model = _model(config, DTYPES[dtype], device)
+    if joined:
+        fuse(model)
     spec: Any = SimpleNamespace(
         folder=shape.classes,
         model_type=config.model_type,
@@ -101,11 +109,17 @@ def make(shape: Shape, *, dtype: str, device: str) -> Made:
         heads=frozenset({Head.DENSE, Head.TOKENS}),
     )
     trunk = Trunk(model, spec, torch.device(device))
-    backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()))
+    wishes = Wishes(graphs=True, recorder=None if device.startswith("cuda") else _called_again)
+    backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()), wishes=wishes)
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     causal = any(is_causal(module) for module in model.modules())
     return Made(backend, weights, config.num_hidden_layers * config.num_attention_heads * width, causal)
+
+
+def _called_again() -> Recorder:
+    """Where there is no GPU to record on, so that the rest can be tried."""
+    return lambda run: run  # type: ignore[return-value]
 
 
 def _model(config: Any, dtype: torch.dtype, device: str) -> nn.Module:

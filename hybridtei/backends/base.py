@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from hybridtei.batch import PackedBatch
+from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
@@ -13,7 +13,7 @@ from hybridtei.outputs import HeadOutputs
 class Backend(Protocol):
     """One loaded model on one device.
 
-    `padded`: a batch costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
+    `padding`: what costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
     device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
     `fills_cores`: a pass called outside a lane uses every core by itself. `forwards` counts passes of the trunk.
     """
@@ -21,7 +21,7 @@ class Backend(Protocol):
     spec: ModelSpec
     name: str
     dtype: str
-    padded: bool
+    padding: Padding
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
     fills_cores: bool
@@ -39,3 +39,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Quickened(Protocol):
+    """A backend that can become faster while it serves."""
+
+    def quicken(self) -> None:
+        """Begin to make what makes later passes faster; no pass waits for it. Called once a model is loaded and measured."""
+        ...

@@ -8,7 +8,6 @@ exports the graph of a model's architecture to where `graphs.find_graph` looks f
 from __future__ import annotations
 
 import argparse
-import inspect
 import logging
 import sys
 import warnings
@@ -21,13 +20,14 @@ import numpy as np
 import onnx
 import onnx_ir
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybridtei.backends.graph_names import FREE_SIZES, graph_name
 from hybridtei.backends.graphs import Graph, cache_folder
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, Positions, pack
+from hybridtei.backends.traced import Traced, traced
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.files import resolve
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
@@ -35,49 +35,22 @@ from hybridtei.errors import HybridTeiError, UnsupportedArchitecture
 from hybridtei.trunk.rope import forget_lengths
 
 OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
-BIDIRECTIONAL = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})  # without windows
 TOLERANCE = 1e-4  # of hidden states, relative to the largest
 PROBE_LENGTHS = ((3, 17), (40,), (2, 2, 5), (600, 7))  # shapes other than the traced one; longer than the usual windows
 
 
-class _Rectangle(nn.Module):
-    """The trunk as a padded batch sees it: ids and mask in, hidden states out.
+def export_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
+    """Trace, strip and check. Raises UnsupportedArchitecture if torch cannot trace it or ONNX Runtime disagrees with it.
 
-    What many families would cut from buffers as long as their table of positions is computed instead: a graph without those
-    serves every length of table.
+    `rectangle`: with the inputs that others' ONNX files have, whatever the family allows.
     """
-
-    def __init__(self, trunk: Any, positions: Positions) -> None:
-        super().__init__()
-        self.trunk = trunk
-        accepted = inspect.signature(trunk.forward).parameters
-        buffers = {name.rsplit(".", 1)[-1] for name, _ in trunk.named_buffers()}
-        self._gives_types = "token_type_ids" in accepted and "token_type_ids" in buffers
-        self._everything_sees_everything = trunk.config.model_type in BIDIRECTIONAL
-        self._gives_positions = "position_ids" in accepted and "position_ids" in buffers and positions.offset == 0
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        given = {}
-        if token_type_ids is not None or self._gives_types:
-            given["token_type_ids"] = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        if self._gives_positions:
-            given["position_ids"] = torch.arange(input_ids.shape[1])[None]
-        if self._everything_sees_everything:  # transformers would compute the same in twenty operators
-            attention_mask = (attention_mask != 0)[:, None, None, :].expand(-1, 1, input_ids.shape[1], -1)
-        hidden: Tensor = self.trunk(input_ids=input_ids, attention_mask=attention_mask, **given).last_hidden_state
-        return hidden
-
-
-def export_graph(spec: ModelSpec) -> Graph:
-    """Trace, strip and check. Raises UnsupportedArchitecture if torch cannot trace it or ONNX Runtime disagrees with it."""
-    from transformers import AutoModel
-
     spec = replace(spec, tanh_gelu=False)  # a graph has the checkpoint's own; who reads it turns it
     weights = Weights.open(spec.folder)
     try:
-        trunk = AutoModel.from_pretrained(spec.folder, local_files_only=True, dtype=torch.float32).eval()
+        module = traced(spec, rectangle=rectangle)
+        trunk = module.trunk
         follows_length = forget_lengths(trunk)
-        model = None if follows_length else _trace(spec, trunk)
+        model = None if follows_length else _trace(module)
     except Exception as error:  # whatever the loader or the tracer meets
         raise UnsupportedArchitecture(f"{spec.folder}: cannot be exported to ONNX: {error}") from error
     if model is None:
@@ -105,14 +78,7 @@ def check_graph(spec: ModelSpec, graph: Graph, weights: Weights) -> None:
             raise UnsupportedArchitecture(f"{spec.folder}: the exported graph differs from torch by {worst:.2g}")
 
 
-def _trace(spec: ModelSpec, trunk: Any) -> onnx_ir.Model:
-    ids = torch.arange(10, dtype=torch.long).reshape(2, 5) % (spec.vocab_size - 8) + 4
-    mask = torch.ones_like(ids)
-    mask[1, 3:] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if spec.has_token_types:
-        inputs["token_type_ids"] = torch.zeros_like(ids)
-    sizes = {0: torch.export.Dim("n"), 1: torch.export.Dim("s")}
+def _trace(module: Traced) -> onnx_ir.Model:
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -120,14 +86,14 @@ def _trace(spec: ModelSpec, trunk: Any) -> onnx_ir.Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                _Rectangle(trunk, spec.positions),
-                kwargs=inputs,
+                module,
+                kwargs=module.example,
                 dynamo=True,
                 optimize=False,
                 opset_version=OPSET,
-                input_names=list(inputs),
+                input_names=list(module.example),
                 output_names=["hidden"],
-                dynamic_shapes=dict.fromkeys(inputs, sizes),
+                dynamic_shapes=module.sizes,
                 verbose=False,
             )
     finally:

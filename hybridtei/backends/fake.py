@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, PackedBatch, kept_tokens
+from hybridtei.batch import Head, PackedBatch, Padding, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
 from hybridtei.lanes import LaneKind
@@ -36,14 +36,14 @@ class FakeBackend:
         spec: ModelSpec,
         *,
         lanes: int | tuple[LaneKind, ...] = 1,
-        padded: bool = False,
+        padding: Padding = Padding.NONE,
         busy_tokens: int = 256,
         fail_on: int | None = None,
         gate: Gate | None = None,
     ) -> None:
         self.spec = spec
         self.lanes = (LaneKind.BULK,) * lanes if isinstance(lanes, int) else lanes
-        self.padded = padded
+        self.padding = padding
         self.busy_tokens = busy_tokens
         self.fail_on = fail_on
         self.gate = gate

@@ -13,6 +13,7 @@ import torch
 
 from hybridtei.backends.fp8_linear import STEP, Fp8Linear, replace_linears
 from hybridtei.backends.int8 import Fidelity, Guard, compare
+from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import LoadError
@@ -26,18 +27,26 @@ log = logging.getLogger(__name__)
 CAPABILITY = (9, 0)
 
 
-def open_fp8(spec: ModelSpec, *, device: str, trust_remote_code: bool = False, guard: Guard | None = None) -> TorchBackend:
+def open_fp8(
+    spec: ModelSpec,
+    *,
+    device: str,
+    trust_remote_code: bool = False,
+    guard: Guard | None = None,
+    wishes: Wishes | None = None,
+) -> TorchBackend:
     """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
-    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code)
+    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code, wishes=wishes)
     return judged(backend, guard or Guard())
 
 
 def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     """A bfloat16 backend with its trunk's matrices in eight bits from now on. Raises LoadError with the figures."""
     layers = replace_linears(backend.trunk.model)
+    backend.catch_up()
     if not layers:
         raise LoadError(f"{backend.spec.folder}: fp8: no matrix of the trunk has sides of a multiple of {STEP}")
     fidelity = _fidelity(backend, layers)

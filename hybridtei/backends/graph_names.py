@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from hybridtei.checkpoint.spec import ModelSpec
 
-FORMAT = 4  # raised when the exporter changes what it makes
+FORMAT = 5  # raised when the exporter changes what it makes
 # What a configuration says of its maker, its task or its training changes no graph.
 IRRELEVANT = frozenset(
     {

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridtei.backends import numpy_heads
 from hybridtei.backends.mlm_head import MlmHead
-from hybridtei.batch import Head, PackedBatch, kept_tokens, pad, seen_mask
+from hybridtei.batch import Head, PackedBatch, kept_tokens
 from hybridtei.checkpoint.classifier_layers import classifier_layers
 from hybridtei.checkpoint.layers import dense_layer, lexical_layers, multivector_layer
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.ragged import Ragged
-
-Feed = dict[str, NDArray[np.int64]]
 
 
 class HostHeads:
@@ -70,13 +65,3 @@ class HostHeads:
         assert self._projection is not None
         kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
         return Ragged(numpy_heads.through(numpy_heads.tag(hidden[kept], self._before), self._projection), offsets)
-
-
-def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]) -> Floats:
-    """Hidden states float32[t, h] of a packed batch from a graph that takes a padded one. `inputs`: the names it takes."""
-    input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
-    feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
-    if "token_type_ids" in inputs:
-        types = batch.token_type_ids
-        feed["token_type_ids"] = np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
-    return np.asarray(run(feed)[mask])

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: like lengths in a rectangle, one single-threaded session that all lanes call, heads in numpy.
+"""ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
 
 The graph holds no weights; they come from the checkpoint's safetensors. A session with one intra-op thread runs in its caller's
 thread, so lanes share it without a copy, never wait for one another, and run at their own priority. A short text that is
@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from hybridtei.backends.feeds import Feed, end_to_end, in_rectangle, takes_end_to_end
 from hybridtei.backends.graph_weights import graph_tensors, word_table, word_tables
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.host_heads import HostHeads, in_rectangle
+from hybridtei.backends.host_heads import HostHeads
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.backends.onnx_session import Lent, open_session
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.cores import available_cores
@@ -27,7 +28,7 @@ from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.outputs import Floats, HeadOutputs
 
-BUSY_TOKENS = 512  # of a padded micro-batch: one core gains nothing from more
+BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 
 
 class OnnxBackend:
@@ -35,7 +36,6 @@ class OnnxBackend:
 
     name = "ort"
     fills_cores = False
-    padded = True
     busy_tokens = BUSY_TOKENS
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
@@ -79,6 +79,7 @@ class OnnxBackend:
         self._session = open_session(graph, lent, folder, self._threads)
         self._wide = open_session(graph, lent, folder, cores) if self._threads < cores else None
         self._inputs = frozenset(node.name for node in self._session.get_inputs())
+        self.padding = Padding.ATTENTION if takes_end_to_end(self._inputs) else Padding.ALL
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
@@ -115,4 +116,11 @@ class OnnxBackend:
 
     def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
         session = self._wide if wide and self._wide is not None else self._session
-        return in_rectangle(batch, self._inputs, self.spec.padding_id, lambda feed: session.run([self._output], feed)[0])
+
+        def run(feed: Feed) -> Floats:
+            hidden: Floats = session.run([self._output], feed)[0]
+            return hidden
+
+        if self.padding is Padding.ATTENTION:
+            return end_to_end(batch, self._inputs, run)
+        return in_rectangle(batch, self._inputs, self.spec.padding_id, run)

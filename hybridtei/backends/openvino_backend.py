@@ -5,7 +5,7 @@ a compiled model of their own, made by a thread of low priority; express lanes h
 third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share.
 
 Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
-sizes, which costs no more than it saves, and each thread keeps a bounded number of kernels.
+sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
 
 The surprise: inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
 address, and the next request whose inputs are copied has them written there, by then into whatever the heap made of it.
@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, takes_end_to_end
 from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.host_heads import Feed, HostHeads, in_rectangle
+from hybridtei.backends.host_heads import HostHeads
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_bytes import inputs
-from hybridtei.batch import PackedBatch
+from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.cores import available_cores
@@ -44,9 +45,10 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import openvino as ov  # noqa: E402
 
-BUSY_TOKENS = 512  # of a padded micro-batch: one core gains nothing from more
+BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
+QUERY_TOKENS = 32
 KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
 ATTEMPTS = 8  # closed models whose idle threads may be in the way of new ones
 
@@ -56,7 +58,6 @@ class OpenVinoBackend:
 
     name = "openvino"
     fills_cores = False
-    padded = True
     busy_tokens = BUSY_TOKENS
 
     def __init__(
@@ -92,6 +93,8 @@ class OpenVinoBackend:
             raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
+        self._inputs = self._models.of(LaneKind.EXPRESS, wide=False).inputs
+        self.padding = Padding.ATTENTION if takes_end_to_end(self._inputs) else Padding.ALL
         self._heads = HostHeads(spec, table, mlm)
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
@@ -115,13 +118,15 @@ class OpenVinoBackend:
 
     def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
         model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), wide=wide)
-        _check_ids(batch, self.spec, model.inputs)
+        _check_ids(batch, self.spec, self._inputs)
+        if self.padding is Padding.ATTENTION:
+            return end_to_end(batch, self._inputs, model.run, _grown_sizes)
 
         def run(feed: Feed) -> Floats:
             n, length = feed["input_ids"].shape
             return model.run(_grown(feed, self.spec))[:n, :length]
 
-        return in_rectangle(batch, model.inputs, self.spec.padding_id, run)
+        return in_rectangle(batch, self._inputs, self.spec.padding_id, run)
 
 
 class _Models:
@@ -197,6 +202,14 @@ def _grown(feed: Feed, spec: ModelSpec) -> Feed:
         larger[name][:n, :length] = values
     larger["attention_mask"][n:, 0] = 1  # a row that may attend to nothing is not a number
     return larger
+
+
+def _grown_sizes(sizes: Sizes) -> Sizes:
+    """The same for texts end to end. Lone queries are one shape: another than the pass before costs more than the padding."""
+    tokens, rows, columns = sizes
+    if rows == 1 and tokens <= QUERY_TOKENS:
+        return QUERY_TOKENS, 1, QUERY_TOKENS
+    return grown(tokens, 8, 32), grown(rows, 1, 8), grown(columns, 8, 16)
 
 
 def grown(size: int, least: int, parts: int) -> int:

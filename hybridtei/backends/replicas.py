@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridtei.backends.base import Backend
+from hybridtei.backends.base import Backend, Quickened
 from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.memory import Measured
 from hybridtei.batch import PackedBatch
@@ -38,7 +38,7 @@ class Replicas:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         first = backends[0]
-        self.spec, self.name, self.dtype, self.padded = first.spec, first.name, first.dtype, first.padded
+        self.spec, self.name, self.dtype, self.padding = first.spec, first.name, first.dtype, first.padding
         self.busy_tokens = first.busy_tokens
         self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
         self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
@@ -70,6 +70,12 @@ class Replicas:
         """See `Backend.enter_lane`: any lane may call any replica."""
         for replica in self.replicas:
             replica.backend.enter_lane(kind)
+
+    def quicken(self) -> None:
+        """See `Quickened`, of each that can."""
+        for replica in self.replicas:
+            if isinstance(replica.backend, Quickened):
+                replica.backend.quicken()
 
     def close(self) -> None:
         """Close all."""

@@ -3,6 +3,8 @@
 On a GPU launching a pass and waiting for it are two things: while one thread waits for its arrays, another packs the next
 batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
 freed in the order of the stream, so two that are under way need the memory of one.
+
+What makes passes faster and takes time to make (`quicken`) is made behind their backs: see `cuda_graphs` and `compiling`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from hybridtei.backends import memory
 from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.halving import TooLarge, in_halves
 from hybridtei.backends.host_copy import Arrays, start_copy, to_device
+from hybridtei.backends.quickening import Quickening, Wishes
+from hybridtei.backends.shortage import is_short_of_memory
 from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
-from hybridtei.batch import PackedBatch
+from hybridtei.batch import PackedBatch, Padding
 from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError
 from hybridtei.lanes import LaneKind, both_lanes
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
 BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
-# What torch and its libraries say where memory is short, when they do not raise OutOfMemoryError.
-SHORT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 class TorchBackend:
@@ -50,8 +52,10 @@ class TorchBackend:
         device: str = "cpu",
         trust_remote_code: bool = False,
         loaded: tuple[Trunk, HeadWeights] | None = None,
+        wishes: Wishes | None = None,
     ) -> None:
-        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. Raises LoadError."""
+        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. `wishes`: what `quicken` is to
+        make. Raises LoadError."""
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
@@ -67,10 +71,10 @@ class TorchBackend:
 
             loaded = load(spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code)
         self._trunk, self._heads = loaded
-        self.padded = self._trunk.padded
+        self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        if on_gpu:
-            torch.cuda.synchronize(self.device)  # the weights are there before another stream reads them
+        self.catch_up()
+        self.faster = Quickening(self, wishes or Wishes())
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Teams of threads cost more than they bring here, so `wide` changes nothing.
@@ -93,14 +97,27 @@ class TorchBackend:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 
+    def quicken(self) -> None:
+        """Begin to make what makes later passes faster; no pass waits for it. Once a model is loaded and measured."""
+        self.faster.begin()
+
+    def catch_up(self) -> None:
+        """Let passes wait for what the calling thread did on the device: weights, loaded or changed, are there first."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
     def close(self) -> None:
         """Give the weights back."""
+        self.faster.close()
         del self._trunk, self._heads
         self.make_room()
 
     def make_room(self) -> None:
-        """Give the device what torch only keeps for later."""
+        """Give the device what torch only keeps for later, and what passes can do without."""
         if self.device.type == "cuda":
+            with self.alone():
+                self._stream_done()
+                self.faster.forget()
             torch.cuda.empty_cache()
 
     def answers(self) -> bool:
@@ -108,8 +125,8 @@ class TorchBackend:
         if self.device.type != "cuda":
             return True
         try:
-            torch.cuda.synchronize(self.device)
-            return float(torch.ones(1, device=self.device).sum()) == 1.0
+            with self.alone():  # on our stream, after what failed, and not while it is being recorded
+                return float(torch.ones(1, device=self.device).sum()) == 1.0
         except RuntimeError:
             return False
 
@@ -123,6 +140,7 @@ class TorchBackend:
             return limit
         self.make_room()
         allowed = self._allow(fraction) // sharing
+        allowed -= self.faster.reserved(allowed, lambda tokens: self._peak(tokens, min(longest, tokens)))
         return memory.most_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
 
     @property
@@ -133,7 +151,7 @@ class TorchBackend:
     def _pass(self, batch: PackedBatch) -> HeadOutputs:
         """Raises TooLarge where memory is short."""
         try:
-            with self._launching, torch.inference_mode(), self._on_stream():
+            with self.alone():
                 asked = wanted(batch, self.spec)
                 wait = self._launch(batch, asked)
             return outputs_of(wait(), batch, asked, self.spec.vocab_size)
@@ -144,12 +162,19 @@ class TorchBackend:
         raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
 
     def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
-        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
-        integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "offsets": batch.cu_seqlens}
+        graphs = self.faster.graphs
+        bucket = None if graphs is None else graphs.find(batch)
+        rider = batch if graphs is None or bucket is None else graphs.rider(batch, bucket)
+        types = {} if rider.token_type_ids is None else {"token_type_ids": rider.token_type_ids}
+        integers = {"input_ids": rider.input_ids, "position_ids": rider.position_ids, "offsets": rider.cu_seqlens}
         there = to_device({**integers, **types, **asked.integers}, self.device)
-        placed = Placed(there["input_ids"], there["position_ids"], there.get("token_type_ids"))
-        layout = self._trunk.layout(batch, there["offsets"])
-        hidden = self._trunk(batch, layout, placed)
+        riding = Placed(there["input_ids"], there["position_ids"], there.get("token_type_ids"))
+        placed = riding.first(len(batch.input_ids))
+        layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
+        if graphs is None or bucket is None:
+            hidden = self._trunk(batch, layout, placed)
+        else:
+            hidden = graphs.play(bucket, riding, there["offsets"])[: len(batch.input_ids)]
         with self._counting:
             self.forwards += 1
         embeddings = self._trunk.word_embeddings(batch, placed) if wants_words(batch, self.spec) else None
@@ -157,12 +182,23 @@ class TorchBackend:
         return start_copy(compute(states, batch.heads, self.spec, self._heads), self.device)
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            yield
+    def alone(self) -> Iterator[None]:
+        """Where passes are launched: by one thread at a time on a GPU, on a stream of their own."""
+        with self._launching, torch.inference_mode():
+            if self._stream is None:
+                yield
+                return
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """What passes are launched on; None on a CPU."""
+        return self._stream
+
+    def _stream_done(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _allow(self, fraction: float) -> int:
         """Let torch take so much of the free memory and no more; bytes that passes may use."""
@@ -185,8 +221,3 @@ class TorchBackend:
                 return None
             peak = max(peak, torch.cuda.max_memory_allocated(self.device) - before)
         return peak
-
-
-def is_short_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory, of the device or of the host, did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY)

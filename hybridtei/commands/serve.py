@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from hybridtei import heap
 from hybridtei.commands import settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.flags import UsageError, add_flags
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
+    heap.limit_arenas()  # while there is one thread, and nothing that starts others is imported
     from hybridtei import logs
     from hybridtei.server import otlp, start
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.fair_queue import FairQueue, Rider, Waiting
 from hybridtei.engine.scheduler import EXPRESS_TOKENS, choose, is_starving, lane_for, share
@@ -121,13 +121,13 @@ class EngineCore:
         max_tokens: int,
         positions: Positions,
         max_sequences: int | None = None,
-        padded: bool = False,
+        padding: Padding = Padding.NONE,
         lanes: Sequence[LaneKind] = (LaneKind.BULK,),
         cache: ResultCache | None = None,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
-        self._padded = padded
+        self._padding = padding
         self._positions = positions
         self._cache = cache
         self._bulk = FairQueue()
@@ -185,7 +185,7 @@ class EngineCore:
             return None
         budget = share(queue.tokens, self._lanes[kind], self._max_tokens)
         lengths = [len(waiting) for waiting in head]
-        chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padded=self._padded)
+        chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
         batch = self._batch(queue.remove(head, chosen), now_ns, kind)
         self._out += 1
         if kind is LaneKind.BULK:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei import errors
-from hybridtei.batch import Encoding, Head, Ids, PackedBatch
+from hybridtei.batch import Encoding, Head, Ids, PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.channel import Channel
 from hybridtei.engine.rides import BatchMetrics, Seat
@@ -114,7 +114,7 @@ class FarBackend:
     spec: ModelSpec
     name: str
     dtype: str
-    padded: bool
+    padding: Padding
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
     fills_cores: bool = False

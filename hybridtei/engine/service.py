@@ -193,7 +193,7 @@ def _seat(backend: Backend, config: EngineConfig, budget_tokens: int, registry: 
         max_tokens=budget_tokens,
         max_sequences=config.max_batch_requests,
         positions=backend.spec.positions,
-        padded=backend.padded,
+        padding=backend.padding,
         lanes=backend.lanes,
         cache=cache,
     )

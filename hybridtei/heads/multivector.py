@@ -1,12 +1,11 @@
-"""One vector a token, for late interaction. Raw: not cut, not normalised."""
+"""One vector a token, for late interaction. Raw: not cut, not normalised, in the trunk's precision: `host_copy` widens."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 
 def multivector(hidden: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Project the kept tokens: float[t, h], bool[t] -> float32[t', d]. Source: BGE-M3, Chen et al. 2024, section 3.2."""
-    return linear(hidden[kept], weight, bias).to(torch.float32)
+    """Project the kept tokens: float[t, h], bool[t] -> float[t', d]. Source: BGE-M3, Chen et al. 2024, section 3.2."""
+    return linear(hidden[kept], weight, bias)

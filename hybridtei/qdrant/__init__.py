@@ -6,7 +6,7 @@ Knows outputs and what a checkpoint says about itself; knows no HTTP server of o
     client.upsert(name, [as_lists(point) for point in points])
     client.query_points(name, **query_arguments(hybrid_query(query_embeddings, mode="rrf", k=61)))
 
-    found = LocalSearch(encoder, "minilm-hybrid")("papers", "a query")          # without an event loop
+    found = LocalSearch(encoder, "minilm-hybrid")("papers", "a query")          # also in a notebook
     found = await Searcher(store, query_model(encoder, "minilm-hybrid")).search("papers", "a query")
 
 Names are imported when first asked for: qdrant-client takes a second.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
@@ -106,15 +107,23 @@ def _quantization(config: Plain | None) -> Any:
 
 
 def vector_of(vector: Any) -> Any:
-    """An array or list as it is; a pair of `indices` and `values` as a sparse vector."""
+    """A list as it is, an array as its numbers; a pair of `indices` and `values` as a sparse vector."""
     if isinstance(vector, Mapping):
         indices, values = vector["indices"], vector["values"]
         if len(indices) != len(values):
             raise ValueError(f"a sparse vector of {len(indices)} indices and {len(values)} values")
         if len(set(map(int, indices))) != len(indices):
             raise ValueError("a sparse vector with an index that is there twice")
-        return edge.SparseVector(indices=indices, values=values)
-    return vector
+        return edge.SparseVector(indices=_numbers(indices), values=_numbers(values))
+    return _numbers(vector)
+
+
+def _numbers(vector: Any) -> Any:
+    """The engine reads a view in a third of the time that it takes for an array, of which each number is an object first."""
+    if not isinstance(vector, np.ndarray):
+        return vector
+    aligned: Any = np.require(vector, requirements="A")  # out of a frame it may lie at any byte, and views refuse that
+    return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:

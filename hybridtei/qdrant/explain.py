@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qdrant_client import models
 
 from hybridtei.outputs import Embeddings
+from hybridtei.qdrant.pages import identity_of, in_order
 from hybridtei.qdrant.query import NAMES, hybrid_query, score_requests
 from hybridtei.qdrant.store import MULTIVECTOR, PointId, Store
 
@@ -60,7 +61,7 @@ async def explain(
 
     async def ask(name: str, asked: models.QueryRequest) -> None:
         began = perf_counter_ns()
-        points = await store.query(collection, asked)
+        points = in_order(await store.query(collection, asked))
         stages.append(Stage(name, (perf_counter_ns() - began) / 1e6, len(points)))
         for place, point in enumerate(points, 1):
             known = scores.get(identity_of(point))
@@ -86,11 +87,6 @@ async def explain(
         await ask(options.mode, fused)
     await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] * options.rescore)], scores=scores)
     return stages, scores
-
-
-def identity_of(point: models.ScoredPoint) -> PointId:
-    """Its id; a UUID as text."""
-    return point.id if isinstance(point.id, int) else str(point.id)
 
 
 def _legs(request: models.QueryRequest) -> list[str]:

@@ -54,7 +54,7 @@ def hybrid_query(
     A multi-vector's score is the sum over the query's vectors, except in `weighted`, which divides it by how many they are.
     Raises InvalidInput, naming the field.
     """
-    _check_page(mode, limit, prefetch_limit, offset)
+    check_page(mode, limit, prefetch_limit, offset)
     outer: dict[str, Any] = {
         "limit": limit,
         "offset": offset or None,
@@ -108,7 +108,8 @@ def score_requests(
     }
 
 
-def _check_page(mode: str, limit: int, prefetch_limit: int, offset: int) -> None:
+def check_page(mode: str, limit: int, prefetch_limit: int, offset: int) -> None:
+    """Raises InvalidInput, naming the field, for a page that nobody can ask for."""
     if mode not in MODES:
         raise InvalidInput(f"`mode` is {mode!r}, should be one of {', '.join(MODES)}")
     for field, value, least in (("limit", limit, 1), ("prefetch_limit", prefetch_limit, 1), ("offset", offset, 0)):

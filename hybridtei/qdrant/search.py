@@ -20,8 +20,9 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.qdrant.documents import TEXT
-from hybridtei.qdrant.explain import Stage, StageScore, explain, identity_of
+from hybridtei.qdrant.explain import Stage, StageScore, explain
 from hybridtei.qdrant.highlights import Highlight, TokensOf, highlights, shared_terms
+from hybridtei.qdrant.pages import identity_of, page_of
 from hybridtei.qdrant.query import MAX_LIMIT, Mode, hybrid_query
 from hybridtei.qdrant.search_layouts import Layouts, check_searchable, common_heads, fitted
 from hybridtei.qdrant.store import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
@@ -136,7 +137,10 @@ class Searcher:
         *,
         rank: Rank | None = None,
     ) -> Found:
-        """The same for a query that is embedded already, as one row of several."""
+        """The same for a query that is embedded already, as one row of several.
+
+        Equal scores stand in the order of ids, as far as `pages.page_of` can see to it.
+        """
         options = options or SearchOptions()
         plan = await self.layout(collection)
         options = self._settled(options, plan)
@@ -144,7 +148,7 @@ class Searcher:
         _check(options, rank)
         began = perf_counter_ns()
         request = _request(options, embedded, row, ranked=rank is not None)
-        points = await self.store.query(collection, request)
+        points = await page_of(self.store, collection, request)
         stages = [Stage("search", since(began), len(points))]
         told: dict[PointId, dict[str, StageScore]] = {}
         if rank is not None:
@@ -246,7 +250,7 @@ def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: 
 
 
 async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:
-    """In the ranker's order; those without a text stay below, as they were. Equal scores keep the store's order."""
+    """In the ranker's order; those without a text stay below, as they were. Equal scores keep the search's order."""
     texts = [str((point.payload or {}).get(text_field) or "") for point in points]
     places = [place for place, text in enumerate(texts) if text]
     if not places:

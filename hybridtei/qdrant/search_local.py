@@ -21,6 +21,7 @@ from hybridtei.errors import InvalidInput
 from hybridtei.load import text_model
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.qdrant.default_store import with_default
+from hybridtei.qdrant.own_loop import OwnLoop
 from hybridtei.qdrant.search import Found, QueryModel, Rank, Searcher, SearchOptions
 from hybridtei.qdrant.store import Store
 from hybridtei.qdrant.stores import open_store
@@ -70,7 +71,10 @@ def rank_by(encoder: Encoder) -> Rank:
 
 
 class LocalSearch:
-    """Searches from code that has no event loop; it owns the store, and runs a loop of its own.
+    """Searches from plain code; it owns the store, and a thread with an event loop in which both work.
+
+    So it also works in a notebook, or inside a coroutine, whose loop stands still until the answer is there: there, rather
+    `await Searcher(store, query_model(encoder, model_id)).search(…)`.
 
     >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
     ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
@@ -87,16 +91,18 @@ class LocalSearch:
         self.store = store
         self._searcher = Searcher(store, query_model(encoder, model_id))
         self._rank = None if reranker is None else rank_by(reranker)
-        self._runner = asyncio.Runner()
+        self._loop = OwnLoop()
 
     def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> Found:
         """See `Searcher.search`."""
-        return self._runner.run(self._searcher.search(collection, query, options, rank=self._rank))
+        return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 
     def close(self) -> None:
         """Close the store."""
-        self._runner.run(self.store.close())
-        self._runner.close()
+        try:
+            self._loop.run(self.store.close())
+        finally:
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from hybridtei import heap
 from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError
 from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
@@ -48,6 +49,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._rpc = rpc
         self._reload = reload
+        self._heap = heap.Keeper()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,6 +80,7 @@ class DrainingServer(uvicorn.Server):
         gc.collect()
         gc.freeze()  # modules and model live as long as the process: no collection need walk through them again
         if self.started:
+            self._heap.start()
             self.announce()
 
     def announce(self) -> None:
@@ -93,6 +96,7 @@ class DrainingServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             end.cancel()
+            self._heap.stop()
 
     def _cut_off(self) -> None:
         connections = [*self.server_state.connections]

@@ -24,6 +24,7 @@ from time import monotonic
 import msgspec
 import uvloop
 
+from hybridtei import heap
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.channel import Channel
@@ -145,6 +146,7 @@ class _Office:
         self._permits = shared_memory(server.http_workers)
         self._admission = SharedAdmission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
+        self._heap = heap.Keeper()
         self._told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -174,6 +176,7 @@ class _Office:
                 await self._metrics_port.stop()
             for task in self._tasks:
                 task.cancel()
+            self._heap.stop()
             await self.service.stop()
         if self.service.dead is not None:
             raise self.service.dead
@@ -204,7 +207,9 @@ class _Office:
                 [sys.executable, "-P", "-m", "hybridtei.server.worker", *map(str, inherited), str(place)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env=heap.with_few_arenas(
+                    {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+                ),
             )
         worker = self._workers[place] = _Worker(process, self)
         await worker.open(engine, control, self._setup)
@@ -224,6 +229,7 @@ class _Office:
         self._listening.listen(BACKLOG)
         gc.collect()
         gc.freeze()  # see `run.DrainingServer`
+        self._heap.start()
         for worker in self._workers.values():
             worker.serve()
         log.info("%d HTTP workers: processes %s", len(self._workers), [one.process.pid for one in self._workers.values()])
@@ -279,7 +285,7 @@ class _Office:
 def _described(backend: Backend, max_input_length: int) -> FarBackend:
     """A worker warns of no limit that was warned of here: it is told the model has it."""
     spec = dataclasses.replace(backend.spec, max_input_length=max_input_length)
-    return FarBackend(spec, backend.name, backend.dtype, backend.padded, backend.busy_tokens, tuple(backend.lanes))
+    return FarBackend(spec, backend.name, backend.dtype, backend.padding, backend.busy_tokens, tuple(backend.lanes))
 
 
 async def _first(*waits: object) -> None:

@@ -1,7 +1,8 @@
 """How transformers' modules come to ask our layout: the attention function registered under our name.
 
 They call it with `[1, heads, t, head_dim]` tensors and with every keyword argument the model was called with, our `layout`
-among them. No mask is ever built: the layout says who sees whom.
+among them. No mask is ever built: the layout says who sees whom. transformers builds none for an attention it knows no mask
+function of, which is why none is registered: to ask one, it would first look for packed texts, and wait for the device.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ def _attend(
 
 def register() -> str:
     """Make our attention known to transformers; the name to load models with."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
     return NAME

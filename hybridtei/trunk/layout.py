@@ -38,9 +38,10 @@ class Layout(Protocol):
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to.
+    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty but for `attend`. `unseen[n]`: tokens at their ends that none
+    attends to.
 
-    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
+    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again. `bound`: see `Sequences`.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class PackedLayout:
         *,
         kernel: Kernel = per_sequence,
         offsets: Tensor | None = None,
+        bound: int | None = None,
     ) -> None:
         self.cu_seqlens = cu_seqlens
         self.lengths: list[int] = np.diff(cu_seqlens).tolist()
         offsets = torch.as_tensor(cu_seqlens, device=device) if offsets is None else offsets
         seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
-        self._sequences = Sequences(self.lengths, offsets, seen)
+        self._sequences = Sequences(self.lengths, offsets, seen, bound)
         self._kernel = kernel
         self._starts = offsets[:-1]
         self._ends = offsets[1:]

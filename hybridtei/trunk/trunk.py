@@ -6,7 +6,7 @@ argument that travels down to our attention function, are all that tells the seq
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,21 @@ class Placed:
     position_ids: Tensor
     token_type_ids: Tensor | None = None
 
+    def first(self, tokens: int) -> Placed:
+        """So many from the first on, as views."""
+        types = self.token_type_ids
+        return Placed(self.input_ids[:tokens], self.position_ids[:tokens], None if types is None else types[:tokens])
+
+
+Pass = Callable[[Placed, PackedLayout], Tensor]
+
 
 class Trunk:
     """A loaded encoder: packed batches in, last hidden states out.
 
     `padded`: a batch costs n * max_seqlen tokens. A model whose rotary embedding follows the length takes one sequence a
     pass, so that no text depends on its neighbours. `attention`: what computes it, and why; `kernel`: that, where packed.
+    `instead`: what computes packed passes in the place of transformers' own modules, once there is something faster.
     """
 
     def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
@@ -52,6 +61,7 @@ class Trunk:
         self._packed = is_packed(spec.model_type)
         self._alone = forget_lengths(model)
         self.padded = not (self._packed or self._alone)
+        self.instead: Pass | None = None
         self.attention, self.kernel = (
             kernel_for(model, model.dtype, device) if self._packed else (TRANSFORMERS_OWN, per_sequence)
         )
@@ -61,12 +71,34 @@ class Trunk:
         if self._alone and len(batch) > 1:
             return torch.cat([self(part, self.layout(part)) for part in each(batch)])
         if self._packed:
-            return self._run_packed(batch, layout, placed or self.place(batch))
+            return self.run(placed or self.place(batch), layout)
         return self._run_padded(batch)
 
-    def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
-        """Of a batch, with this trunk's attention. `offsets`: see `PackedLayout`."""
-        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets)
+    @property
+    def packs(self) -> bool:
+        """Whether any batch is one packed pass."""
+        return self._packed and not self._alone
+
+    def run(self, placed: Placed, layout: PackedLayout) -> Tensor:
+        """Last hidden states float[t, h] of a packed pass, by the fastest way there is."""
+        instead = self.instead
+        return self.eager(placed, layout) if instead is None else instead(placed, layout)
+
+    def eager(self, placed: Placed, layout: PackedLayout) -> Tensor:
+        """`run`, by transformers' own modules."""
+        return self.model(**self.inputs(placed), layout=layout).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def inputs(self, placed: Placed) -> dict[str, Any]:
+        """What the modules are called with besides the layout."""
+        inputs = {"input_ids": placed.input_ids[None], "position_ids": placed.position_ids[None]}
+        if self._spec.has_token_types:
+            types = placed.token_type_ids
+            inputs["token_type_ids"] = (torch.zeros_like(placed.input_ids) if types is None else types)[None]
+        return {**inputs, **self._no_cache()}
+
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
+        """Of a batch, with this trunk's attention. `offsets`, `bound`: see `PackedLayout`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets, bound=bound)
 
     def place(self, batch: PackedBatch) -> Placed:
         """A batch's integers, copied one by one."""
@@ -77,13 +109,6 @@ class Trunk:
         """Rows of the word embedding table, without position or type: float[t, h]."""
         table = self.model.get_input_embeddings()
         return table(self._tensor(batch.input_ids) if placed is None else placed.input_ids)  # type: ignore[no-any-return]
-
-    def _run_packed(self, batch: PackedBatch, layout: PackedLayout, placed: Placed) -> Tensor:
-        inputs = {"input_ids": placed.input_ids[None], "position_ids": placed.position_ids[None]}
-        if self._spec.has_token_types:
-            types = placed.token_type_ids
-            inputs["token_type_ids"] = (torch.zeros_like(placed.input_ids) if types is None else types)[None]
-        return self.model(**inputs, **self._no_cache(), layout=layout).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _run_padded(self, batch: PackedBatch) -> Tensor:
         input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.host_copy import joined, parted, start_copy, to_device
+from hybridtei.backends.host_copy import by_kind, joined, of_its_own, parted, start_copy, to_device
 
 CPU = torch.device("cpu")
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5)
@@ -29,6 +29,27 @@ def test_half_precision_leaves_as_single() -> None:
     found = start_copy({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.arange(3)}, CPU)()
     assert found["a"].dtype == np.float32
     assert found["b"].dtype == np.int64
+
+
+def test_each_precision_travels_as_it_is() -> None:
+    found = {
+        "a": torch.ones(2),
+        "b": torch.ones(3, dtype=torch.float16),
+        "c": torch.arange(2, dtype=torch.int32),
+        "d": torch.ones(1, dtype=torch.float16),
+        "e": torch.arange(2),
+    }
+    assert by_kind(found) == {torch.float32: ["a"], torch.float16: ["b", "d"], torch.int64: ["c", "e"]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(dtype: torch.dtype) -> None:
+    arrived = (1000 * torch.randn(50, generator=torch.Generator().manual_seed(0))).to(dtype)
+    found = of_its_own(arrived)
+    assert found.dtype == (np.int64 if dtype == torch.int64 else np.float32)
+    assert torch.equal(torch.as_tensor(found).to(dtype), arrived)
+    arrived.zero_()
+    assert found.any()
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:

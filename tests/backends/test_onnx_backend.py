@@ -16,7 +16,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.modules import POOLINGS
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
@@ -198,7 +198,7 @@ def test_what_came_out_is_not_touched_by_the_next_pass(m3_backend: OnnxBackend) 
 
 
 def test_a_backend_says_what_it_is(m3_backend: OnnxBackend) -> None:
-    assert (m3_backend.name, m3_backend.dtype, m3_backend.padded) == ("ort", "float32", True)
+    assert (m3_backend.name, m3_backend.dtype, m3_backend.padding) == ("ort", "float32", Padding.ATTENTION)
     assert m3_backend.busy_tokens > 0
     assert set(m3_backend.lanes) == set(LaneKind)
 

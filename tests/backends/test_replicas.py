@@ -13,7 +13,7 @@ from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.replicas import Replicas
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
@@ -70,7 +70,7 @@ def test_idle_replicas_take_turns_by_tokens() -> None:
 def test_the_whole_has_the_lanes_of_all_and_looks_like_one() -> None:
     backend = Replicas([FakeBackend(SPEC, lanes=1), FakeBackend(SPEC, lanes=2)])
     assert backend.lanes == (LaneKind.BULK,) * 3
-    assert (backend.name, backend.dtype, backend.padded, backend.spec) == ("fake", "float32", False, SPEC)
+    assert (backend.name, backend.dtype, backend.padding, backend.spec) == ("fake", "float32", Padding.NONE, SPEC)
 
 
 def test_a_batch_that_fails_takes_no_load_with_it() -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel
 
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import BackendError
 from hybridtei.lanes import LaneKind
@@ -170,10 +170,13 @@ def test_half_precision_vectors_point_the_same_way(hybrid: Path, hybrid_backend:
     np.testing.assert_allclose(exact, rough, atol=tolerances.UNIT["bfloat16"], rtol=0)
 
 
-@pytest.mark.parametrize(("model_type", "padded"), [("bert", False), ("qwen3", False), ("mpnet", True), ("distilbert", True)])
-def test_a_backend_tells_whether_it_pads(tmp_path: Path, model_type: str, padded: bool) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "padding"),
+    [("bert", Padding.NONE), ("qwen3", Padding.NONE), ("mpnet", Padding.ALL), ("distilbert", Padding.ALL)],
+)
+def test_a_backend_tells_whether_it_pads(tmp_path: Path, model_type: str, padding: Padding) -> None:
     backend = load(tiny.write_family(tmp_path, model_type), "mean")
-    assert backend.padded is padded
+    assert backend.padding is padding
     assert (backend.name, backend.dtype) == ("torch", "float32")
     assert backend.busy_tokens > 0
     assert len(backend.lanes) >= 1

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from hybridtei.backends.failures import DeviceLost, PartlyFailed
-from hybridtei.backends.torch_backend import TorchBackend, is_short_of_memory
+from hybridtei.backends.quickening import Wishes
+from hybridtei.backends.shortage import is_short_of_memory
+from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
@@ -190,6 +192,26 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
     assert (backend.lanes, backend.ahead) == ((LaneKind.BULK,), 1)
     most = backend.most_tokens(100_000, 64, 0.5)
     assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
+    spec = read_spec(hybrid)
+    backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda", wishes=Wishes(graphs=True)) for _ in range(2))
+    asked = batch(backend, [64] * 4096)
+    expected, before = roomy.forward(asked), backend.forwards
+    roomy.close()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (16 << 20)) / total)
+    try:
+        backend.quicken()
+        found = backend.forward(asked)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert backend.forwards > before + 1
+    assert found.dense is not None
+    np.testing.assert_allclose(found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0)
 
 
 @pytest.mark.gpu

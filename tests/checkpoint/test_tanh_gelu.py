@@ -83,8 +83,8 @@ def test_an_export_can_follow(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     folder = tiny.write_bert(tmp_path / "m")
-    export_model(ModelConfig(model_id=str(folder), gelu="tanh"), tmp_path / "exported", "float32")
-    for exported, gelu in ((tmp_path / "exported", "tanh"), (folder, "checkpoint")):
-        ours = encoder(exported, backend="ort").encode(TEXTS).dense
+    for gelu in ("tanh", "checkpoint"):
+        export_model(ModelConfig(model_id=str(folder), gelu=gelu), tmp_path / gelu, "float32")
+        ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
         expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
         np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)

@@ -169,6 +169,8 @@ def test_what_is_excused():
         "closes with 2 of 3 answers missing"
     ]
     assert fault_of(Reply(200, {"content-type": "text/plain"}, b"no")) is None
+    assert faults(Shot("large", (b"x" * 11,)), none, unread=10) == []
+    assert faults(Shot("large", (b"x" * 10,)), none, unread=10) == ["closes with 1 of 1 answers missing"]
 
 
 @pytest.mark.parametrize(
@@ -187,12 +189,21 @@ def test_sameness_is_up_to_the_last_digits_of_floats(one: object, other: object,
     assert same(one, other) is are
 
 
-def test_memory_that_grows_is_found():
+@pytest.mark.parametrize(
+    ("megabytes", "grows"),
+    [
+        ([100.0 + 2 * step for step in range(100)], "from 148 to 228 MB"),
+        ([100.0 + 2 * step for step in range(20)] + [140.0] * 80, ""),  # it has seen its largest request
+        ([300.0 + 400 * (step % 10 > 2) for step in range(100)], ""),  # what large requests take is given back
+        ([300.0 + step / 2 + 400 * (step % 10 > 2) for step in range(100)], "from 316 to 336 MB"),
+        ([300.0] * 60 + [400.0] * 40, "from 300 to 400 MB"),  # a step that stays, late
+        ([100.0 + 2 * step for step in range(50)], ""),  # too short to say
+    ],
+)
+def test_memory_that_grows_is_found(megabytes: list[float], grows: str):
     server = Server(Plan("hybrid", ("hybrid",), 1), "x", 1, None, None)
-    server.megabytes = [100.0 + 200 * step / 100 for step in range(100)]
-    assert flatness(server) == ["memory grows from 199 to 279 MB"]
-    server.megabytes = [300.0 + (step % 10) for step in range(100)]
-    assert flatness(server) == []
+    server.megabytes = megabytes
+    assert flatness(server) == ([f"memory grows: its low-water mark {grows}"] if grows else [])
 
 
 def test_a_case_that_goes_wrong_is_told():

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from deploy.dockerfile import parse
+from hybridtei.config import StoreConfig
+from hybridtei.flags import from_flags
 from tests.deploy.command_line import DEPLOY, ROOT, check_ingest, check_serve
 from tests.server.live import HANG
 
@@ -59,6 +61,13 @@ def test_the_command_takes_the_variables_and_listens_where_others_look(service: 
     assert scraped["static_configs"] == [{"targets": [f"hybridtei:{settings.prometheus_port}"]}]
 
 
+@pytest.mark.parametrize("service", [*SERVERS, "ingest"])
+def test_servers_search_the_store_beside_them_that_ingest_fills(service: str) -> None:
+    store = from_flags(StoreConfig, {}, variables(service))
+    assert store.qdrant_url == "http://qdrant:6334"
+    assert store.qdrant_api_key == filled(SERVICES["qdrant"]["environment"]["QDRANT__SERVICE__API_KEY"])
+
+
 @pytest.mark.parametrize("service", SERVERS)
 def test_images_are_built_from_targets_that_exist_for_their_user(service: str) -> None:
     build = SERVICES[service]["build"]
@@ -71,9 +80,7 @@ def test_images_are_built_from_targets_that_exist_for_their_user(service: str) -
 def test_ingest_goes_to_the_neighbours() -> None:
     ingest = SERVICES["ingest"]
     assert ingest["entrypoint"] == ["hybridtei", "ingest"]
-    store = check_ingest([filled(word) for word in ingest["command"]], variables("ingest"))
-    assert store.qdrant_url == "http://qdrant:6334"
-    assert store.qdrant_api_key == filled(SERVICES["qdrant"]["environment"]["QDRANT__SERVICE__API_KEY"])
+    check_ingest([filled(word) for word in ingest["command"]], variables("ingest"))
     url = next(word for word in ingest["command"] if word.startswith("--url="))
     assert url == f"--url=http://hybridtei:{check_serve([], variables('hybridtei')).port}"
 

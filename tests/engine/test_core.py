@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import Encoding, Head, Positions
+from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import LOOK_AHEAD, EngineCore
 from hybridtei.engine.scheduler import PATIENCE_NS
@@ -45,10 +45,10 @@ def drain(queue: EngineCore, backend: FakeBackend) -> list:
     return done
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padding", [*Padding])
 @given(requests, st.integers(1, 100), st.none() | st.integers(1, 6))
-def test_every_sequence_comes_back_once_and_in_its_place(padded, lengths, budget, most):
-    queue, backend = core(budget, max_sequences=most, padded=padded), FakeBackend(SPEC)
+def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budget, most):
+    queue, backend = core(budget, max_sequences=most, padding=padding), FakeBackend(SPEC)
     encodings = [[encoding(n, 7 * i + j) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
     tickets = [queue.add(request, DENSE | TOKENS) for request in encodings]
     done = drain(queue, backend)
@@ -70,9 +70,9 @@ def assert_alone_is_the_same(encodings, outputs: HeadOutputs) -> None:
         assert np.array_equal(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padded):
-    queue = core(512, padded=padded)
+@pytest.mark.parametrize("padding", [*Padding])
+def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
+    queue = core(512, padding=padding)
     queue.add(different(1000, 50), DENSE)
     query = queue.add([encoding(5)], DENSE)
     batches = [queue.take(), queue.take()]
@@ -88,9 +88,9 @@ def test_a_query_that_comes_while_bulk_runs_rides_next():
     assert any(ticket is query for ticket, _ in queue.take().riders)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_bulk_is_not_starved_by_an_endless_stream_of_queries(padded):
-    queue, backend = core(20, padded=padded), FakeBackend(SPEC)
+@pytest.mark.parametrize("padding", [*Padding])
+def test_bulk_is_not_starved_by_an_endless_stream_of_queries(padding):
+    queue, backend = core(20, padding=padding), FakeBackend(SPEC)
     bulk = queue.add(different(10, 20), DENSE)
     fair = sum(4 * (texts + 1) for texts in range(11))  # each bulk text leaves four more queries waiting, and all share alike
     for _ in range(fair):
@@ -274,7 +274,7 @@ def test_a_short_text_that_is_alone_may_spread():
 
 
 def test_two_lanes_share_what_waits():
-    queue = core(512, lanes=BOTH, padded=True)
+    queue = core(512, lanes=BOTH, padding=Padding.ALL)
     for _ in range(40):
         queue.add(different(1, 10), DENSE)
     sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import Encoding, Head, PackedBatch
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.core import EngineCore, Ticket
 from hybridtei.engine.crew import run_all
 from hybridtei.errors import BackendError
@@ -20,7 +20,9 @@ HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64) -> tuple[EngineCore, Ticket]:
-    core = EngineCore(max_tokens=max_tokens, positions=backend.spec.positions, padded=True, lanes=(LaneKind.BULK,) * callers)
+    core = EngineCore(
+        max_tokens=max_tokens, positions=backend.spec.positions, padding=Padding.ALL, lanes=(LaneKind.BULK,) * callers
+    )
     draw = np.random.default_rng(count)
     encodings = [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(count)]
     return core, core.add(encodings, HEADS)

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.batch import Padding
 from hybridtei.engine.scheduler import (
+    ALLOWED,
     EXPRESS_BACKLOG_TOKENS,
     EXPRESS_TOKENS,
     LEAST_SHARE_TOKENS,
-    PADDING_ALLOWED,
     PATIENCE_NS,
     choose,
     is_starving,
     lane_for,
+    price,
     share,
 )
 from hybridtei.lanes import LaneKind
@@ -22,44 +24,44 @@ from hybridtei.lanes import LaneKind
 queues = st.lists(st.integers(1, 200), max_size=60)
 budgets = st.integers(1, 400)
 counts = st.none() | st.integers(1, 20)
-both = pytest.mark.parametrize("padded", [False, True])
+every = pytest.mark.parametrize("padding", [*Padding])
 
 
-@both
+@every
 @given(queues, budgets, counts)
-def test_a_batch_keeps_its_budget_unless_one_sequence_alone_exceeds_it(padded, waiting, budget, most):
-    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padded=padded)
+def test_a_batch_keeps_its_budget_unless_one_sequence_alone_exceeds_it(padding, waiting, budget, most):
+    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padding=padding)
     lengths = [waiting[i] for i in chosen]
-    cost = max(lengths, default=0) * len(lengths) if padded else sum(lengths)
-    assert cost <= budget or len(chosen) == 1
+    cost = price(sum(lengths), len(lengths), max(lengths, default=0), padding)
+    assert cost <= budget or len(chosen) <= 1
     assert most is None or len(chosen) <= most
 
 
-@both
+@every
 @given(queues, budgets, counts)
-def test_none_rides_twice_and_the_first_always_rides(padded, waiting, budget, most):
-    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padded=padded)
+def test_none_rides_twice_and_the_first_always_rides(padding, waiting, budget, most):
+    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padding=padding)
     assert chosen == sorted(set(chosen))
     assert set(chosen) <= set(range(len(waiting)))
     assert chosen[:1] == ([0] if waiting else [])
 
 
-@both
+@every
 @given(queues, budgets, counts)
-def test_pure(padded, waiting, budget, most):
+def test_pure(padding, waiting, budget, most):
     before = list(waiting)
-    settings = {"max_tokens": budget, "max_sequences": most, "padded": padded}
+    settings = {"max_tokens": budget, "max_sequences": most, "padding": padding}
     assert choose(waiting, **settings) == choose(tuple(waiting), **settings)
     assert waiting == before
 
 
-@both
+@every
 @given(queues, budgets, counts)
-def test_the_queue_empties_and_none_is_lost(padded, waiting, budget, most):
+def test_the_queue_empties_and_none_is_lost(padding, waiting, budget, most):
     places = list(range(len(waiting)))
     rode = []
     while places:
-        chosen = choose([waiting[i] for i in places], max_tokens=budget, max_sequences=most, padded=padded)
+        chosen = choose([waiting[i] for i in places], max_tokens=budget, max_sequences=most, padding=padding)
         rode += [places[i] for i in chosen]
         places = [place for i, place in enumerate(places) if i not in chosen]
     assert sorted(rode) == list(range(len(waiting)))
@@ -72,16 +74,34 @@ def test_packed_leaves_none_waiting_that_would_fit(waiting, budget):
     assert all(waiting[i] > spare for i in range(len(waiting)) if i not in chosen)
 
 
+@given(st.integers(1, 50), st.integers(1, 900))
+def test_padding_costs_nothing_where_there_is_none_and_less_where_only_attention_pads(sequences, longest):
+    assert len({price(sequences * longest, sequences, longest, padding) for padding in Padding}) == 1
+    useful = sequences - 1 + longest
+    prices = [price(useful, sequences, longest, padding) for padding in (Padding.NONE, Padding.ATTENTION, Padding.ALL)]
+    assert prices[0] == useful
+    assert prices == sorted(prices)
+    assert prices[2] == sequences * longest
+
+
+@pytest.mark.parametrize("padding", ALLOWED)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60), budgets)
-def test_padded_wastes_a_bounded_share(waiting, budget):
-    lengths = [waiting[i] for i in choose(waiting, max_tokens=budget, padded=True)]
-    assert max(lengths) * len(lengths) <= PADDING_ALLOWED * sum(lengths)
+def test_a_bounded_share_is_wasted(padding, waiting, budget):
+    lengths = [waiting[i] for i in choose(waiting, max_tokens=budget, padding=padding)]
+    assert price(sum(lengths), len(lengths), max(lengths), padding) <= ALLOWED[padding] * sum(lengths)
 
 
-def test_padded_puts_like_lengths_together():
+def test_like_lengths_ride_together_in_a_rectangle():
     waiting = [5, 100, 6, 90, 5, 7, 110]
-    assert choose(waiting, max_tokens=1000, padded=True) == [0, 2, 4, 5]
-    assert choose(waiting[1:], max_tokens=1000, padded=True) == [0, 2, 5]
+    assert choose(waiting, max_tokens=1000, padding=Padding.ALL) == [0, 2, 4, 5]
+    assert choose(waiting[1:], max_tokens=1000, padding=Padding.ALL) == [0, 2, 5]
+
+
+def test_queries_of_all_lengths_ride_together_where_only_attention_pads():
+    queries = [5, 30, 12, 8, 27, 19]
+    assert choose(queries, max_tokens=1000, padding=Padding.ATTENTION) == [*range(6)]
+    assert choose(queries, max_tokens=1000, padding=Padding.ALL) == [0, 3]
+    assert choose([12, 240, 8, 250], max_tokens=1000, padding=Padding.ATTENTION) == [0, 2]
 
 
 def test_packed_keeps_arrival_order_and_fills_gaps():

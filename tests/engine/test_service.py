@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import Encoding, Head, PackedBatch
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
 from hybridtei.lanes import LaneKind
@@ -141,12 +141,12 @@ def test_one_request_of_many_batches_wakes_every_lane():
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("padded", [False, True])
-def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padded):
+@pytest.mark.parametrize("padding", [*Padding])
+def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
     async def scenario() -> None:
         seen: list[PackedBatch] = []
         registry = Registry()
-        async with running(small.service(lanes=lanes, padded=padded, gate=seen.append, registry=registry)) as service:
+        async with running(small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)) as service:
             texts = [" ".join([*small.WORDS[: 1 + i % 15], *text.split()]) for i, text in enumerate(different(100))]
             answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
             assert service.backend.forwards == len(seen) == service.metrics.forwards.value()

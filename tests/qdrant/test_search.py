@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from qdrant_client import models
 
 from hybridtei.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.qdrant.edge_store import EdgeStore
 from hybridtei.qdrant.fusion import Ranking, rrf, weighted_sum
 from hybridtei.qdrant.memory_store import MemoryStore
 from hybridtei.qdrant.search import Searcher, SearchOptions
@@ -15,6 +18,7 @@ from hybridtei.qdrant.search_filters import filter_from
 from hybridtei.qdrant.search_local import LocalSearch, query_model, rank_by
 from tests.engine import small
 from tests.qdrant.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.qdrant.stores import opened
 
 QUERY = "the search engine"
 TOLERANCE = 1e-5
@@ -285,3 +289,44 @@ def test_without_an_event_loop(encoder, store):
     search = LocalSearch(encoder, MODEL, store)
     best = int(exact(encoder, TEXTS[4])["dense"].argmax())
     assert search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits[0].payload["text"] == TEXTS[best]
+
+
+def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
+    async def cell():
+        store = EdgeStore(str(tmp_path))
+        with LocalSearch(encoder, MODEL, store) as search:
+            search._loop.run(filled(encoder, store))
+            both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]
+        assert both[0] == both[1]
+        return both[0][0].payload["text"]
+
+    assert asyncio.run(cell()) == TEXTS[int(exact(encoder, TEXTS[4])["dense"].argmax())]
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_a_collection_of_many_equal_scores_is_found_in_one_order(encoder, tmp_path, kind):
+    texts = TEXTS * 6
+
+    async def scenario():
+        store = opened(kind, tmp_path)
+        await filled(encoder, store, texts=texts)
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        found = {}
+        for mode in ("rrf", "dbsf", "weighted", "dense"):
+            options = SearchOptions(mode=mode, limit=7, k=61 if mode == "rrf" else None)
+            hits = [(await searcher.search("papers", QUERY, options)).hits for _ in range(4)]
+            assert all([(hit.id, hit.score) for hit in one] == [(hit.id, hit.score) for hit in hits[0]] for one in hits)
+            assert [(-hit.score, hit.id) for hit in hits[0]] == sorted((-hit.score, hit.id) for hit in hits[0])
+            found[mode] = [hit.id for hit in hits[0]]
+        await store.close()
+        return found
+
+    assert run(scenario())["dense"] == best_copies(encoder, texts)
+
+
+def best_copies(encoder, texts):
+    """Ids of the best text's copies, and of the second's as far as seven reach."""
+    scores = exact(encoder)["dense"]
+    first, second = (int(place) for place in np.argsort(-scores)[:2])
+    copies = [[place for place in range(len(texts)) if place % len(TEXTS) == best] for best in (first, second)]
+    return [*copies[0], *copies[1]][:7]

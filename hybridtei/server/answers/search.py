@@ -56,6 +56,7 @@ async def search(shelf: Shelf, request: SearchRequest) -> Reply:
     from hybridtei.qdrant.search import QueryModel, Searcher
 
     texts, options = request.texts, options_of(request)
+    rank = ranker(shelf.models, request.rerank)
     context = shelf.embedder(await shelf.layouts.of(request.collection))
     usages: list[Usage] = []
 
@@ -74,7 +75,6 @@ async def search(shelf: Shelf, request: SearchRequest) -> Reply:
         lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
     )
     searcher = Searcher(shelf.layouts.store, model, layouts=shelf.layouts)
-    rank = ranker(shelf.models, request.rerank)
     embedded = await searcher.embed(request.collection, texts)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
@@ -84,10 +84,12 @@ async def search(shelf: Shelf, request: SearchRequest) -> Reply:
 
 
 def options_of(request: SearchRequest) -> SearchOptions:
-    """The request's wishes. Raises InvalidInput."""
+    """The request's wishes. Raises InvalidInput, before a store is asked."""
+    from hybridtei.qdrant.query import check_page
     from hybridtei.qdrant.search import SearchOptions
     from hybridtei.qdrant.search_filters import filter_from
 
+    check_page(request.mode or "rrf", request.limit, request.prefetch_limit, request.offset)
     fields = request.with_payload if isinstance(request.with_payload, list) else None
     return SearchOptions(
         mode=request.mode,

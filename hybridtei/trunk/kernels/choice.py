@@ -27,6 +27,8 @@ FLASH_2, FLASH_4, TORCH_VARLEN, PADDED, PER_SEQUENCE = (
     "SDPA on padded groups",
     "SDPA per sequence",
 )
+# Read where sequences end on the device, and wait for nothing: what they were asked once can be played again for other lengths.
+REPLAYED = frozenset({FLASH_2, FLASH_4, TORCH_VARLEN})
 PREFERRED = (FLASH_2, FLASH_4, TORCH_VARLEN, PADDED)
 DISTRIBUTIONS = {FLASH_2: "flash-attn", FLASH_4: "flash-attn-4"}  # both import as `flash_attn`, so the name does not tell
 

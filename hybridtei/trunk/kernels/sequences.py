@@ -20,12 +20,14 @@ from hybridtei.ragged import offsets_of
 class Sequences:
     """`lengths`: tokens of each. `seen`: of each only so many tokens from the first on are keys; None: all are.
 
-    `offsets`: where each begins and the last ends, integers [n+1] on the device.
+    `offsets`: where each begins and the last ends, integers [n+1] on the device. `bound`: what kernels are told instead of the
+    length of the longest, where that may be more in another batch of the same shapes.
     """
 
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
+    bound: int | None = None
     kept: dict[Any, Any] = field(default_factory=dict)  # what a kernel made for all layers, by a key of its own
 
     @property
@@ -35,8 +37,8 @@ class Sequences:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(self.lengths)
+        """Tokens of the longest sequence, or a bound on them."""
+        return max(self.lengths) if self.bound is None else self.bound
 
     @cached_property
     def offsets_int32(self) -> Tensor:

@@ -1,0 +1,133 @@
+"""The vector store goes away while we serve: only what needs it fails, says what to do, and works again once it is back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from hybridtei.qdrant.edge_folder import Folder
+from hybridtei.qdrant.edge_store import EdgeStore
+from hybridtei.qdrant.search_layouts import Layouts
+from tests.qdrant.small_search import MODEL, TEXTS, spec_in
+from tests.qdrant.speaking import Qdrant, serving_grpc, serving_rest
+from tests.server.live import HANG, process, serving
+from tests.server.test_serve import until
+
+POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
+SEARCH = {"collection": "papers", "query": "baka"}
+Serve = Callable[[Qdrant, int], AbstractContextManager[int]]
+
+
+@contextmanager
+def served(model: Path, *flags: str) -> Iterator[tuple[httpx.Client, int]]:
+    """A client of the real command, and the process's id."""
+    command = ["-m", "hybridtei", "serve", "--model-id", str(model), "--port", "0", "--hostname", "127.0.0.1", *flags]
+    with process(command) as running, httpx.Client(base_url=running.wait_ready(), timeout=HANG, trust_env=False) as client:
+        yield client, running.process.pid
+        running.terminate()
+        assert running.wait() == 0
+
+
+def upsert(client: Any) -> Any:
+    return client.post("/collections/papers/points", json={"points": POINTS, "create": True})
+
+
+def all_but_the_store_is_well(client: httpx.Client) -> None:
+    assert client.post("/embed", json={"inputs": "baka"}).status_code == 200
+    assert client.get("/health").status_code == 200
+    assert client.post("/search", json={**SEARCH, "limit": 0}).status_code == 422  # what is wrong is told as ever
+
+
+def refused(response: httpx.Response, statuses: set[int], *words: str) -> None:
+    assert response.status_code in statuses, response.text
+    told = response.json()
+    assert told["error_type"] == "Store"
+    assert any(word in told["error"] for word in words), told
+
+
+def found(client: httpx.Client) -> set[int]:
+    response = client.post("/search", json=SEARCH)
+    assert response.status_code == 200, response.text
+    return {hit["id"] for hit in response.json()["hits"]}
+
+
+def owner_of(server: int) -> psutil.Process:
+    (owner,) = [
+        child for child in psutil.Process(server).children() if "hybridtei.qdrant.edge_process" in " ".join(child.cmdline())
+    ]
+    return owner
+
+
+def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: Path) -> None:
+    with served(hybrid, "--qdrant-path", str(tmp_path / "store")) as (client, server):
+        assert upsert(client).json()["upserted"] == 3
+        before = found(client)
+        for _ in range(2):
+            owner = owner_of(server)
+            owner.kill()
+            owner.wait(HANG)
+            folder = Folder(tmp_path / "store")  # somebody else has it now
+            for _ in range(2):
+                # the first may come before the death was noticed
+                told = ("another process has this folder", "it is started again when asked")
+                refused(client.post("/search", json=SEARCH), {502, 503}, *told)
+                refused(upsert(client), {502, 503}, *told)
+            all_but_the_store_is_well(client)
+            folder.close()
+            assert found(client) == before
+            assert upsert(client).json()["upserted"] == 3
+
+
+def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(tmp_path: Path) -> None:
+    store = EdgeStore(str(tmp_path / "store"))
+    spec = spec_in(tmp_path)
+    with serving(spec, layouts=Layouts(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
+        points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
+        assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
+        asked = {"collection": "papers", "query": TEXTS[0]}
+        before = running.post("/search", asked).json()["hits"]
+        owner = store._owner.pid
+        assert owner is not None
+        os.kill(owner, signal.SIGSTOP)
+        waiting = [pool.submit(running.post, "/search", asked) for _ in range(4)]
+        waiting += [pool.submit(running.post, "/collections/papers/points", {"points": points}) for _ in range(4)]
+        until(lambda: len(store._owner._waiting) == 8)
+        assert running.post("/embed", {"inputs": "one"}).status_code == 200
+        os.kill(owner, signal.SIGKILL)
+        for one in waiting:
+            refused(one.result(), {503}, "it is started again when asked")
+        assert running.post("/search", asked).json()["hits"] == before
+        running.is_well()
+
+
+@pytest.mark.parametrize(("scheme", "serve"), [("grpc", serving_grpc), ("http", serving_rest)])
+def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path, scheme: str, serve: Serve) -> None:
+    state = Qdrant()
+    with serve(state, 0) as port:
+        pass  # a free port, where nobody listens at first
+    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}", "--qdrant-patience", "0.2") as (client, _):
+        down = "it does not answer: is it running, and is the address right?"
+        refused(upsert(client), {503}, down)
+        refused(client.post("/search", json=SEARCH), {503}, down)
+        all_but_the_store_is_well(client)
+        with serve(state, port):
+            until(lambda: upsert(client).status_code == 200)  # a channel looks for it again within two seconds
+            before = found(client)
+        for _ in range(2):
+            refused(client.post("/search", json=SEARCH), {503}, down)
+            refused(upsert(client), {503}, down)
+            all_but_the_store_is_well(client)
+            with serve(state, port):
+                until(lambda: client.post("/search", json=SEARCH).status_code == 200)
+                assert found(client) == before
+                assert upsert(client).json()["upserted"] == 3
+    state.local.close()
