@@ -30,7 +30,7 @@ ROWS = ["n", "s", tiny.HIDDEN]
 def own_file(folder: Path, *, external: bool = False, path: str = "onnx/model.onnx", output: str = "last_hidden_state") -> Path:
     """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
     spec, weights = read_spec(folder), Weights.open(folder)
-    graph = graph_of(spec.model_type)
+    graph = graph_of(spec.model_type, rectangle=True)
     model = onnx.load_from_string(graph.body)
     for name in graph.weights:
         key = weights.find(name)
