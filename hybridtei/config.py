@@ -58,7 +58,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     cuda_graphs: Annotated[
         bool,
         Meta(description="Launch small batches at once, as CUDA graphs, where attention allows; without a GPU of no effect."),
-    ] = True
+    ] = False
     torch_compile: Annotated[
         Literal["auto", "true", "false"],
         Meta(description="Compile the torch backend's pass behind the first answers, and use it when ready; auto: on a GPU."),

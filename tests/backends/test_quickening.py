@@ -21,10 +21,10 @@ from tests.backends.test_cuda_graphs import Player
 
 
 def test_settings_reach_the_backend(bert: Path) -> None:
-    config = ModelConfig(model_id=str(bert), backend="torch", dtype="float32", cuda_graphs=False, torch_compile="true")
+    config = ModelConfig(model_id=str(bert), backend="torch", dtype="float32", cuda_graphs=True, torch_compile="true")
     backend = open_backend(config, read_spec(bert))
     assert isinstance(backend, TorchBackend)
-    assert backend.faster.wishes == Wishes(graphs=False, compiled="true")
+    assert backend.faster.wishes == Wishes(graphs=True, compiled="true")
     usual = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
     assert isinstance(usual, TorchBackend)
     assert usual.faster.wishes == Wishes(graphs=True, compiled="auto")
