@@ -27,7 +27,7 @@ def test_settings_reach_the_backend(bert: Path) -> None:
     assert backend.faster.wishes == Wishes(graphs=True, compiled="true")
     usual = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
     assert isinstance(usual, TorchBackend)
-    assert usual.faster.wishes == Wishes(graphs=True, compiled="auto")
+    assert usual.faster.wishes == Wishes(graphs=False, compiled="auto")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
