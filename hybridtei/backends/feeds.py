@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import PackedBatch, pad, seen_mask
+from hybridtei.batch import PackedBatch, Padding, pad, seen_mask
 from hybridtei.outputs import Floats
 
 Feed = dict[str, NDArray[np.int64]]
@@ -18,9 +18,9 @@ Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of the recta
 ROWS = "rows"  # an input that only graphs of texts end to end have
 
 
-def takes_end_to_end(inputs: frozenset[str]) -> bool:
-    """Whether a graph of these inputs pads nothing but attention."""
-    return ROWS in inputs
+def padding_of(inputs: frozenset[str]) -> Padding:
+    """What a graph of these inputs pads."""
+    return Padding.ATTENTION if ROWS in inputs else Padding.ALL
 
 
 def end_to_end(
@@ -33,16 +33,15 @@ def end_to_end(
 
     `inputs`: the names it takes. `grown`: sizes for which it is to be given more than there is.
     """
-    tokens, lengths = len(batch.input_ids), batch.lengths
+    tokens = len(batch.input_ids)
     all_tokens, n, longest = grown((tokens, len(batch), batch.max_seqlen))
     mask = np.zeros((n, longest), dtype=bool)
-    mask[: len(batch)] = np.arange(longest) < lengths[:, None]
+    mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
     places = np.flatnonzero(mask)
     rows = np.zeros(mask.size, dtype=np.int64)
     rows[places] = np.arange(tokens)
     seen = mask.astype(np.int64)
-    if batch.unseen is not None:
-        seen[: len(batch)] &= np.arange(longest) < (lengths - batch.unseen)[:, None]
+    seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
     seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
     feed = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "places": places}
     if "token_type_ids" in inputs:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.feeds import Feed, end_to_end, in_rectangle, takes_end_to_end
+from hybridtei.backends.feeds import Feed, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph_weights import graph_tensors, word_table, word_tables
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host_heads import HostHeads
@@ -79,7 +79,7 @@ class OnnxBackend:
         self._session = open_session(graph, lent, folder, self._threads)
         self._wide = open_session(graph, lent, folder, cores) if self._threads < cores else None
         self._inputs = frozenset(node.name for node in self._session.get_inputs())
-        self.padding = Padding.ATTENTION if takes_end_to_end(self._inputs) else Padding.ALL
+        self.padding = padding_of(self._inputs)
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""

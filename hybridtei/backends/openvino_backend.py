@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, takes_end_to_end
+from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host_heads import HostHeads
@@ -94,7 +94,7 @@ class OpenVinoBackend:
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
         self._inputs = self._models.of(LaneKind.EXPRESS, wide=False).inputs
-        self.padding = Padding.ATTENTION if takes_end_to_end(self._inputs) else Padding.ALL
+        self.padding = padding_of(self._inputs)
         self._heads = HostHeads(spec, table, mlm)
 
     def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
@@ -194,7 +194,7 @@ def _grown(feed: Feed, spec: ModelSpec) -> Feed:
     n, length = feed["input_ids"].shape
     table = spec.config.get("max_position_embeddings")
     longest = max(length, table - spec.positions.offset) if isinstance(table, int) else None
-    rows, columns = grown(n, 1, 8), grown(length, 8, 16)
+    rows, columns = _grown_rectangle(n, length)
     columns = columns if longest is None else min(columns, longest)
     larger: Feed = {}
     for name, values in feed.items():
@@ -209,7 +209,11 @@ def _grown_sizes(sizes: Sizes) -> Sizes:
     tokens, rows, columns = sizes
     if rows == 1 and tokens <= QUERY_TOKENS:
         return QUERY_TOKENS, 1, QUERY_TOKENS
-    return grown(tokens, 8, 32), grown(rows, 1, 8), grown(columns, 8, 16)
+    return grown(tokens, 8, 32), *_grown_rectangle(rows, columns)
+
+
+def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
+    return grown(rows, 1, 8), grown(columns, 8, 16)
 
 
 def grown(size: int, least: int, parts: int) -> int:

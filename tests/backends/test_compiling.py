@@ -66,6 +66,8 @@ def deviations(backend: TorchBackend) -> list[float]:
     exact, found = TorchBackend(backend.spec), []
     for lengths in BATCHES:
         asked = batch(backend, lengths)
+        if backend.faster.graphs is not None:
+            backend.faster.graphs.settle()  # on a CPU passes and recordings do not exclude each other, and share their buffers
         found.append(float(np.abs(backend.forward(asked).dense - exact.forward(asked).dense).max()))
     return found
 
@@ -93,7 +95,6 @@ def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_t
     assert max(deviations(backend)) < 1e-5
 
 
-@pytest.mark.xfail(reason="under load, a stand-in's replay now and then meets another bucket's offsets: not yet understood")
 def test_answers_do_not_wait_and_the_swap_makes_recordings_anew(bert: Path) -> None:
     begun, go_on, player = threading.Event(), threading.Event(), Player()
     counting = Counting()

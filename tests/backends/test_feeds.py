@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, takes_end_to_end
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, padding_of
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.outputs import Floats
 
 INPUTS = frozenset({"input_ids", "position_ids", "rows", "places", "seen", "token_type_ids"})
@@ -63,5 +63,5 @@ def test_a_rectangle_gives_the_tokens_back_in_order(lengths):
 
 
 def test_the_inputs_tell_what_a_graph_takes():
-    assert takes_end_to_end(INPUTS)
-    assert not takes_end_to_end(frozenset({"input_ids", "attention_mask"}))
+    assert padding_of(INPUTS) is Padding.ATTENTION
+    assert padding_of(frozenset({"input_ids", "attention_mask"})) is Padding.ALL
