@@ -28,11 +28,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
 import psutil
+import uvloop
 from tokenizers import Tokenizer
 
 from hybridtei.checkpoint.embedded import embedded_model
@@ -96,26 +98,52 @@ class Texts:
         return head.encode() + body, sum(tokens for _, tokens in drawn)
 
 
-async def client(host: str, port: int, requests: list[tuple[bytes, int]], until: float, tally: Tally) -> None:
+class Client(asyncio.Protocol):
     """One keep-alive connection, one request at a time. Only what ends in time counts."""
-    reader, writer = await asyncio.open_connection(host, port)
-    turn = random.Random(id(writer)).randrange(len(requests))
-    while (began := time.perf_counter()) < until:
-        request, tokens = requests[turn % len(requests)]
-        turn += 1
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
-        ended = time.perf_counter()
-        if ended > until:
-            break
-        if b" 200 " not in head[:15]:
-            tally.failures += 1
-            continue
-        tally.requests += 1
-        tally.tokens += tokens
-        tally.latencies_ms.append((ended - began) * 1000)
-    writer.close()
+
+    def __init__(self, requests: list[tuple[bytes, int]], until: float, tally: Tally) -> None:
+        self._requests, self._until, self._tally = requests, until, tally
+        self._turn = random.Random(id(self)).randrange(len(requests))
+        self._answer = bytearray()
+        self._size: int | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if self._size is None and (end := self._answer.find(b"\r\n\r\n")) >= 0:
+            length = self._answer[:end].lower().split(b"content-length:")[1].split(b"\r\n")[0]
+            self._size = end + 4 + int(length)
+        if self._size is not None and len(self._answer) >= self._size:
+            self._count(time.perf_counter())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error or ConnectionError("the server closed the connection"))
+
+    def _send(self) -> None:
+        request, self._tokens = self._requests[self._turn % len(self._requests)]
+        self._turn += 1
+        self._began = time.perf_counter()
+        self._transport.write(request)
+
+    def _count(self, ended: float) -> None:
+        if ended > self._until:
+            self.ended.set_result(None)
+            self._transport.close()
+            return
+        if b" 200 " in self._answer[:15]:
+            self._tally.requests += 1
+            self._tally.tokens += self._tokens
+            self._tally.latencies_ms.append((ended - self._began) * 1000)
+        else:
+            self._tally.failures += 1
+        self._answer.clear()
+        self._size = None
+        self._send()
 
 
 async def load(url: str, groups: Sequence[Clients], seconds: float, texts: Texts) -> list[Tally]:
@@ -127,13 +155,12 @@ async def load(url: str, groups: Sequence[Clients], seconds: float, texts: Texts
     ]
     tallies = [Tally() for _ in groups]
     until = time.perf_counter() + seconds
-    await asyncio.gather(
-        *(
-            client(host, port, requests, until, tally)
-            for of_client, tally in zip(prepared, tallies, strict=True)
-            for requests in of_client
-        )
-    )
+    clients = [
+        Client(requests, until, tally) for of_client, tally in zip(prepared, tallies, strict=True) for requests in of_client
+    ]
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(loop.create_connection(lambda one=one: one, host, port) for one in clients))
+    await asyncio.gather(*(one.ended for one in clients))
     return tallies
 
 
@@ -188,10 +215,10 @@ def measure(url: str, name: str, seconds: float, process: psutil.Process | None)
     """One traffic against one server."""
     groups = TRAFFIC[name]
     texts = Texts()
-    asyncio.run(load(url, groups, min(1.5, seconds), texts))
+    uvloop.run(load(url, groups, min(1.5, seconds), texts))
     before = used(process)[0] if process else 0.0
     own = time.process_time()
-    tallies = asyncio.run(load(url, groups, seconds, texts))
+    tallies = uvloop.run(load(url, groups, seconds, texts))
     generator = time.process_time() - own
     cpu, memory = used(process) if process else (0.0, 0.0)
     first = tallies[0]

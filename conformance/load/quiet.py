@@ -41,6 +41,11 @@ def inside(values: Mapping[str, float]) -> float:
     return total(values, "te_request_count") - sum(total(values, name) for name in ENDED)
 
 
+def departed(values: Mapping[str, float]) -> float:
+    """Clients that were gone before anything was begun for them."""
+    return sum(total(values, f"hybridtei_departed_{what}") for what in ("requests", "connections"))
+
+
 @dataclass(frozen=True)
 class Settled:
     """`seconds` until nothing waited and nothing ran; None if that did not come about. `levels`: what was left then."""

@@ -24,9 +24,9 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parent))
 from http_load import Texts
 from promises import Report
-from quiet import counters, inside, settled
+from quiet import counters, departed, inside, settled
 from raw_http import Address
-from served import Served, served, total
+from served import Served, served
 from slow import dripping
 from soak_traffic import Menu, Visits, dropper, landlord, patron, timed
 from soak_watch import Sample, trend, watch, write
@@ -89,7 +89,7 @@ async def run(server: Served, options: argparse.Namespace) -> Report:
     report.add(
         "what is left inside",
         1,
-        f"{inside(values):.0f} requests; {total(values, 'hybridtei_departed_requests'):.0f} clients left before work began, "
+        f"{inside(values):.0f} requests; {departed(values):.0f} clients left before work began, "
         f"{values.get(DROPPED, 0):.0f} in the middle of it",
         quiet.seconds is not None,
     )

@@ -31,7 +31,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parent))
 from http_load import MIXED, PASSAGE, QUERY, Texts
 from promises import Report, milliseconds
-from quiet import PATIENCE_SECONDS, Settled, counters, idle, inside, plain, settled
+from quiet import PATIENCE_SECONDS, Settled, counters, departed, idle, inside, plain, settled
 from raw_http import Address, Answer, connect, request
 from served import Held, Served, served, total
 from slow import among_slow_clients, stop_in_flight
@@ -118,7 +118,7 @@ async def still(address: Address) -> Settled:
 def tell(report: Report, name: str, seen: Seen, held: Held, options: argparse.Namespace) -> None:
     """Two rows: what is left, and the next requests."""
     dropped, refused = (seen.grew("te_request_failure", f'{{err="{kind}"}}') for kind in ("dropped", "overloaded"))
-    left = seen.grew("hybridtei_departed_requests")
+    left = int(departed(seen.after) - departed(seen.before))
     wait = f"gauges at zero within {max(seen.quiet_after):.2f} s" if seen.left is None else f"left: {seen.left}"
     report.add(
         f"{name}: what is left",

@@ -1,4 +1,8 @@
-"""How many inputs may be inside at once. A full house says so at once: nobody waits for a permit."""
+"""How many inputs may be inside at once. A full house says so at once: nobody waits for a permit.
+
+A request of many inputs goes through in several turns with the same permits. A few of those at once could hold them all for
+minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,19 @@ from contextlib import contextmanager
 
 from hybridtei.errors import Overloaded
 
+SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns
+
+
+def most_of_turns(permits: int) -> int:
+    """How many of all `permits` requests of several turns may hold together."""
+    return max(1, permits - permits // SHARE_LEFT)
+
 
 class Admission:
     """`permits` to give; used from one thread, the event loop's."""
 
     def __init__(self, permits: int) -> None:
+        self.permits = permits
         self._free = permits
 
     @property
@@ -19,12 +31,16 @@ class Admission:
         return self._free
 
     @contextmanager
-    def inside(self, inputs: int) -> Iterator[None]:
-        """Hold one permit an input. Raises Overloaded, before anything is done, if fewer are free."""
-        if inputs > self._free:
-            raise Overloaded
+    def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
+        """Hold one permit an input, maybe for several `turns`. Raises Overloaded, with nothing done, if too few are free."""
+        self._check(inputs, turns)
         self._free -= inputs
         try:
             yield
         finally:
             self._free += inputs
+
+    def _check(self, inputs: int, turns: bool) -> None:
+        left = self.permits - most_of_turns(self.permits) if turns else 0
+        if inputs > self.free - left:
+            raise Overloaded

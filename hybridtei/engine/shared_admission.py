@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from mmap import mmap
 
 from hybridtei.engine.admission import Admission
-from hybridtei.errors import Overloaded
 
 PLACE_BYTES = 8
 
@@ -34,22 +33,21 @@ class SharedAdmission(Admission):
     """`Admission` at one of several places; used from one thread, and at one place by one process."""
 
     def __init__(self, permits: int, descriptor: int, place: int) -> None:
-        self._permits = permits
+        self.permits = permits
         self._descriptor = descriptor
         self._taken = memoryview(mmap(descriptor, 0)).cast("q")
         self._place = place
 
     @property
     def free(self) -> int:
-        return self._permits - sum(self._taken)
+        return self.permits - sum(self._taken)
 
     @contextmanager
-    def inside(self, inputs: int) -> Iterator[None]:
+    def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
         """See `Admission.inside`."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)  # for a microsecond; the kernel frees the lock of who dies with it
         try:
-            if inputs > self.free:
-                raise Overloaded
+            self._check(inputs, turns)
             self._taken[self._place] += inputs
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

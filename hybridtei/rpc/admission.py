@@ -41,13 +41,13 @@ class PatientAdmission(Admission):
         return len(self._waiting)
 
     @contextmanager
-    def inside(self, inputs: int) -> Iterator[None]:
+    def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
         """See `Admission.inside`; whoever carries enough takes none."""
         if inputs <= _carried.get():
             yield
             return
         try:
-            with super().inside(inputs):
+            with super().inside(inputs, turns=turns):
                 yield
         finally:
             self._serve()

@@ -1,5 +1,6 @@
 """Bounds that have nothing to do with what a request says: of connections, and of how long its bytes take to arrive. And the
-one count of everything that was refused because a bound was reached, by the name of the setting.
+one count of everything that was refused because a bound was reached, by the name of the setting; and of connections that
+nobody was at any more.
 
 A body has to come at a thousand bytes a second, less a grace period: who sends a byte now and then would otherwise hold a
 place for weeks without ever standing still.
@@ -22,38 +23,46 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """`hybridtei_refusals{limit="payload_limit"}` and its like."""
+    """`hybridtei_refusals{limit="payload_limit"}` and its like, and `hybridtei_departed_connections`."""
 
     def __init__(self, registry: Registry) -> None:
         self._counter = registry.counter("hybridtei_refusals")
+        self._departed = registry.counter("hybridtei_departed_connections")
 
     def count(self, limit: str | None) -> None:
         """A bound was reached; None: it was refused for something else."""
         if limit is not None:
             self._counter.add(limit=limit)
 
+    def departed(self) -> None:
+        """A connection was closed by its client before it was accepted, in a crowd."""
+        self._departed.add()
+
     def counted(self, limit: str) -> int:
         """So far."""
         return int(self._counter.value(limit=limit))
 
 
-def _nobody(limit: str) -> None:
+def _nobody(limit: str = "") -> None:
     """Nobody counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached."""
+    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached, and
+    `departed` of each connection that was closed before it was accepted."""
 
     connections: int
     head_bytes: int
     head_seconds: float
     body_seconds: float
     refused: Callable[[str], object] = _nobody
+    departed: Callable[[], object] = _nobody
 
     @classmethod
-    def of(cls, server: ServerConfig, refused: Callable[[str], object] = _nobody) -> ConnectionLimits:
-        return cls(server.max_connections, server.header_limit, server.header_timeout, server.body_timeout, refused)
+    def of(cls, server: ServerConfig, refusals: Refusals | None = None) -> ConnectionLimits:
+        counts = (_nobody, _nobody) if refusals is None else (refusals.count, refusals.departed)
+        return cls(server.max_connections, server.header_limit, server.header_timeout, server.body_timeout, *counts)
 
     def body_deadline(self, began: float, heard: float, size: int) -> float:
         """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""

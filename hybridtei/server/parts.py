@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hybridtei.engine.admission import most_of_turns
 from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.outputs import Embeddings, Timings
 from hybridtei.server.errors import RequestRefused
@@ -42,6 +43,11 @@ class Plan:
     def permits(self) -> int:
         return min(self.inputs, self.part * self.parts_inside)
 
+    @property
+    def turns(self) -> bool:
+        """Whether the permits are held for several turns."""
+        return self.permits < self.inputs
+
     def ranges(self) -> Iterator[slice]:
         """Which inputs each part has."""
         return (slice(begin, begin + self.part) for begin in range(0, self.inputs, self.part))
@@ -49,8 +55,11 @@ class Plan:
 
 def plan(inputs: int, *, largest: int, permits: int) -> Plan:
     """For more inputs than the `largest` request may have, where all `permits` together may be fewer than that."""
-    part = min(largest, permits)
-    return Plan(inputs, part, min(PARTS_INSIDE, permits // part))
+    if inputs <= min(largest, permits):
+        return Plan(inputs, inputs, 1)
+    most = most_of_turns(permits)
+    part = min(largest, most)
+    return Plan(inputs, part, min(PARTS_INSIDE, most // part))
 
 
 async def in_order(starts: Iterator[Start[T]], inside: int) -> list[T]:
@@ -88,7 +97,7 @@ async def run_in_parts(service: EngineService, task: Any, plan: Plan) -> Answere
             part = replace(task, inputs=task.inputs[inputs])
             yield lambda part=part: run(part)  # type: ignore[misc]
 
-    with service.admission.inside(plan.permits):
+    with service.admission.inside(plan.permits, turns=plan.turns):
         task.check(service.model.spec)
         parts = await in_order(starts(), plan.parts_inside)
     return Answered(

@@ -115,7 +115,7 @@ def announce(host: str, port: int) -> None:
 def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None) -> uvicorn.Config:
     """How uvicorn serves an application here. Raises LoadError for a certificate that is none. `refusals`: which counts what
     connections are refused for."""
-    limits = ConnectionLimits.of(config) if refusals is None else ConnectionLimits.of(config, refusals.count)
+    limits = ConnectionLimits.of(config, refusals)
     certificate = certificate_of(config)
     return uvicorn.Config(
         app,

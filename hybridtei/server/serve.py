@@ -29,8 +29,6 @@ from hybridtei.server.protocol import DEPARTURE, Departure
 from hybridtei.server.tracing import arrived, as_handler
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
-CROWD = 2  # requests at work; beyond, a client may well have left by the time it is its turn, and to find out costs 3 µs
-TURNS = 3  # of the event loop, until an end that was sent behind a request is known: read, told to the transport, to us
 
 T = TypeVar("T")
 Answer = Callable[[Context, T], Coroutine[Any, Any, Reply]]
@@ -144,18 +142,11 @@ def departure_of(scope: Any) -> Departure | None:
 
 
 async def read_from_who_stays(scope: Any, receive: Any, models: Models, *, limit: int, type_required: bool) -> bytes:
-    """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected.
-
-    The event loop tells of an end only after it has begun with the request that came before it. Of a thousand clients that sent
-    something and left, each would be worked for until then, and whoever comes next would wait for all of it.
-    """
+    """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected."""
     departure = departure_of(scope)
     try:
-        if departure is not None and departure.crowd > CROWD:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-            if departure.happened:
-                raise ClientDisconnected
+        if departure is not None and departure.in_crowd():
+            raise ClientDisconnected
         return await read_plain(scope, receive, limit=limit, type_required=type_required)
     except ClientDisconnected:
         models.default.metrics.left()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.admission import Admission
+from hybridtei.engine.admission import Admission, most_of_turns
+from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
 from hybridtei.errors import Overloaded
+from hybridtei.rpc.admission import PatientAdmission
 
 
 @given(st.integers(1, 20), st.lists(st.integers(1, 20)))
@@ -41,3 +46,30 @@ def test_a_full_house_takes_nothing():
         with pytest.raises(Overloaded, match=r"^Model is overloaded$"), admission.inside(2):
             pass
         assert admission.free == 1
+
+
+@pytest.mark.parametrize("kind", ["one process", "several", "who may wait"])
+def test_large_ones_leave_a_quarter_to_small_ones(kind):
+    memory = shared_memory(1)
+    admission = {
+        "one process": lambda: Admission(16),
+        "several": lambda: SharedAdmission(16, memory, 0),
+        "who may wait": lambda: PatientAdmission(16),
+    }[kind]()
+    with ExitStack() as inside:
+        for _ in range(3):
+            inside.enter_context(admission.inside(4, turns=True))
+        with pytest.raises(Overloaded), admission.inside(1, turns=True):
+            raise AssertionError
+        for _ in range(4):
+            inside.enter_context(admission.inside(1))
+        with pytest.raises(Overloaded), admission.inside(1):
+            raise AssertionError
+    assert admission.free == 16
+    os.close(memory)
+
+
+@given(st.integers(1, 1000))
+def test_a_house_of_any_size_lets_large_ones_in(permits):
+    with Admission(permits).inside(most_of_turns(permits), turns=True):
+        pass

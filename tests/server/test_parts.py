@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.engine.admission import most_of_turns
 from hybridtei.server import parts
 from hybridtei.server.parts import Plan, in_order, plan
 from tests.server.conftest import LABELS, labelled
@@ -160,6 +161,7 @@ def test_a_plan_keeps_its_bounds_and_loses_nothing(inputs, largest, permits):
     assert 1 <= made.parts_inside <= parts.PARTS_INSIDE
     assert made.permits <= min(permits, inputs)
     assert made.part * made.parts_inside <= permits
+    assert made.permits <= most_of_turns(permits) or not made.turns
 
 
 def test_order_and_the_first_failure_by_place():
@@ -183,5 +185,6 @@ def test_order_and_the_first_failure_by_place():
 
 def test_a_plan_for_few_permits():
     assert plan(100, largest=32, permits=512) == Plan(100, 32, 2)
-    assert plan(100, largest=32, permits=40) == Plan(100, 32, 1)
+    assert plan(100, largest=32, permits=40) == Plan(100, 30, 1)
+    assert plan(40, largest=64, permits=40) == Plan(40, 40, 1)
     assert plan(100, largest=32, permits=2) == Plan(100, 2, 1)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import uvloop
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.protocol import HEADER_COUNT_LIMIT, PIPELINE_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
+from hybridtei.server.protocol import (
+    HEADER_COUNT_LIMIT,
+    PIPELINE_LIMIT,
+    TCP_INFO,
+    URL_LIMIT_BYTES,
+    BoundedHttpProtocol,
+    has_left,
+)
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
 
@@ -351,3 +361,35 @@ def test_a_client_may_leave_anywhere(bounded, caplog, stage):
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     bounded.is_well()
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.skipif(TCP_INFO is None, reason="the system does not say how a connection stands")
+@pytest.mark.parametrize(("leave", "left"), [("stays", False), ("shuts down", True), ("closes", True), ("resets", True)])
+def test_who_has_left_is_known_before_the_loop_hears_of_it(leave, left):
+    async def scene() -> tuple[bool, bool]:
+        loop = asyncio.get_running_loop()
+        reading: asyncio.Future[asyncio.Transport] = loop.create_future()
+
+        class Listening(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                transport.pause_reading()
+                reading.set_result(transport)
+
+        server = await loop.create_server(Listening, "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname(), timeout=HANG)
+        client.sendall(b"POST /embed HTTP/1.1\r\n")
+        transport = await reading
+        before = has_left(transport)
+        if leave == "shuts down":
+            client.shutdown(socket.SHUT_WR)
+        elif leave == "resets":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if leave in ("closes", "resets"):
+            client.close()
+        after = has_left(transport)
+        transport.abort()
+        client.close()
+        server.close()
+        return before, after
+
+    assert uvloop.run(scene()) == (False, left)

@@ -15,8 +15,8 @@ import pytest
 
 from hybridtei.batch import PackedBatch
 from hybridtei.server.body import ClientDisconnected
-from hybridtei.server.protocol import DEPARTURE, Departure
-from hybridtei.server.serve import CROWD, while_connected
+from hybridtei.server.protocol import CROWD, DEPARTURE, Departure
+from hybridtei.server.serve import while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 
@@ -172,7 +172,7 @@ def test_in_a_crowd_nothing_is_begun_for_who_left_already():
 
     def departed() -> float:
         told = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line)
-        return float(told.get("hybridtei_departed_requests", 0))
+        return sum(float(told.get(f"hybridtei_departed_{what}", 0)) for what in ("requests", "connections"))
 
     with serving(gate=hold) as running:
         requests: list[Request] = [("/embed", {"inputs": f"one {i}"}) for i in range(20 * CROWD)]

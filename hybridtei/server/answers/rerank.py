@@ -24,7 +24,7 @@ from hybridtei.server.answers.envelope import envelope, used
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.errors import NoInputs, TooManyDocuments
 from hybridtei.server.observe import Load, Usage
-from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings
+from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, text_of
 from hybridtei.server.wire.tei import direction
@@ -103,7 +103,7 @@ async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> 
 
 def _window(context: Context, documents: int) -> int:
     """How many are inside at once, at most."""
-    return min(documents, PARTS_INSIDE * PART_DOCUMENTS, context.service.config.max_concurrent_requests)
+    return plan(documents, largest=PART_DOCUMENTS, permits=context.service.config.max_concurrent_requests).permits
 
 
 def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
@@ -202,7 +202,7 @@ class _Work:
 
     async def run(self) -> Answered[Floats]:
         """Raises what the first part that fails raises."""
-        with self.context.service.admission.inside(self.permits):
+        with self.context.service.admission.inside(self.permits, turns=self.permits < len(self.task.documents)):
             parts = self._parts()
             first = await self._part(next(parts))
             starts = (partial(self._part, part.knowing(first.answer.query)) for part in parts)

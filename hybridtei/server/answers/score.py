@@ -52,7 +52,8 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
 async def _ranked(context: Context, tasks: Sequence[Ranking], inputs: int) -> Answered[Floats]:
     if context.service.model.spec.kind not in ("reranker", "embedding"):
         raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
-    with context.service.admission.inside(context.permits(inputs)):
+    permits = context.permits(inputs)
+    with context.service.admission.inside(permits, turns=permits < inputs):
         starts = (partial(context.service.run, part, inputs=0) for task in tasks for part in task.parts())
         return together(await in_order(starts, PARTS_INSIDE), inputs)
 

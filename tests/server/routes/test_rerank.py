@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 import pytest
 
 from tests.engine import small
 from tests.server.conftest import labelled
-from tests.server.live import serving
+from tests.server.live import HANG, serving
 
 TEXTS = ["the hybrid search", "one two three", "meaning by words"]
 QUESTION = {"query": "one", "texts": TEXTS}
@@ -249,6 +251,27 @@ def test_ten_thousand_documents_pass_in_parts(reranker):
     order = sorted(scores, key=lambda index: (scores[index], index), reverse=True)
     assert [item["index"] for item in answer["results"]] == order
     assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests
+
+
+def test_however_many_long_rankings_run_a_small_request_is_let_in():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begun.set()
+        assert go_on.wait(HANG)
+
+    many = {"query": "two", "documents": ["one two"] * 1_000}
+    with serving(labelled("LABEL_0")) as running, ThreadPoolExecutor(7) as clients:
+        running.backend.gate = hold
+        rankings = [clients.submit(running.post, "/v1/rerank", many) for _ in range(6)]
+        assert begun.wait(HANG)
+        first = next(as_completed(rankings, HANG)).result()  # the others wait for the backend
+        small_one = clients.submit(running.post, "/rerank", QUESTION)
+        go_on.set()
+        assert small_one.result(HANG).status_code == 200
+        statuses = {ranking.result(HANG).status_code for ranking in rankings}
+    assert first.status_code == 429
+    assert statuses == {200, 429}
 
 
 def test_documents_have_a_limit_of_their_own_and_few_permits_are_enough():
