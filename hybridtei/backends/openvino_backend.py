@@ -175,10 +175,19 @@ class _Compiled:
         except IndexError:
             request = self._model.create_infer_request()
         try:
-            hidden: Floats = request.infer(feed, share_inputs=False, share_outputs=False)[0]
+            _fill(request, feed)
+            hidden: Floats = request.infer(share_outputs=False)[0]
         finally:
             self._idle.append(request)
         return hidden
+
+
+def _fill(request: ov.InferRequest, feed: Feed) -> None:
+    """Copy inputs into the request's own tensors, as `infer` would: it compares shapes by an exception an input, in 0.3 ms."""
+    for name, values in feed.items():
+        tensor = request.get_tensor(name)
+        tensor.shape = values.shape
+        tensor.data[:] = values
 
 
 class _Lent:
