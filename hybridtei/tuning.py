@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.cores import available_cores
 from hybridtei.errors import LoadError
+from hybridtei.lanes import LaneKind
 from hybridtei.user_cache import cache_folder, whole
 
 FIRST_TOKENS = 64
@@ -60,9 +61,10 @@ class Curve:
 
 
 def measure(
-    backend: Backend, most_tokens: int, *, limit_seconds: float | None = None, clock: Clock = perf_counter
+    backend: Backend, most_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
 ) -> Iterator[Point]:
     """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained."""
+    clock = clock or _clock_for(backend)
     began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
     while size <= max(most_tokens, FIRST_TOKENS):
         point = Point(size, _rate(backend, size, clock))
@@ -72,6 +74,12 @@ def measure(
         if flat == 2 or (limit_seconds is not None and clock() - began > limit_seconds):
             return
         size *= 2
+
+
+def _clock_for(backend: Backend) -> Clock:
+    """The processor's time where a pass has one thread of it, as express lanes tell: other programs, that interrupt a long pass
+    and spare many a short one, would make small passes look fast. A device, or a team of threads, needs a clock."""
+    return process_time if LaneKind.EXPRESS in backend.lanes and not backend.fills_cores else perf_counter
 
 
 def _rate(backend: Backend, tokens: int, clock: Clock) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hybridtei import tuning
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
+from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.tuning import FIRST_TOKENS, FLAT, Curve, Point, measure
 from tests.engine import small
 
@@ -93,3 +95,13 @@ def test_a_damaged_memory_or_no_place_for_it_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     tuning.remember(Curve([Point(64, 1.0)]), "ort", "float32", spec)
     assert tuning.remembered("ort", "float32", spec) is None
+
+
+def test_what_other_programs_take_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of one thread that is interrupted for most of the time, the longer the more."""
+    backend = FakeBackend(small.model_spec(), gate=lambda batch: time.sleep(len(batch.input_ids) / 20_000))
+    backend.lanes = both_lanes(1)
+    rates = [point.tokens_per_s for point in measure(backend, 256)]
+    assert min(rates) > 100_000
+    for backend.lanes, backend.fills_cores in (((LaneKind.BULK,), False), (both_lanes(1), True)):
+        assert max(point.tokens_per_s for point in measure(backend, 256)) < 20_000
