@@ -33,7 +33,7 @@ CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
 # In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Departure.
 BROKEN_BODY, SLOW_BODY, DEPARTURE = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.departure"
-CROWD = 2  # requests at work; beyond, a client may well have left by the time it is its turn
+CROWD = 8  # requests at work; beyond, a client may well have left by the time it is its turn
 TCP_INFO = getattr(socket, "TCP_INFO", None)  # of which the first byte is the connection's state, on Linux
 LEFT = (b"\x07", b"\x08")  # reset by the other side, or it has sent all that it ever will: CLOSE, CLOSE_WAIT
 FULL = b"too many connections (max-connections)"
@@ -44,7 +44,7 @@ def has_left(transport: Transport) -> bool:
     """Whether a client closed its side already, with its end still to be read. False where the system does not say.
 
     Of a thousand clients that sent something and left, the event loop hears of each request before it hears of its end, and
-    whoever comes next would wait until all of them were begun. To ask takes a microsecond.
+    whoever comes next would wait until all of them were begun. To ask takes some microseconds.
     """
     if TCP_INFO is None:
         return False
