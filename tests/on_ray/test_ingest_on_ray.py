@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -131,17 +132,21 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
 
 
 def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, alone):
-    killed = []
+    killed, ended = [], threading.Event()
 
-    def kill(number: int, asked: asyncio.Event) -> None:
-        readers = named("ReadSources")
-        if not killed and readers:
-            killed.extend(readers)
-            for process in readers.values():
+    def kill() -> None:
+        while not killed and not ended.wait(0.005):  # on a quiet machine it has read all before the first batch is embedded
+            for pid, process in named("ReadSources").items():
+                killed.append(pid)
                 process.kill()
 
-    meanwhile(monkeypatch, kill)
-    assert ingested(source, tmp_path).outcome == alone[0].outcome
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        assert ingested(source, tmp_path).outcome == alone[0].outcome
+    finally:
+        ended.set()
+        killing.join()
     assert killed
     assert_same(stored(tmp_path), stored(alone[1]))
 
