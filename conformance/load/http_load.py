@@ -98,8 +98,8 @@ class Texts:
         return head.encode() + body, sum(tokens for _, tokens in drawn)
 
 
-class Client(asyncio.Protocol):
-    """One keep-alive connection, one request at a time. Only what ends in time counts."""
+class Connection(asyncio.Protocol):
+    """One client, kept alive, one request at a time. Only what ends in time counts."""
 
     def __init__(self, requests: list[tuple[bytes, int]], until: float, tally: Tally) -> None:
         self._requests, self._until, self._tally = requests, until, tally
@@ -155,12 +155,12 @@ async def load(url: str, groups: Sequence[Clients], seconds: float, texts: Texts
     ]
     tallies = [Tally() for _ in groups]
     until = time.perf_counter() + seconds
-    clients = [
-        Client(requests, until, tally) for of_client, tally in zip(prepared, tallies, strict=True) for requests in of_client
+    connections = [
+        Connection(requests, until, tally) for of_client, tally in zip(prepared, tallies, strict=True) for requests in of_client
     ]
     loop = asyncio.get_running_loop()
-    await asyncio.gather(*(loop.create_connection(lambda one=one: one, host, port) for one in clients))
-    await asyncio.gather(*(one.ended for one in clients))
+    await asyncio.gather(*(loop.create_connection(lambda one=one: one, host, port) for one in connections))
+    await asyncio.gather(*(one.ended for one in connections))
     return tallies
 
 

@@ -35,7 +35,7 @@ class Refusals:
             self._counter.add(limit=limit)
 
     def departed(self) -> None:
-        """A connection was closed by its client before it was accepted, in a crowd."""
+        """In a crowd, a connection was closed by its client before what it had sent was read."""
         self._departed.add()
 
     def counted(self, limit: str) -> int:
@@ -50,7 +50,7 @@ def _nobody(limit: str = "") -> None:
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached, and
-    `departed` of each connection that was closed before it was accepted."""
+    `departed` of each connection that was closed before what it had sent was read."""
 
     connections: int
     head_bytes: int

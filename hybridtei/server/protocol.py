@@ -66,8 +66,8 @@ class Departure:
         self.happened = False
         self.tell: Callable[[], object] | None = None
 
-    def in_crowd(self) -> bool:
-        """Whether it has happened, even if nobody heard of it yet, and there is a crowd: else it is not worth to ask."""
+    def noticed(self) -> bool:
+        """Whether it has happened, even if the event loop has not heard of it; asked only in a crowd, where it pays."""
         return self.crowd > CROWD and (self.happened or (self._transport is not None and has_left(self._transport)))
 
     def happens(self) -> None:
@@ -148,6 +148,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._limits.departed()
             self._last_words = b""
             self.transport.close()  # not at once: an earlier answer may still be on its way
+            self._cut_off_unread()
             return
         self._unset_keepalive_if_required()
         if self._head_since is None and not self._in_body:

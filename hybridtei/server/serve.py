@@ -145,7 +145,7 @@ async def read_from_who_stays(scope: Any, receive: Any, models: Models, *, limit
     """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected."""
     departure = departure_of(scope)
     try:
-        if departure is not None and departure.in_crowd():
+        if departure is not None and departure.noticed():
             raise ClientDisconnected
         return await read_plain(scope, receive, limit=limit, type_required=type_required)
     except ClientDisconnected:
