@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NEEDED = ("litestar", "msgspec", "orjson", "uvicorn", "httptools", "swagger_ui_bundle", "psutil")
+NEEDED = ("litestar", "msgspec", "orjson", "uvicorn", "uvloop", "httptools", "swagger_ui_bundle", "psutil")
 QUERIES, PASSAGES = "queries, a text each", "passages, 32 texts each"
 CLIENTS = {QUERIES: 256, PASSAGES: 32}
 
@@ -40,6 +39,7 @@ def asked(what: Asking) -> tuple[int, int, int, list[float]]:
     """What they got: (requests, tokens, failures, latencies in ms)."""
     import random
 
+    import uvloop
     from http_load import PASSAGE, QUERY, Clients, Texts, load
 
     class Words(Texts):
@@ -47,8 +47,8 @@ def asked(what: Asking) -> tuple[int, int, int, list[float]]:
             self._words, self._random = what.words, random.Random(what.seed)
 
     group = Clients(what.number, 1, ((1.0, QUERY),)) if what.kind == QUERIES else Clients(what.number, 32, ((1.0, PASSAGE),))
-    asyncio.run(load(what.url, [group], min(1.0, what.seconds), Words()))
-    (tally,) = asyncio.run(load(what.url, [group], what.seconds, Words()))
+    uvloop.run(load(what.url, [group], min(1.0, what.seconds), Words()))
+    (tally,) = uvloop.run(load(what.url, [group], what.seconds, Words()))
     return tally.requests, tally.tokens, tally.failures, tally.latencies_ms
 
 
