@@ -256,7 +256,10 @@ def cpu_ticks() -> dict[int, int]:
     """Processor time that each thread of this process has had."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+        try:
+            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):  # of a test before, which has just ended
+            continue
         found[int(task.name)] = int(fields[11]) + int(fields[12])
     return found
 
