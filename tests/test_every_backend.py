@@ -13,17 +13,17 @@ import pytest
 from hybridtei.backend_choice import DTYPES, why_not
 from hybridtei.backends.export import export_graph
 from hybridtei.backends.graphs import cache_folder, graph_name
-from hybridtei.backends.int8 import Guard, int8_graph
+from hybridtei.backends.int8 import int8_graph
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
+from tests.backends.test_int8 import LOOSE
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 COMBINATIONS = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"]
-LOOSE = Guard(worst=0.9, mean=0.98)  # random weights lose more than trained ones
 TEXTS = vocabulary.texts(64)
 BAD: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty": ([""], {}),

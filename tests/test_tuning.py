@@ -97,7 +97,7 @@ def test_a_damaged_memory_or_no_place_for_it_is_no_error(cache: Path) -> None:
     assert tuning.remembered("ort", "float32", spec) is None
 
 
-def test_what_other_programs_take_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_programs_take_is_not_counted() -> None:
     """A pass of one thread that is interrupted for most of the time, the longer the more."""
     backend = FakeBackend(small.model_spec(), gate=lambda batch: time.sleep(len(batch.input_ids) / 20_000))
     backend.lanes = both_lanes(1)

@@ -25,7 +25,7 @@ from tests.backends.test_onnx_backend import run
 from tests.backends.test_torch_backend import columns_of, sixty_four
 
 Copied = Callable[[Path], Path]
-LOOSE = Guard(worst=0.9, mean=0.98)
+LOOSE = Guard(worst=0.9, mean=0.98)  # random weights lose more than trained ones
 
 
 @pytest.fixture(autouse=True)
