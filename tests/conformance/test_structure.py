@@ -1,0 +1,58 @@
+"""The figures of the source tree, on a package small enough to count by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from conformance.structure.source import count_layers, measure, read_imports, read_modules
+
+FILES = {
+    "__init__.py": "",
+    "top.py": '"""Docstring."""\n\nfrom small.middle import work\n\nwork()\n',
+    "middle.py": """from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from small import top
+
+
+def work():
+    from small.low import leaf
+
+    return leaf.X
+""",
+    "low/__init__.py": "",
+    "low/leaf.py": "import small.low.twin\n\nX = 1\n",
+    "low/twin.py": "import small.low.leaf\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "small" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "small"
+
+
+def test_imports_within_functions_count_and_imports_for_annotations_do_not(package: Path):
+    imports = read_imports(read_modules(package))
+    assert imports["small.top"] == {"small.middle"}
+    assert imports["small.middle"] == {"small.low.leaf"}
+
+
+def test_modules_that_import_each_other_are_one_layer(package: Path):
+    imports = read_imports(read_modules(package))
+    assert count_layers(imports, {name: name for name in imports}) == 3
+    assert count_layers(imports, dict.fromkeys(imports, "all")) == 1
+
+
+def test_figures(package: Path):
+    figures = measure(package)
+    assert figures["modules"] == 6
+    assert figures["lines"] == sum(text.count("\n") for text in FILES.values())
+    assert figures["statements"] == 11  # a docstring is not counted
+    assert figures["layers of rooms"] == 3
+    assert figures["modules with one importer"] == 2  # middle and twin
+    assert figures["files in the largest folder"] == "2 (small/low)"
+    assert figures["lines of the largest file"] == "10 (small/middle.py)"
