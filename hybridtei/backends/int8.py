@@ -13,12 +13,15 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import onnxruntime as ort
 
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph, cache_folder
+from hybridtei.backends.onnx_bytes import integer_product_graph
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.sample_texts import SAMPLE
 from hybridtei.batch import Encoding, Head, pack
@@ -60,7 +63,7 @@ class Fidelity:
 def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | None = None) -> Graph:
     """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
     gelu = " gelu tanh" if spec.tanh_gelu else ""
-    path = cache_folder() / graph_name(spec, f"int8 {_digest(spec)}{gelu}")
+    path = cache_folder() / graph_name(spec, f"int8 {max_weight()} {_digest(spec)}{gelu}")
     if guard is None and path.is_file():  # it passed the usual guard then
         return Graph.read(path, spec.config)
     made, fidelity = make_int8(spec, graph, weights, guard or Guard())
@@ -80,7 +83,7 @@ def make_int8(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> 
         raise LoadError(
             f"int8 needs the package onnx once, to make the graph: pip install 'hybridtei[int8]' ({error})"
         ) from error
-    made = quantised(graph, graph_tensors(graph, weights))
+    made = quantised(graph, graph_tensors(graph, weights), max_weight())
     if not made.held:
         raise LoadError(f"{spec.folder}: int8: the graph of {spec.model_type} has no products with known matrices")
     fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, made, weights))
@@ -90,6 +93,19 @@ def make_int8(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> 
             f"{guard.mean} on average"
         )
     return made, fidelity
+
+
+@cache
+def max_weight() -> int:
+    """The largest magnitude that a quantised weight may have here.
+
+    An x86 processor without VNNI adds pairs of products in 16 bits, which saturate: 2 x 255 x 127 does not fit, 2 x 255 x 63 does.
+    """
+    session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
+    rows, matrix = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
+    (product,) = session.run(None, {"rows": rows, "matrix": matrix})
+    exact = rows.astype(np.int32) @ matrix.astype(np.int32)
+    return 127 if np.array_equal(product, exact) else 63
 
 
 def compare(exact: OnnxBackend, approximate: OnnxBackend, texts: Sequence[str] = SAMPLE) -> Fidelity:

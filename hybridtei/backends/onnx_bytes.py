@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-FLOAT, EXTERNAL = 1, 1  # TensorProto.DataType, TensorProto.DataLocation
+FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6  # TensorProto.DataType
+EXTERNAL = 1  # TensorProto.DataLocation
 
 
 def declarations(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
@@ -61,11 +62,23 @@ def product_graph(rows: str, matrix: str, product: str) -> bytes:
     transposed = _bytes(1, b"transB") + _integer(3, 1) + _integer(20, 2)  # AttributeProto: name, i, type INT
     node = _bytes(1, rows.encode()) + _bytes(1, matrix.encode()) + _bytes(2, product.encode()) + _bytes(4, b"Gemm")
     ends = _bytes(11, _value(rows, ("t", "k"))) + _bytes(12, _value(product, ("t", "v")))
-    graph = _bytes(1, node + _bytes(5, transposed)) + _bytes(2, b"product") + ends
-    return _integer(1, 8) + _bytes(8, _bytes(1, b"") + _integer(2, 17)) + _bytes(7, graph)  # IR version 8, operators 17
+    return _model(node + _bytes(5, transposed), ends)
 
 
-def _value(name: str, dims: Iterable[str]) -> bytes:
-    """ValueInfoProto of a float32 tensor whose sizes have names."""
+def integer_product_graph() -> bytes:
+    """A model of one product of integers, `rows` uint8[t, k] x `matrix` int8[k, v] -> `product` int32[t, v]."""
+    node = _bytes(1, b"rows") + _bytes(1, b"matrix") + _bytes(2, b"product") + _bytes(4, b"MatMulInteger")
+    given = _value("rows", ("t", "k"), UINT8), _value("matrix", ("k", "v"), INT8)
+    return _model(node, b"".join(_bytes(11, one) for one in given) + _bytes(12, _value("product", ("t", "v"), INT32)))
+
+
+def _model(node: bytes, ends: bytes) -> bytes:
+    """Of one node: IR version 8, operators 17."""
+    graph = _bytes(1, node) + _bytes(2, b"product") + ends
+    return _integer(1, 8) + _bytes(8, _bytes(1, b"") + _integer(2, 17)) + _bytes(7, graph)
+
+
+def _value(name: str, dims: Iterable[str], kind: int = FLOAT) -> bytes:
+    """ValueInfoProto of a tensor whose sizes have names."""
     shape = b"".join(_bytes(1, _bytes(2, dim.encode())) for dim in dims)
-    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, FLOAT) + _bytes(2, shape)))
+    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, kind) + _bytes(2, shape)))

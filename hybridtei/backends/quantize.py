@@ -1,7 +1,8 @@
 """The matrices of a graph in eight bits. Needs the `onnx` package, unlike serving what comes out.
 
-A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * 127 / column maximum of |W|), times both
-scales. Bytes are unsigned with a zero point of 128, since x86 multiplies unsigned by signed ones.
+A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * m / column maximum of |W|), times both
+scales, where m is the largest weight: 127, or 63 where sums of two products saturate at 16 bits. Bytes are unsigned with a zero
+point of 128, since x86 multiplies unsigned by signed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DOMAIN = "com.microsoft"
 AXIS, TINY, STEP, ONE, ZERO = (f"int8.{name}" for name in ("axis", "tiny", "step", "one", "zero"))
 
 
-def quantised(graph: Graph, tensors: Mapping[str, Floats]) -> Graph:
+def quantised(graph: Graph, tensors: Mapping[str, Floats], max_weight: int = 127) -> Graph:
     """The same graph, holding in eight bits every matrix that a product alone reads. `tensors`: the checkpoint's, by name."""
     model = onnx.load_from_string(graph.body)
     products = _products(model.graph, tensors)
@@ -45,7 +46,7 @@ def quantised(graph: Graph, tensors: Mapping[str, Floats]) -> Graph:
             ready.add(x)
             nodes.extend(_rows_in_bytes(x))
             constants[f"{x}.rows"] = np.array([-1, matrix.shape[1]], np.int64)
-        constants |= _matrix_in_bytes(name, matrix)
+        constants |= _matrix_in_bytes(name, matrix, max_weight)
         nodes.extend(_product(x, name, node.output[0]))
     del model.graph.node[:]
     model.graph.node.extend(_read(nodes, [output.name for output in model.graph.output]))
@@ -86,9 +87,9 @@ def _rows_in_bytes(x: str) -> Iterator[onnx.NodeProto]:
     yield make("Shape", [x], [f"{x}.outer"], start=0, end=-1)
 
 
-def _matrix_in_bytes(name: str, matrix: Floats) -> dict[str, NDArray[Any]]:
+def _matrix_in_bytes(name: str, matrix: Floats, max_weight: int) -> dict[str, NDArray[Any]]:
     """int8[in, out] and the scale of each column."""
-    scale = np.maximum(np.abs(matrix).max(1), np.float32(1e-30)) / np.float32(127)
+    scale = np.maximum(np.abs(matrix).max(1), np.float32(1e-30)) / np.float32(max_weight)
     values = np.round(matrix / scale[:, None]).astype(np.int8)
     width = np.array([len(matrix)], np.int64)
     return {f"{name}.int8": np.ascontiguousarray(values.T), f"{name}.scale": scale, f"{name}.width": width}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from hybridtei.backends import int8
@@ -15,6 +16,7 @@ from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.int8 import Fidelity, Guard, compare, int8_graph, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.onnx_bytes import integer_product_graph
 from hybridtei.backends.quantize import quantised
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
@@ -52,7 +54,7 @@ def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_path: Path, model_type: str) -> None:
     _, graph, weights = parts(tiny.write_family(tmp_path, model_type))
-    made = quantised(graph, graph_tensors(graph, weights))
+    made = quantised(graph, graph_tensors(graph, weights), int8.max_weight())
     matrices = {name for name, shape in graph.weights.items() if len(shape) == 2 and "embed" not in name and "bias" not in name}
     assert set(made.held) == matrices
     assert set(made.weights) == set(graph.weights) - matrices
@@ -66,7 +68,7 @@ def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
     """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
     spec, graph, weights = read_spec(hybrid), graph_of("bert"), Weights.open(hybrid)
-    backend = OnnxBackend(spec, quantised(graph, graph_tensors(graph, weights)), weights)
+    backend = OnnxBackend(spec, quantised(graph, graph_tensors(graph, weights), int8.max_weight()), weights)
     texts = sixty_four(spec.vocab_size)
     together = run(backend, texts)
     for place, text in enumerate(texts):
@@ -126,3 +128,11 @@ def test_a_graph_without_known_products_is_refused(bert: Path, monkeypatch: pyte
     monkeypatch.setattr("hybridtei.backends.quantize._products", lambda *_: {})
     with pytest.raises(LoadError, match="no products"):
         make_int8(*parts(bert), LOOSE)
+
+
+def test_products_of_the_largest_weights_are_exact_here() -> None:
+    """Where pairs of products saturate at 16 bits, weights of 127 would give a sum that is too small."""
+    session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
+    rows, matrix = np.full((4, 64), 255, np.uint8), np.full((64, 64), int8.max_weight(), np.int8)
+    (product,) = session.run(None, {"rows": rows, "matrix": matrix})
+    assert np.array_equal(product, rows.astype(np.int32) @ matrix.astype(np.int32))
