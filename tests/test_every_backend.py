@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hybridtei.backend_choice import DTYPES, why_not
-from hybridtei.backends.export import export_graph
 from hybridtei.backends.graphs import cache_folder, graph_name
 from hybridtei.backends.int8 import int8_graph
 from hybridtei.checkpoint.spec import read_spec
@@ -21,6 +20,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
 from tests.backends.test_int8 import LOOSE
+from tests.exports import exported
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 COMBINATIONS = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"]
@@ -60,7 +60,7 @@ def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
     target = cache_folder() / graph_name(read_spec(found))
     if not target.exists():
         spec = read_spec(found)
-        graph = export_graph(spec)
+        graph = exported(spec)
         graph.write(target)
         int8_graph(spec, graph, Weights.open(found), LOOSE)
     return found
@@ -78,11 +78,19 @@ def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
     name, dtype = request.param
     if name == "openvino" and find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
+    if (name, dtype) == ("openvino", "bfloat16") and not has_bfloat16():
+        pytest.skip("this processor has no bfloat16")
     assert why_not(name, dtype, read_spec(folder)) is None
     loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
     assert (loaded.backend_name, loaded.dtype) == (name, dtype)
     yield loaded
     loaded.close()
+
+
+def has_bfloat16() -> bool:
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:

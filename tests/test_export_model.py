@@ -19,19 +19,15 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.export_model import export_model
-from tests import tiny
-from tests.backends.test_export import graph_of
+from tests import exports, tiny
+from tests.backends.test_int8 import LOOSE
 from tests.backends.test_onnx_backend import random_encodings, run, same
-
-LOOSE = Guard(worst=0.9, mean=0.98)
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        "hybridtei.backends.export.export_graph", lambda spec, *, rectangle: graph_of(spec.model_type, rectangle)
-    )
+    monkeypatch.setattr("hybridtei.backends.export.export_graph", exports.exported)  # one for all tests
     return tmp_path / "cache"
 
 
@@ -46,7 +42,7 @@ def exported(folder: Path, out: Path, dtype: Literal["float32", "int8"] = "float
     return OnnxBackend.from_file(spec, path, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["bert", "m3", "hybrid"])
+@pytest.mark.parametrize("name", ["bert", "hybrid", pytest.param("m3", marks=pytest.mark.slow)])
 def test_a_folder_gives_what_its_checkpoint_gives(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     folder: Path = request.getfixturevalue(name)
     backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
@@ -107,7 +103,8 @@ def test_splade_is_refused(splade: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_tells_what_it_wrote(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["export", str(bert), str(tmp_path / "out"), "--dtype", "int8", "--min-cosine", "0.5"]) == 0
+    low = ["--min-cosine", "0.5", "--min-mean-cosine", "0.5"]
+    assert cli.main(["export", str(bert), str(tmp_path / "out"), "--dtype", "int8", *low]) == 0
     assert f"{tmp_path / 'out' / 'onnx' / 'model_quantized.onnx'}: " in capsys.readouterr().out
 
 

@@ -15,13 +15,13 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from hybridtei.backends.export import export_graph
 from hybridtei.backends.graphs import cache_folder, graph_name
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
 from tests import tiny, tolerances, vocabulary
+from tests.exports import exported
 
 DIM = 12
 QUERIES = ["baka", "baka? bulo, lolo.", *vocabulary.texts(4, seed=9), "bulo " * 60]
@@ -185,7 +185,7 @@ def test_a_graph_serves_queries_that_are_not_seen_too(tmp_path: Path, monkeypatc
     spec = read_spec(folder)
     target = cache_folder() / graph_name(spec)
     if not target.exists():
-        export_graph(spec).write(target)
+        exported(spec).write(target)
     agree(folder, Encoder.load(config=ModelConfig(model_id=str(folder), backend=name)))
 
 

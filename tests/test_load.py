@@ -25,8 +25,9 @@ from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
 from hybridtei.trunk import trunk
 from tests import tiny, tolerances, vocabulary
-from tests.backends.test_export import change, graph_of
+from tests.backends.test_export import change
 from tests.checkpoint.test_modules import in_its_own_folder
+from tests.exports import graph_of
 from tests.trunk.test_rope import LONG
 
 Copied = Callable[[Path], Path]

@@ -219,11 +219,15 @@ def test_what_nobody_takes_is_left_out_and_counted(root, monkeypatch, computed):
 
 
 def test_a_closed_output_ends_nothing(root, monkeypatch):
-    out = io.StringIO()
+    out, errors = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)  # where logging tells that it failed
     logs.configure(json_output=False, level="info")
+    logging.getLogger("hybridtei.x").error("heard")
+    assert "heard" in out.getvalue()
     out.close()
     logging.getLogger("hybridtei.x").error("nobody hears it")
+    assert errors.getvalue() == ""
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=3000), max_size=12))

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-HIDDEN = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.2}  # last hidden states, whose values are about 1
-UNIT = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}  # elements of unit vectors
-MULTIVECTOR = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2, "int8": 5e-2}  # of a token's, which no mean makes smoother
+import platform
+from pathlib import Path
+
+
+def _adds_eight_bits_exactly() -> bool:
+    """Whether ONNX Runtime adds products of eight bits without loss: on x86 without VNNI, sums of two of them saturate."""
+    facts = Path("/proc/cpuinfo")
+    return platform.machine() not in ("x86_64", "AMD64") or not facts.exists() or "vnni" in facts.read_text()
+
+
+EXACT_INT8 = _adds_eight_bits_exactly()
+INT8 = 1 if EXACT_INT8 else 8
+# Last hidden states, whose values are about 1.
+HIDDEN = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.2 * INT8}
+UNIT = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2 * INT8}  # elements of unit vectors
+# Of a token's, which no mean makes smoother.
+MULTIVECTOR = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2, "int8": 5e-2 * INT8}
 # Lexical weights, SPLADE weights, raw pooled vectors.
-WEIGHTS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "int8": 0.1}
+WEIGHTS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "int8": 0.1 * INT8}
 COSINE = 0.99999
 LOGITS = {"float32": 1e-5, "bfloat16": 0.15}  # of classifiers, rerankers and taggers; scores, too
 REAL_COSINE = {"float32": 0.999999, "bfloat16": 0.9999}  # dense vectors of all-MiniLM-L6-v2, against torch in float32

@@ -7,7 +7,8 @@ the same bound, so the one that began first is the first to be late, and a singl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,10 +28,11 @@ class _Running:
 
 
 class Deadlines:
-    """`seconds` for each piece of work; 0: as long as it likes. Used from one event loop's thread."""
+    """`seconds` of `clock` for each piece of work; 0: as long as it likes. Used from one event loop's thread."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
+        self._clock = clock
         self._running: dict[_Running, None] = {}  # who began first stands first
         self._timer: asyncio.TimerHandle | None = None
 
@@ -39,11 +41,10 @@ class Deadlines:
         task = asyncio.current_task()
         if not self._seconds or task is None:
             return await work
-        loop = asyncio.get_running_loop()
-        running = _Running(task, loop.time() + self._seconds, task.cancelling())
+        running = _Running(task, self._clock() + self._seconds, task.cancelling())
         self._running[running] = None
         if self._timer is None:
-            self._timer = loop.call_at(running.deadline, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
         try:
             return await work
         except asyncio.CancelledError:
@@ -60,12 +61,11 @@ class Deadlines:
         self._running.clear()
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
         self._timer = None
-        now = loop.time()
+        now = self._clock()
         for running in [*self._running]:
             if running.deadline > now:
-                self._timer = loop.call_at(running.deadline, self._look)
+                self._timer = asyncio.get_running_loop().call_later(running.deadline - now, self._look)
                 return
             del self._running[running]
             running.late = True

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
 from hybridtei.backends.failures import DeviceLost, PartlyFailed
@@ -74,10 +74,17 @@ class _Pass:
 
 
 class Device:
-    """Lanes for the models that join. `lanes`: what their backends have in common. `pass_timeout`: seconds that a pass may
-    take; 0: as long as it likes."""
+    """Lanes for the models that join. `lanes`: what their backends have in common. `pass_timeout`: seconds of `clock` that a
+    pass may take; 0: as long as it likes."""
 
-    def __init__(self, lanes: Sequence[LaneKind], *, bulk_niceness: int = 0, pass_timeout: float = 0) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[LaneKind],
+        *,
+        bulk_niceness: int = 0,
+        pass_timeout: float = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.lock = threading.Lock()
         self.dead: BackendError | None = None
         self._niceness = bulk_niceness if LaneKind.EXPRESS in lanes else 0
@@ -86,7 +93,7 @@ class Device:
         self._left = threading.Condition(self.lock)
         self._closing = False
         self._pass_timeout = pass_timeout
-        self._watchdog = Watchdog(pass_timeout)
+        self._watchdog = Watchdog(pass_timeout, clock=clock)
         self.overdue = 0  # lanes that a pass keeps for longer than it may
         self._ahead = 0  # lanes beyond those of `lanes`
         self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]

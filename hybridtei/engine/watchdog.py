@@ -16,10 +16,11 @@ LOOKS = 4  # within a bound, at least
 
 
 class Watchdog:
-    """Watches what runs in other threads; `seconds` 0: nothing."""
+    """Watches what runs in other threads, for `seconds` of `clock` each; 0: nothing."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = monotonic) -> None:
         self._seconds = seconds
+        self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watched: dict[int, tuple[float, Callable[[], object]]] = {}  # the oldest first
@@ -39,7 +40,7 @@ class Watchdog:
         """Something begins; the number that `end` wants. `overdue`: called from the watchdog's thread, at most once."""
         with self._lock:
             number, self._next = self._next, self._next + 1
-            self._watched[number] = (monotonic() + self._seconds, overdue)
+            self._watched[number] = (self._clock() + self._seconds, overdue)
             return number
 
     def end(self, number: int) -> None:
@@ -49,7 +50,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(min(LOOK_SECONDS, self._seconds / LOOKS)):
-            now = monotonic()
+            now = self._clock()
             with self._lock:
                 late = [number for number, (deadline, _) in self._watched.items() if deadline <= now]
                 calls = [self._watched.pop(number)[1] for number in late]

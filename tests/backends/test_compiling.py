@@ -72,8 +72,19 @@ def deviations(backend: TorchBackend) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "qwen3", "gemma3_text", "nomic_bert"])
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "joined"),
+    [
+        ("bert", False),
+        ("modernbert", True),
+        *(
+            pytest.param(model_type, joined, marks=pytest.mark.slow)
+            for model_type in ("bert", "modernbert", "qwen3", "gemma3_text", "nomic_bert")
+            for joined in (False, True)
+            if (model_type, joined) not in (("bert", False), ("modernbert", True))
+        ),
+    ],
+)
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str, joined: bool) -> None:
     compiler = Counting()
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
@@ -124,6 +135,7 @@ def test_answers_do_not_wait_and_the_swap_makes_recordings_anew(bert: Path) -> N
     assert max(deviations(backend)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_the_real_compiler(tmp_path: Path) -> None:
     backend, compiling = opened(tiny.write_bert(tmp_path, num_hidden_layers=1), "inductor")
@@ -229,7 +241,7 @@ print("gone")
 """
 
 
-@pytest.mark.parametrize("seconds", ["0.01", "4"])
+@pytest.mark.parametrize("seconds", ["0.01", pytest.param("4", marks=pytest.mark.slow)])
 def test_a_process_may_end_while_it_compiles(bert: Path, seconds: str) -> None:
     command = [
         sys.executable,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import runpy
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -26,17 +24,10 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from tests import tiny
+from tests.exports import FAMILIES, exported, graph_of
 from tests.trunk.test_rope import MODELS as FOLLOWING
 
 Copied = Callable[[Path], Path]
-FAMILIES = ("bert", "xlm-roberta", "modernbert", "distilbert", "mpnet", "qwen3")
-
-
-@functools.cache
-def graph_of(model_type: str, rectangle: bool = False) -> Graph:
-    """Exported once a run, for every test file: a graph belongs to an architecture, and its checkpoint is gone by then."""
-    with TemporaryDirectory() as folder:
-        return export_graph(read_spec(tiny.write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle)
 
 
 def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
@@ -67,7 +58,9 @@ def test_a_graph_keeps_nothing_of_the_machine_that_made_it(model_type: str) -> N
     assert not [word for word in (b"site-packages", b"/tmp", str(Path.home()).encode(), b".py") if word in content]
 
 
-@pytest.mark.parametrize("model_type", sorted(FREE_SIZES))
+@pytest.mark.parametrize(
+    "model_type", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FREE_SIZES) if name != "bert")]
+)
 def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_type: str) -> None:
     """Byte for byte: other numbers of words and of positions, another padding id where the name leaves it out too."""
     others = {
@@ -78,7 +71,7 @@ def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_
     spec = read_spec(tiny.write_family(tmp_path / "one", model_type), pooling="mean")
     other = read_spec(tiny.write_family(tmp_path / "other", model_type, **others), pooling="mean")
     assert graph_name(spec) == graph_name(other)
-    graphs = export_graph(spec), export_graph(other)
+    graphs = exported(spec), export_graph(other)
     for graph, name in zip(graphs, ("one.zip", "other.zip"), strict=True):
         graph.write(tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
@@ -184,7 +177,7 @@ def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = change(
-        tiny.write_family(tmp_path / "model", "distilbert"),
+        tiny.write_family(tmp_path / "model", "bert"),
         lambda tensors: {name: tensor.half() for name, tensor in tensors.items()},
     )
     tiny.edit_json(folder / "config.json", dtype="float16")
@@ -192,7 +185,7 @@ def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
     (written,) = (tmp_path / "out" / "graphs").iterdir()
     assert written.name == graph_name(read_spec(folder, pooling="mean"))
     config = read_spec(folder, pooling="mean").config
-    assert Graph.read(written, config) == graph_of("distilbert")
+    assert Graph.read(written, config) == graph_of("bert")
     assert f"{written}: {written.stat().st_size} bytes" in capsys.readouterr().out
 
 

@@ -21,13 +21,14 @@ from hybridtei.backends.quantize import quantised
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
-from tests import tiny
-from tests.backends.test_export import FAMILIES, change, graph_of
+from tests import tiny, tolerances
+from tests.backends.test_export import change
 from tests.backends.test_onnx_backend import run
 from tests.backends.test_torch_backend import columns_of, sixty_four
+from tests.exports import FAMILIES, graph_of
 
 Copied = Callable[[Path], Path]
-LOOSE = Guard(worst=0.9, mean=0.98)  # random weights lose more than trained ones
+LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)  # random weights lose more
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def parts(folder: Path) -> tuple[ModelSpec, Graph, Weights]:
 def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
     spec, graph, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     made, fidelity = make_int8(spec, graph, weights, LOOSE)
-    assert fidelity.mean > 0.98
+    assert fidelity.passes(LOOSE)
     backend = OnnxBackend(spec, made, weights)
     assert backend.dtype == "int8"
     assert compare(OnnxBackend(spec, graph, weights), backend) == fidelity

@@ -24,8 +24,9 @@ from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
 from tests import tiny, tolerances
-from tests.backends.test_export import FAMILIES, change, graph_of
+from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four
+from tests.exports import FAMILIES, graph_of
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -254,7 +255,7 @@ def test_a_misshapen_weight_is_an_error_with_both_shapes(bert: Path, copied: Cop
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
     with pytest.raises(WeightMismatch, match=str(bert)):
-        OnnxBackend(read_spec(bert), graph_of("distilbert"), Weights.open(bert))
+        OnnxBackend(read_spec(bert), graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])

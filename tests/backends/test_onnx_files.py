@@ -19,8 +19,8 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from tests import tiny
-from tests.backends.test_export import graph_of
 from tests.backends.test_onnx_backend import random_encodings, run, same
+from tests.exports import graph_of
 
 Copied = Callable[[Path], Path]
 IDS = {"input_ids": ["n", "s"], "attention_mask": ["n", "s"]}
@@ -77,6 +77,7 @@ def test_a_checkpoint_with_nothing_but_onnx_is_served(bert: Path, copied: Copied
     same(run(backend, texts), run(TorchBackend(read_spec(bert)), texts), len(texts))
 
 
+@pytest.mark.slow
 def test_heads_beside_a_file_run_on_it(m3: Path, copied: Copied) -> None:
     folder, texts = copied(m3), random_encodings(read_spec(m3))
     backend = OnnxBackend.from_file(read_spec(folder), own_file(folder, path="model.onnx"))

@@ -34,8 +34,9 @@ from hybridtei.load import find_model
 from hybridtei.outputs import HeadOutputs
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
-from tests.backends.test_export import FAMILIES, change, graph_of
+from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four
+from tests.exports import FAMILIES, graph_of
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -239,16 +240,18 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: Lane
     def lane() -> None:
         own.add(threading.get_native_id())
         backend.enter_lane(kind)
-        for _ in range(20):
-            run(backend, texts, frozenset({Head.TOKENS}))
+        run(backend, texts, frozenset({Head.TOKENS}))
 
     before = cpu_ticks()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lane).result()
-        ticks = {thread: spent - before.get(thread, 0) for thread, spent in cpu_ticks().items()}
-    busiest = max(ticks.keys() - own, key=lambda thread: ticks[thread])
-    assert ticks[busiest] > 5
-    assert os.getpriority(os.PRIO_PROCESS, busiest) == niceness
+        for _ in range(1000):  # however fast it is: until one thread has computed enough to tell
+            pool.submit(lane).result()
+            ticks = {thread: spent - before.get(thread, 0) for thread, spent in cpu_ticks().items()}
+            busiest = max(ticks.keys() - own, key=lambda thread: ticks[thread])
+            if ticks[busiest] > 5:
+                break
+        assert ticks[busiest] > 5
+        assert os.getpriority(os.PRIO_PROCESS, busiest) == niceness
     del keeper
 
 
@@ -347,7 +350,7 @@ def test_a_missing_weight_is_an_error_that_names_it(bert: Path, copied: Copied) 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
     with pytest.raises(WeightMismatch, match=str(bert)):
-        OpenVinoBackend(read_spec(bert), graph_of("distilbert"), Weights.open(bert))
+        OpenVinoBackend(read_spec(bert), graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])

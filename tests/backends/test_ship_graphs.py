@@ -37,6 +37,7 @@ def test_nothing_else_is_shipped() -> None:
     assert {path.name for path in SHIPPED.iterdir()} == {graph_name(spec_of(name)) for name in ARCHITECTURES}
 
 
+@pytest.mark.slow
 def test_the_exporter_makes_the_same_file_again(tmp_path: Path) -> None:
     for name in ("bert-L2-H128", "bert-L3-H384"):
         path = ship(ARCHITECTURES[name], tmp_path)

@@ -63,9 +63,18 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
 
 
-def test_a_checkpoints_own_graph_cannot_follow(tmp_path, monkeypatch):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Or other tests would find the graphs; and an architecture is exported once for all tests."""
     pytest.importorskip("onnx")
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))  # or other tests would find the graph
+    from tests.exports import exported
+
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("hybridtei.backends.export.export_graph", exported)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
     from hybridtei.errors import LoadError
     from hybridtei.export_model import export_model
 
@@ -76,12 +85,11 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path, monkeypatch):
         encoder(out, backend="ort", gelu="tanh")
 
 
-def test_an_export_can_follow(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("cache")
+def test_an_export_can_follow(tmp_path):
     """Of an architecture whose graph is made at that moment; the graph that is kept is the checkpoint's own."""
-    pytest.importorskip("onnx")
     from hybridtei.export_model import export_model
 
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     folder = tiny.write_bert(tmp_path / "m")
     for gelu in ("tanh", "checkpoint"):
         export_model(ModelConfig(model_id=str(folder), gelu=gelu), tmp_path / gelu, "float32")

@@ -71,5 +71,7 @@ def test_large_ones_leave_a_quarter_to_small_ones(kind):
 
 @given(st.integers(1, 1000))
 def test_a_house_of_any_size_lets_large_ones_in(permits):
-    with Admission(permits).inside(most_of_turns(permits), turns=True):
-        pass
+    admission, most = Admission(permits), most_of_turns(permits)
+    with admission.inside(most, turns=True):
+        assert 0 <= admission.free == permits - most
+    assert admission.free == permits

@@ -8,8 +8,9 @@ import pytest
 
 from hybridtei.engine.deadlines import Deadlines
 from hybridtei.errors import TimedOut
+from tests.engine.clock import Clock
 
-SOON, HANG = 0.05, 30
+SOON, HANG = 0.01, 30  # a bound; seconds after which a test that should end at once has hung
 
 
 async def never() -> None:
@@ -21,43 +22,89 @@ async def at_once(value: int) -> int:
     return value
 
 
+async def until_late(deadlines: Deadlines, clock: Clock) -> None:
+    """Begins something, and returns once it was found late."""
+    late = asyncio.create_task(deadlines.within(never()))
+    await asyncio.sleep(0)
+    clock.now += SOON
+    with pytest.raises(TimedOut):
+        await late
+
+
 def test_who_is_late_is_told_so_and_others_go_on():
     async def scenario() -> None:
-        deadlines = Deadlines(SOON)
+        clock = Clock()
+        deadlines = Deadlines(SOON, clock=clock)
         late = [asyncio.create_task(deadlines.within(never())) for _ in range(5)]
         assert [await deadlines.within(at_once(i)) for i in range(5)] == [*range(5)]
+        clock.now += SOON
         for each in late:
-            with pytest.raises(TimedOut, match=r"within 0\.05 seconds \(request-timeout\)"):
+            with pytest.raises(TimedOut, match=r"within 0\.01 seconds \(request-timeout\)"):
                 await each
             assert not each.cancelled()
-        again = asyncio.create_task(deadlines.within(never()))
-        with pytest.raises(TimedOut):
-            await again
+        await until_late(deadlines, clock)
         assert await deadlines.within(at_once(1)) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_looks_before_the_bound_find_nobody_late():
+    async def scenario() -> None:
+        clock, looks = Clock(), 0
+        looked = asyncio.Event()
+
+        def counting() -> float:
+            nonlocal looks
+            looks += 1
+            if looks > 3:  # the first was the beginning
+                looked.set()
+            return clock.now
+
+        deadlines = Deadlines(SOON, clock=counting)
+        waiting = asyncio.create_task(deadlines.within(never()))
+        await looked.wait()
+        assert not waiting.done()
+        clock.now = SOON
+        with pytest.raises(TimedOut):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_the_real_clock_is_the_default():
+    async def scenario() -> None:
+        with pytest.raises(TimedOut):
+            await Deadlines(SOON).within(never())
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 
 
 def test_what_goes_on_after_its_bound_is_not_cancelled_again():
     async def scenario() -> None:
+        clock = Clock()
+        deadlines = Deadlines(SOON, clock=clock)
+
         async def patient() -> str:
-            try:
-                await Deadlines(SOON).within(never())
-            except TimedOut:
-                await asyncio.sleep(2 * SOON)
-                task = asyncio.current_task()
-                assert task is not None
-                assert task.cancelling() == 0
+            with pytest.raises(TimedOut):
+                await deadlines.within(never())
+            await until_late(deadlines, clock)  # another look
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
             return "went on"
 
-        assert await asyncio.create_task(patient()) == "went on"
+        going = asyncio.create_task(patient())
+        await asyncio.sleep(0)
+        clock.now += SOON
+        assert await going == "went on"
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 
 
 def test_who_is_cancelled_is_cancelled_also_when_late():
     async def scenario() -> None:
-        deadlines = Deadlines(SOON)
+        clock = Clock()
+        deadlines = Deadlines(SOON, clock=clock)
         leaving = asyncio.create_task(deadlines.within(never()))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -69,10 +116,12 @@ def test_who_is_cancelled_is_cancelled_also_when_late():
                 await never()
             except asyncio.CancelledError:
                 entered.set()
-                await asyncio.sleep(HANG)
+                await never()
 
         entered = asyncio.Event()
         both = asyncio.create_task(deadlines.within(slow_to_end()))
+        await asyncio.sleep(0)
+        clock.now += SOON
         await entered.wait()
         both.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -89,11 +138,18 @@ def test_what_the_work_raises_is_what_is_raised():
         with pytest.raises(TimeoutError, match="its own"):
             await Deadlines(HANG).within(fails())
         assert await Deadlines(0).within(at_once(3)) == 3
-        deadlines = Deadlines(SOON)
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_once_closed_nobody_is_late():
+    async def scenario() -> None:
+        clock = Clock()
+        deadlines = Deadlines(SOON, clock=clock)
         left = asyncio.create_task(deadlines.within(never()))
         await asyncio.sleep(0)
         deadlines.close()
-        await asyncio.sleep(2 * SOON)
+        await until_late(Deadlines(SOON, clock=clock), clock)  # its timer comes after the other's would have
         assert not left.done()
         left.cancel()
 

@@ -112,9 +112,9 @@ def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
         running = asyncio.create_task(leaving.ride(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(holding.acquire)
         going = asyncio.create_task(leaving.stop())
-        await asyncio.sleep(0.01)
-        assert not going.done()
+        await asyncio.sleep(0)
         assert len((await staying.ride(encodings(3, 10), DENSE, 0))[0].dense) == 3
+        assert not going.done()
         with pytest.raises(Unhealthy):
             await leaving.ride(encodings(1, 5), DENSE, 0)
         go.set()

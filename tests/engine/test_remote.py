@@ -39,9 +39,9 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 @asynccontextmanager
-async def engine(**backend: Any) -> AsyncIterator[Rides]:
+async def engine(max_tokens: int = 40, **backend: Any) -> AsyncIterator[Rides]:
     device = Device([LaneKind.BULK])
-    seat = Rides(EngineCore(max_tokens=40, positions=Positions()), FakeBackend(SPEC, **backend), device, Registry())
+    seat = Rides(EngineCore(max_tokens=max_tokens, positions=Positions()), FakeBackend(SPEC, **backend), device, Registry())
     await seat.start()
     device.start()
     yield seat
@@ -58,7 +58,8 @@ async def asked(seat: Rides) -> AsyncIterator[tuple[RemoteRides, Porter]]:
     yield remote, porter
     await remote.stop()
     porter.close()
-    await asyncio.sleep(0.01)
+    while porter._channel._transport is not None or remote._channel._transport is not None:
+        await asyncio.sleep(0)
 
 
 def test_answers_are_the_seats_own_whoever_asks():
@@ -75,8 +76,8 @@ def test_answers_are_the_seats_own_whoever_asks():
 
 def test_answers_larger_than_any_buffer():
     async def scenario() -> None:
-        async with engine() as seat, asked(seat) as (remote, _):
-            given = encodings(3000, 20)
+        async with engine(max_tokens=4000) as seat, asked(seat) as (remote, _):
+            given = encodings(1500, 30)
             large, small_one = await asyncio.gather(
                 remote.ride(given, frozenset(SPEC.heads), 0), remote.ride(encodings(1), DENSE, 0)
             )
@@ -162,7 +163,7 @@ def test_an_engine_that_goes_fails_who_waits_and_who_comes():
         remote = RemoteRides(there)
         await remote.start()
         waiting = [asyncio.create_task(remote.ride(encodings(1), DENSE, 0)) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # all of them are sent
         here.close()
         for each in [*waiting, remote.ride(encodings(1), DENSE, 0), remote.check_health()]:
             with pytest.raises(Unhealthy):

@@ -13,9 +13,10 @@ from hybridtei.engine.device import Device
 from hybridtei.engine.watchdog import Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.lanes import LaneKind
+from tests.engine.clock import Clock
 from tests.engine.test_device import DENSE, HANG, encodings, run, seat
 
-SOON = 0.05
+SOON = 0.05  # the bound of a pass, on a clock that tests move: none is overdue because the machine is slow
 
 
 class Stuck:
@@ -33,17 +34,31 @@ class Stuck:
 def test_what_ends_in_time_is_never_called_and_what_does_not_is_called_once():
     calls: list[str] = []
     called = threading.Event()
-    watchdog = Watchdog(SOON)
+    clock = Clock()
+    watchdog = Watchdog(SOON, clock=clock)
     watchdog.start()
     ended = watchdog.begin(lambda: calls.append("ended"))
     watchdog.end(ended)
     late = watchdog.begin(lambda: (calls.append("late"), called.set()))
+    clock.now += SOON / 2
+    in_time = watchdog.begin(lambda: calls.append("in time"))
+    clock.now += SOON / 2
     assert called.wait(HANG)
     watchdog.end(late)
+    watchdog.end(in_time)
     again = threading.Event()
     watchdog.begin(again.set)
+    clock.now += SOON
     assert again.wait(HANG)
     assert calls == ["late"]
+    watchdog.stop()
+
+
+def test_the_real_clock_is_the_default():
+    watchdog, called = Watchdog(SOON), threading.Event()
+    watchdog.start()
+    watchdog.begin(called.set)
+    assert called.wait(HANG)
     watchdog.stop()
 
 
@@ -56,19 +71,27 @@ def test_without_a_bound_nobody_watches():
     watchdog.stop()
 
 
-def scene(lanes: int, **settings: Any) -> tuple[Device, Stuck, Any]:
-    stuck = Stuck()
-    device = Device([LaneKind.BULK] * lanes, pass_timeout=SOON, **settings)
-    return device, stuck, seat(device, gate=stuck)
+def scene(lanes: int) -> tuple[Device, Stuck, Any, Clock]:
+    stuck, clock = Stuck(), Clock()
+    device = Device([LaneKind.BULK] * lanes, pass_timeout=SOON, clock=clock)
+    return device, stuck, seat(device, gate=stuck), clock
+
+
+async def overdue(stuck: Stuck, clock: Clock) -> None:
+    """The time of the pass at the gate runs out."""
+    assert await asyncio.to_thread(stuck.entered.wait, HANG)
+    clock.now += SOON
 
 
 def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(caplog):
     async def scenario() -> None:
-        device, stuck, rides = scene(lanes=2)
+        device, stuck, rides, clock = scene(lanes=2)
         await rides.start()
         device.start()
+        first = asyncio.create_task(rides.ride(encodings(3, 10), DENSE, 0))
+        await overdue(stuck, clock)
         with pytest.raises(PassOverdue) as told:
-            await rides.ride(encodings(3, 10), DENSE, 0)
+            await first
         for word in ("a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32", "pass-timeout"):
             assert word in str(told.value)
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
@@ -91,7 +114,7 @@ def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_unt
 
 def test_while_every_lane_is_stuck_nobody_is_let_wait():
     async def scenario() -> None:
-        device, stuck, rides = scene(lanes=1)
+        device, stuck, rides, clock = scene(lanes=1)
         other = seat(device)
         await rides.start()
         await other.start()
@@ -99,6 +122,8 @@ def test_while_every_lane_is_stuck_nobody_is_let_wait():
         first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(stuck.entered.wait, HANG)
         waiting = [asyncio.create_task(one.ride(encodings(1, 10, 300), DENSE, 0)) for one in (rides, other)]
+        await asyncio.sleep(0)  # both wait
+        await overdue(stuck, clock)
         for each in (first, *waiting):
             with pytest.raises(PassOverdue):
                 await each
@@ -119,13 +144,16 @@ def test_while_every_lane_is_stuck_nobody_is_let_wait():
 
 def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
     async def scenario() -> None:
-        device, stuck, rides = scene(lanes=2)
+        device, stuck, rides, clock = scene(lanes=2)
         await rides.start()
         device.start()
+        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
-            await rides.ride(encodings(1, 10), DENSE, 0)
+            await first
         await rides.stop()
         await asyncio.to_thread(device.stop)
+        assert device.overdue == 1  # and yet it has stopped
         stuck.go.set()
 
     run(scenario())
@@ -133,21 +161,26 @@ def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
 
 def test_a_failure_that_comes_too_late_is_nobodys():
     async def scenario() -> None:
-        device = Device([LaneKind.BULK], pass_timeout=SOON)
-        go = threading.Event()
+        stuck, clock = Stuck(), Clock()
+        device = Device([LaneKind.BULK], pass_timeout=SOON, clock=clock)
 
-        def fail_late(_: PackedBatch) -> None:
-            assert go.wait(HANG)
-            raise RuntimeError("too late")
+        def fail_late(batch: PackedBatch) -> None:
+            if not stuck.go.is_set():
+                stuck(batch)
+                raise RuntimeError("too late")
 
         rides = seat(device, gate=fail_late)
         await rides.start()
         device.start()
+        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
-            await rides.ride(encodings(1, 10), DENSE, 0)
-        go.set()
+            await first
+        stuck.go.set()
         while device.overdue:
             await asyncio.sleep(0.001)
+        assert len((await rides.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
+        await rides.check_health()
         await rides.stop()
         await asyncio.to_thread(device.stop)
 

@@ -1,0 +1,34 @@
+"""Graphs exported once a run: an export takes seconds, and its graph serves every checkpoint of its architecture."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from hybridtei.backends.export import export_graph
+from hybridtei.backends.graph_names import graph_name
+from hybridtei.backends.graphs import Graph
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from tests import tiny
+
+QUICK = ("bert", "xlm-roberta", "modernbert", "qwen3")  # positions from 0, from the padding id, windows, causal attention
+FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("distilbert", "mpnet"))]
+_MADE: dict[tuple[str, bool], Graph] = {}
+
+
+def exported(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
+    """What `export_graph` gives for this architecture, made when it is first asked for."""
+    key = graph_name(spec), rectangle
+    if key not in _MADE:
+        _MADE[key] = export_graph(spec, rectangle=rectangle)
+    return _MADE[key]
+
+
+@functools.cache
+def graph_of(model_type: str, rectangle: bool = False) -> Graph:
+    """The graph of a tiny family; the checkpoint it was made from is gone by then."""
+    with TemporaryDirectory() as folder:
+        return exported(read_spec(tiny.write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle)
