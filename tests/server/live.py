@@ -29,6 +29,7 @@ from hybridtei.metrics import Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.run import settings_of
 from tests.engine import small
+from tests.server.clock import SteppedClock
 
 ROOT = Path(__file__).parents[2]
 HANG = 60  # seconds after which something that should end at once has hung
@@ -80,15 +81,19 @@ def serving(
     model_id: str = "small",
     verify: ssl.SSLContext | None = None,
     layouts: Any = None,
+    clock: SteppedClock | None = None,
     **backend: Any,
 ) -> Iterator[Running]:
-    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `backend`: see
-    `small.service`."""
+    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `clock`: the time of its
+    connections; `backend`: see `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
-    uvicorn_server = uvicorn.Server(settings_of(app, settings, app.state.refusals))
+    of_uvicorn = settings_of(app, settings, app.state.refusals)
+    if clock is not None:
+        clock.drive(of_uvicorn)
+    uvicorn_server = uvicorn.Server(of_uvicorn)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)
