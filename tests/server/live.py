@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -19,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
+from hybridtei import cli, heap, logs
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.metrics import Registry
+from hybridtei.server import run
 from hybridtei.server.app import create_app
-from hybridtei.server.run import settings_of
+from hybridtei.server.run import DrainingServer, settings_of
 from tests.engine import small
 from tests.server.clock import SteppedClock
 
@@ -106,6 +110,48 @@ def serving(
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()
+
+
+@contextmanager
+def commanded(*flags: str) -> Iterator[str]:
+    """The URL of `hybridtei serve` with these flags, in a thread of this process: all of it but its signals, its log's form and
+    its heaps. It has to end with status 0; "" is the URL
+    of one that did not start, which has to end with 1."""
+    statuses: list[int] = []
+    urls: list[str] = []
+    servers: list[DrainingServer] = []
+    settled = threading.Event()
+
+    class Unsignalled(DrainingServer):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            servers.append(self)
+            yield
+
+        def announce(self) -> None:
+            super().announce()
+            urls.append(f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}")
+            settled.set()
+
+    def command() -> None:
+        statuses.append(cli.main(["serve", "--hostname", "127.0.0.1", "--port", "0", *flags]))
+        settled.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "DrainingServer", Unsignalled)
+        patch.setattr(logs, "configure", lambda **_: None)
+        patch.setattr(heap, "limit_arenas", lambda: None)
+        thread = threading.Thread(target=command, daemon=True)
+        thread.start()
+        assert settled.wait(HANG), "not ready"
+    try:
+        yield urls[0] if urls else ""
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join(HANG)
+        gc.unfreeze()
+    assert statuses == [0 if urls else 1]
 
 
 @cache
