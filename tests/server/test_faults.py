@@ -104,7 +104,7 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
         assert running.get("/health").status_code == 503
         assert running.post("/embed", {"inputs": "three"}).status_code == 503  # the only lane is kept
         assert 'hybridtei_refusals{limit="pass_timeout"} 1' in running.get("/metrics").text
-        running.service.device._watchdog._seconds = HANG  # from now on no pass is late
+        running.service._own_device._watchdog._seconds = HANG  # from now on no pass is late
         hold.let_go()
         until(lambda: running.get("/health").status_code == 200)
         running.is_well()
