@@ -114,10 +114,15 @@ def test_ten_times_more_than_there_is_room_for_is_refused_at_once_and_takes_no_p
     """All but the sixteen that fit are told while the engine stands still."""
     hold = Hold()
     refused = 'hybridtei_refusals{limit="max_concurrent_requests"} %d\n'
-    with serving(gate=hold) as running, ThreadPoolExecutor(160) as pool:
+    limits = httpx.Limits(max_connections=None)
+    with (
+        serving(gate=hold) as running,
+        httpx.Client(base_url=running.url, limits=limits, timeout=HANG, trust_env=False) as client,
+        ThreadPoolExecutor(160) as pool,
+    ):
         permits = running.service.config.max_concurrent_requests
         bodies = [{"inputs": [f"one {asked} {text}" for text in range(32)]} for asked in range(10 * permits // 32)]
-        asked = [pool.submit(httpx.post, f"{running.url}/embed", json=body, timeout=HANG) for body in bodies]
+        asked = [pool.submit(client.post, "/embed", json=body) for body in bodies]
         until(lambda: sum(one.done() for one in asked) == len(asked) - permits // 32)
         assert {one.result().status_code for one in asked if one.done()} == {429}
         assert running.service.admission.free == 0
