@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ TOLERANCE = 2e-3
 SECONDS = 60
 FREE = {"version", "sha", "docker_label", "model_id", "max_batch_requests", "tokenization_workers"}  # of Info
 NEVER_ANSWERED = "NEVER ANSWERED"
+Serve = Callable[[Path, Sequence[str]], AbstractContextManager[str]]  # (model, flags) -> the gRPC address of a server
 
 
 @contextmanager
@@ -159,7 +160,7 @@ def _near(one: float, other: float) -> bool:
     return abs(one - other) <= TOLERANCE + TOLERANCE * abs(other)
 
 
-def replay(golden: Path, profile: str = "") -> tuple[int, list[str]]:
+def replay(golden: Path, profile: str = "", serve: Serve = server) -> tuple[int, list[str]]:
     """(how many calls were compared, what differs) over all profiles that begin with `profile`."""
     calls = json.loads((golden / "grpc.json").read_text(encoding="utf-8"))["calls"]
     total, differences = 0, []
@@ -167,7 +168,7 @@ def replay(golden: Path, profile: str = "") -> tuple[int, list[str]]:
         if not name.startswith(profile):
             continue
         own = [(place, call) for place, call in enumerate(calls) if call["profile"] == name]
-        with server(golden / "models" / model, flags) as address, grpc.insecure_channel(address) as channel:
+        with serve(golden / "models" / model, flags) as address, grpc.insecure_channel(address) as channel:
             for place, call in own:
                 found = judge(channel, call)
                 if found is not None:

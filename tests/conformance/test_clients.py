@@ -40,6 +40,7 @@ def run(*flags: str) -> tuple[int, str, list[dict]]:
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])["clients"]
 
 
+@pytest.mark.slow
 def test_requests_as_their_sources_send_them():
     status, table, (told,) = run()
     assert not told["failed"]

@@ -29,7 +29,7 @@ from tests.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import Running, serving
 
-REQUESTS, SEED = 600, "7"
+SEED = "7"
 PLANS = {
     "hybrid": small.model_spec,
     "splade": small.splade,
@@ -49,16 +49,17 @@ def server_of(running: Running, name: str) -> Server:
     return Server(Plan(name, (name,), 1), "127.0.0.1", running.port, None, None)
 
 
+@pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PLANS)
-def test_a_storm_leaves_nothing_behind(name: str):
+def test_a_storm_leaves_nothing_behind(name: str, requests: int):
     found: list[Finding] = []
     with serving(PLANS[name]()) as running:
-        tally = asyncio.run(Storm(server_of(running, name), SEED, REQUESTS, found.append).run())
+        tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
         cases.replay(server_of(running, name), found.append)
         assert running.service.admission.free == running.service.config.max_concurrent_requests
     assert [(finding.reasons, finding.shot.data[:500]) for finding in found] == []
-    assert tally.requests >= REQUESTS
-    assert tally.valid > REQUESTS // 100
+    assert tally.requests >= requests
+    assert tally.valid > requests // 100
     assert {"200", "400", "415", "422"} <= {status for _, status in tally.statuses}
 
 

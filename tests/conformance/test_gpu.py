@@ -29,6 +29,7 @@ def test_without_a_device_it_says_so_and_claims_nothing() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_every_cell_is_filled_without_any_package_of_the_server(tmp_path: Path) -> None:
     for name in OF_THE_SERVER:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.live import ROOT
 
+pytestmark = pytest.mark.slow
 LOAD = ROOT / "conformance" / "load"
 HANG = 300
 

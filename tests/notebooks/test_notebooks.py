@@ -14,6 +14,7 @@ def test_there_are_four():
     assert [name[0] for name in NAMES] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", notebooks(), ids=NAMES)
 def test_it_shows_what_is_stored(path):
     stored = nbformat.read(path, as_version=4)

@@ -104,6 +104,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int, asyncio.Even
     monkeypatch.setattr(on_ray.RayPipeline, "embedded", watched)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, alone):
     seen: dict = {}
     killed = []
@@ -131,6 +132,7 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
     assert again.outcome == told.outcome
 
 
+@pytest.mark.slow
 def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, alone):
     killed, ended = [], threading.Event()
 
@@ -151,6 +153,7 @@ def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, al
     assert_same(stored(tmp_path), stored(alone[1]))
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone):
     with monkeypatch.context() as patched:
         meanwhile(patched, lambda number, asked: asked.set() if number == 1 else None)

@@ -59,6 +59,7 @@ def until(true, seconds: float = HANG) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_two_replicas_answer_as_one_and_a_killed_one_is_missed_by_nobody_for_long(address):
     deployed(min_replicas=2, max_replicas=2)
     expected = Encoder.load().encode(TEXTS).dense
@@ -87,6 +88,7 @@ def test_two_replicas_answer_as_one_and_a_killed_one_is_missed_by_nobody_for_lon
     assert named(REPLICA).keys() != before.keys()
 
 
+@pytest.mark.slow
 def test_waiting_tokens_call_for_another_replica(address):
     deployed(min_replicas=1, max_replicas=2, tokens_per_replica=100, upscale_delay_s=0, downscale_delay_s=0)
     until(lambda: replicas() == 1)

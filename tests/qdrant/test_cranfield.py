@@ -26,7 +26,10 @@ ALL = ("dense", "sparse", "multivector")
 TOLERANCE = 0.01
 DEPTH = 100  # of the lists that are fused, on both sides
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the cranfield collection is not beside the repository")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="the cranfield collection is not beside the repository"),
+]
 
 
 def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.rpc.live import free_port
+from tests.server.live import commanded
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 grpc_replay = importlib.import_module("conformance.wire.grpc_replay")
 
 
+@contextmanager
+def in_a_thread(model: Path, flags: Sequence[str]) -> Iterator[str]:
+    port = free_port()
+    with commanded("--model-id", str(model), "--grpc-port", str(port), *flags):
+        yield f"127.0.0.1:{port}"
+
+
 @pytest.mark.parametrize("profile", sorted(grpc_replay.PROFILES))
-def test_every_recorded_call_is_answered_as_recorded(profile):
+@pytest.mark.parametrize("serve", [in_a_thread, pytest.param(grpc_replay.server, marks=pytest.mark.slow)])
+def test_every_recorded_call_is_answered_as_recorded(profile, serve):
     if not (GOLDEN / "grpc.json").exists():
         pytest.skip("the recorded calls lie in ../shared/golden, which this checkout lacks")
-    total, differences = grpc_replay.replay(GOLDEN, profile)
+    total, differences = grpc_replay.replay(GOLDEN, profile, serve)
     assert differences == []
     assert total > 0
 

@@ -20,11 +20,9 @@ from hybridtei.errors import LoadError
 from hybridtei.flags import UsageError
 from hybridtei.server.start import serve_one, serve_several
 from tests import tiny
-from tests.rpc.live import start
-from tests.server.live import HANG, process
+from tests.rpc.live import free_port, start
+from tests.server.live import HANG, commanded, process
 from tests.server.test_serve import until
-
-SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--grpc-port", "0"]
 
 
 def address_of(running) -> str:
@@ -40,12 +38,12 @@ def ranker(tmp_path_factory) -> Path:
 
 
 def test_several_models_beside_http_and_reflection(hybrid, ranker):
-    with process([*SERVE, "--model-id", str(hybrid), "--model-id", str(ranker), "--api-key", "secret"]) as running:
-        address = address_of(running)
-        assert next(line for line in running.lines if "gRPC" in line or "Ready" in line).count("gRPC") == 1
-        assert httpx.get(f"{running.wait_ready()}/health").status_code == 200
+    port = str(free_port())
+    models = ["--model-id", str(hybrid), "--model-id", str(ranker)]
+    with commanded(*models, "--grpc-port", port, "--api-key", "secret") as url:
+        assert httpx.get(f"{url}/health").status_code == 200
         key = ("authorization", "Bearer secret")
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             embedded, _ = start(channel, "Embed", {"inputs": "baka"}, metadata=[key])  # the first that can
             assert embedded.embeddings
             ranked, _ = start(channel, "Rerank", {"query": "baka", "texts": ["bulo", "bomo"]}, metadata=[key])
@@ -58,9 +56,6 @@ def test_several_models_beside_http_and_reflection(hybrid, ranker):
                     start(channel, "Embed", {"inputs": "baka"}, metadata=metadata)
                 assert caught.value.code().name == code
             check_reflection(channel)
-        running.terminate()
-        assert running.wait() == 0
-        assert "Traceback" not in "".join([*running.lines, *running.errors])
 
 
 def check_reflection(channel: grpc.Channel) -> None:
@@ -146,15 +141,14 @@ def refused(channel: grpc.Channel) -> bool:
     return False
 
 
-def test_a_port_that_is_taken(hybrid):
+def test_a_port_that_is_taken(hybrid, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with process([*SERVE[:-1], str(port), "--model-id", str(hybrid)]) as running:
-            assert running.wait() == 1
-            told = [line for line in running.errors if line.startswith("Error: ")]
-            assert told == [f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n"]
-            assert "Ready" not in "".join(running.lines)
-            assert "Traceback" not in "".join([*running.lines, *running.errors])
+        with commanded("--model-id", str(hybrid), "--grpc-port", str(port)) as url:
+            assert url == ""  # it does not start
+        told = capsys.readouterr().err
+        assert f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n" in told
+        assert "Traceback" not in told
 
 
 def test_several_http_workers_are_refused_before_anything_is_loaded():

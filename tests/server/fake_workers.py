@@ -1,12 +1,14 @@
-"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER SECONDS WORKERS [SETTING=NUMBER]...`.
+"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER PAUSE WORKERS [SETTING=NUMBER]...`.
 
-A pass takes SECONDS. The word "duti" makes its pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
+PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its pass fail, and "dura"
+ends the lanes. Settings: of the engine and the server.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from hybridtei import cli, logs
 from hybridtei.backends.fake import FakeBackend
@@ -22,7 +24,15 @@ from hybridtei.server.workers import run_workers
 from hybridtei.tasks.embed import Model
 
 
-def serve(folder: str, seconds: float, workers: int, settings: dict[str, int]) -> None:
+def wait(pause: str) -> None:
+    if pause.startswith("/"):
+        while Path(pause).exists():
+            time.sleep(0.005)
+    else:
+        time.sleep(float(pause))
+
+
+def serve(folder: str, pause: str, workers: int, settings: dict[str, int]) -> None:
     model = ModelConfig(model_id=folder)
     of_engine = {name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__}
     of_server = {name: value for name, value in settings.items() if name not in of_engine}
@@ -34,7 +44,7 @@ def serve(folder: str, seconds: float, workers: int, settings: dict[str, int]) -
     poison, murder = (int(reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura"))
 
     def gate(batch: PackedBatch) -> None:
-        time.sleep(seconds)
+        wait(pause)
         if (batch.input_ids == murder).any():
             raise SystemExit("murder")  # no lane survives what is no Exception
 
@@ -47,7 +57,7 @@ def serve(folder: str, seconds: float, workers: int, settings: dict[str, int]) -
 
 
 if __name__ == "__main__":
-    folder, seconds, workers, *settings = sys.argv[1:]
+    folder, pause, workers, *settings = sys.argv[1:]
     numbers = {name: int(value) for name, _, value in (setting.partition("=") for setting in settings)}
-    serving.run = lambda _: serve(folder, float(seconds), int(workers), numbers)  # so errors end it as they end the command
+    serving.run = lambda _: serve(folder, pause, int(workers), numbers)  # so errors end it as they end the command
     sys.exit(cli.main(["serve"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -19,16 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
+from hybridtei import cli, heap, logs
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.metrics import Registry
+from hybridtei.server import run
 from hybridtei.server.app import create_app
-from hybridtei.server.run import settings_of
+from hybridtei.server.run import DrainingServer, settings_of
 from tests.engine import small
+from tests.server.clock import SteppedClock
 
 ROOT = Path(__file__).parents[2]
 HANG = 60  # seconds after which something that should end at once has hung
@@ -80,15 +85,19 @@ def serving(
     model_id: str = "small",
     verify: ssl.SSLContext | None = None,
     layouts: Any = None,
+    clock: SteppedClock | None = None,
     **backend: Any,
 ) -> Iterator[Running]:
-    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `backend`: see
-    `small.service`."""
+    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `clock`: the time of its
+    connections; `backend`: see `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
-    uvicorn_server = uvicorn.Server(settings_of(app, settings, app.state.refusals))
+    of_uvicorn = settings_of(app, settings, app.state.refusals)
+    if clock is not None:
+        clock.drive(of_uvicorn)
+    uvicorn_server = uvicorn.Server(of_uvicorn)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)
@@ -101,6 +110,48 @@ def serving(
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()
+
+
+@contextmanager
+def commanded(*flags: str) -> Iterator[str]:
+    """The URL of `hybridtei serve` with these flags, in a thread of this process: all of it but its signals, its log's form and
+    its heaps. It has to end with status 0; "" is the URL
+    of one that did not start, which has to end with 1."""
+    statuses: list[int] = []
+    urls: list[str] = []
+    servers: list[DrainingServer] = []
+    settled = threading.Event()
+
+    class Unsignalled(DrainingServer):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            servers.append(self)
+            yield
+
+        def announce(self) -> None:
+            super().announce()
+            urls.append(f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}")
+            settled.set()
+
+    def command() -> None:
+        statuses.append(cli.main(["serve", "--hostname", "127.0.0.1", "--port", "0", *flags]))
+        settled.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "DrainingServer", Unsignalled)
+        patch.setattr(logs, "configure", lambda **_: None)
+        patch.setattr(heap, "limit_arenas", lambda: None)
+        thread = threading.Thread(target=command, daemon=True)
+        thread.start()
+        assert settled.wait(HANG), "not ready"
+    try:
+        yield urls[0] if urls else ""
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join(HANG)
+        gc.unfreeze()
+    assert statuses == [0 if urls else 1]
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -12,18 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from hybridtei.batch import PackedBatch
 from tests.engine import small
-from tests.server.live import HANG, ROOT, process, serving
-from tests.server.test_run import FAKE, metric
+from tests.server.live import HANG, ROOT, serving
 from tests.server.test_serve import Hold, until
 
 POISON = small.IDS["poison"]
 GOOD, BAD = {"inputs": "one two"}, {"inputs": "one poison"}
-MEGABYTE = 1 << 20
 
 
 def on_poison(act: Callable[[], object]) -> Callable[[PackedBatch], None]:
@@ -108,54 +104,54 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
         assert running.get("/health").status_code == 503
         assert running.post("/embed", {"inputs": "three"}).status_code == 503  # the only lane is kept
         assert 'hybridtei_refusals{limit="pass_timeout"} 1' in running.get("/metrics").text
+        running.service._own_device._watchdog._seconds = HANG  # from now on no pass is late
         hold.let_go()
         until(lambda: running.get("/health").status_code == 200)
         running.is_well()
 
 
-def test_ten_times_more_than_there_is_room_for_is_refused_at_once_in_the_memory_that_was_there() -> None:
-    with process([*FAKE, "0.02"]) as running, ThreadPoolExecutor(2) as pool:
-        url = running.wait_ready()
-        server = psutil.Process(running.process.pid)
-        body = {"inputs": ["one two three"] * 32}
-        with httpx.Client(trust_env=False) as client:
-            for _ in range(40):
-                assert client.post(f"{url}/embed", json=body).status_code == 200
-        before = server.memory_info().rss
-        statuses: list[int] = []
-
-        async def flood() -> None:
-            limits = httpx.Limits(max_connections=160)  # each asks for 32 of 512 permits: ten times as many as fit
-            async with httpx.AsyncClient(limits=limits, timeout=HANG, trust_env=False) as client:
-
-                async def ask() -> None:
-                    for _ in range(6):
-                        statuses.append((await client.post(f"{url}/embed", json=body)).status_code)
-
-                await asyncio.gather(*(ask() for _ in range(160)))
-
-        pool.submit(asyncio.run, flood()).result()
-        assert set(statuses) == {200, 429}
-        assert server.memory_info().rss - before < 60 * MEGABYTE
-        assert httpx.post(f"{url}/embed", json=body, trust_env=False).status_code == 200
-        refused = metric(url, 'hybridtei_refusals{limit="max_concurrent_requests"}')
-        assert refused == statuses.count(429)
+def test_ten_times_more_than_there_is_room_for_is_refused_at_once_and_takes_no_place_in_the_queue() -> None:
+    """All but the sixteen that fit are told while the engine stands still."""
+    hold = Hold()
+    refused = 'hybridtei_refusals{limit="max_concurrent_requests"} %d\n'
+    limits = httpx.Limits(max_connections=None)
+    with (
+        serving(gate=hold) as running,
+        httpx.Client(base_url=running.url, limits=limits, timeout=HANG, trust_env=False) as client,
+        ThreadPoolExecutor(160) as pool,
+    ):
+        permits = running.service.config.max_concurrent_requests
+        bodies = [{"inputs": [f"one {asked} {text}" for text in range(32)]} for asked in range(10 * permits // 32)]
+        asked = [pool.submit(client.post, "/embed", json=body) for body in bodies]
+        until(lambda: sum(one.done() for one in asked) == len(asked) - permits // 32)
+        assert {one.result().status_code for one in asked if one.done()} == {429}
+        assert running.service.admission.free == 0
+        assert running.service.metrics.queued.value() <= permits
+        assert refused % (len(asked) - permits // 32) in running.get("/metrics").text
+        hold.let_go()
+        statuses = [one.result().status_code for one in asked]
+        assert sorted(statuses) == [200] * (permits // 32) + [429] * (len(asked) - permits // 32)
+        running.is_well()
 
 
 FULL_DISK = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 from hybridtei import Encoder
-print(len(Encoder.load(sys.argv[1]).encode(["baka bulo"]).dense[0]))
+print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 """
 
 
-def test_a_full_disk_keeps_no_model_from_loading(bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "width"), [(None, 384), pytest.param("bert", 32, marks=pytest.mark.slow)])
+def test_a_full_disk_keeps_no_model_from_loading(
+    model: str | None, width: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    given = [] if model is None else [str(request.getfixturevalue(model))]
     settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", FULL_DISK, str(bert)]
+    command = [sys.executable, "-c", FULL_DISK, *given]
     ran = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=HANG * 2, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) == 32
+    assert int(ran.stdout) == width
 
 
 def test_a_clock_that_jumps_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

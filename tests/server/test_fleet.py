@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import tiny
+from tests.server.live import commanded, process
 
 KEY = {"authorization": "Bearer secret"}
 
@@ -27,28 +24,27 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module")
-def client(hybrid: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+@contextmanager
+def in_a_process(*flags: str) -> Iterator[str]:
+    with process(["-m", "hybridtei", "serve", "--port", "0", "--hostname", "127.0.0.1", *flags]) as running:
+        yield running.wait_ready()
+        assert any("gone is not served" in line for line in running.lines)
+        running.terminate()
+        assert running.wait() == 0
+
+
+@pytest.fixture(scope="module", params=[commanded, pytest.param(in_a_process, marks=pytest.mark.slow)])
+def client(
+    request: pytest.FixtureRequest, hybrid: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     listed = tmp_path_factory.mktemp("list") / "models.toml"
     models = {"hybrid": hybrid, **checkpoints, "gone": hybrid.parent / "gone"}
     listed.write_text("".join(f"[[model]]\nmodel_id = '{path}'\nalias = '{alias}'\n" for alias, path in models.items()))
-    flags = ["--models", str(listed), "--port", "0", "--hostname", "127.0.0.1", "--api-key", "secret"]
-    command = [sys.executable, "-m", "hybridtei", "serve", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if found := re.search(r"Starting HTTP server: 127\.0\.0\.1:(\d+)", line):
-            break
-    else:
-        pytest.fail("".join(lines))
-    assert any("gone is not served" in line for line in lines)
-    threading.Thread(target=process.stdout.read, daemon=True).start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", headers=KEY, timeout=60) as client:
+    with (
+        request.param("--models", str(listed), "--api-key", "secret") as url,
+        httpx.Client(base_url=url, headers=KEY, timeout=60, trust_env=False) as client,
+    ):
         yield client
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
 
 
 def test_embed_rerank_and_tag_from_one_process(client: httpx.Client) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +17,7 @@ from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.server import run
 from hybridtei.server.limits import BODY_BYTES_PER_SECOND, FILES_BESIDE, ConnectionLimits, allow_files
 from tests.engine import small
+from tests.server.clock import SteppedClock
 from tests.server.live import HANG, JSON, Running, serving
 from tests.server.test_protocol import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.test_serve import Hold, until
@@ -33,36 +33,60 @@ def refusals(running: Running, limit: str) -> int:
 
 
 @contextmanager
-def dripping(client: socket.socket, part: bytes) -> Iterator[None]:
-    """Bytes now and then, until the block ends or the server has had enough."""
-    ended = threading.Event()
+def clocked(server: dict[str, int], **settings: Any) -> Iterator[tuple[Running, socket.socket, SteppedClock]]:
+    """A server, a connection to it, and the clock by which it keeps the bounds."""
+    clock = SteppedClock()
+    with serving(server=server, clock=clock, **settings) as running, connected(running) as client:
+        yield running, client, clock
 
-    def drip() -> None:
-        while not ended.wait(SOON / 20):
-            try:
-                client.sendall(part)
-            except OSError:
-                return
 
-    thread = threading.Thread(target=drip)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(HANG)
+def send(running: Running, client: socket.socket, data: bytes) -> None:
+    """Returns once the server has read it."""
+    protocol = protocol_of(running, client)
+    before = protocol.bytes_read
+    client.sendall(data)
+    until(lambda: protocol.bytes_read == before + len(data))
+
+
+def protocol_of(running: Running, client: socket.socket) -> Any:
+    """The server's end of a connection, once it is accepted."""
+    address = client.getsockname()
+
+    def found() -> list[Any]:
+        return [connection for connection in [*running.connections] if connection.client == address]
+
+    until(found)
+    return found()[0]
+
+
+def answered(client: socket.socket, count: int) -> None:
+    """So many answers have come, each 200."""
+    answers = b""
+    while answers.count(b"HTTP/1.1 ") < count or not answers.endswith(b"]" * bool(count)):
+        answers += client.recv(1 << 16)
+    assert answers.count(b"HTTP/1.1 200") == count
+
+
+def drip(client: socket.socket, clock: SteppedClock, part: bytes, seconds: float) -> None:
+    """A part every half second."""
+    for _ in range(int(2 * seconds)):
+        client.sendall(part)
+        clock.advance(0.5)
 
 
 HEADS = {"in a word": b"GE", "in the path": b"GET /heal", "in a name": GET + b"acc", "in a value": GET + b"a: b", "after": GET}
+DRIPS = {"after": b"x: y\r\n", "in a word": b""}
 
 
 @pytest.mark.parametrize("where", HEADS)
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_head_that_takes_too_long_is_408_by_name(where, drips):
-    with serving(server={"header_timeout": SOON}) as running, connected(running) as client:
-        client.sendall(HEADS[where])
-        with dripping(client, {"after": b"x: y\r\n", "in a word": b""}.get(where, b"b")) if drips else ExitStack():
-            ((status, headers, body),) = heard(client)
+    with clocked({"header_timeout": 10}) as (running, client, clock):
+        send(running, client, HEADS[where])
+        drip(client, clock, DRIPS.get(where, b"b") if drips else b"", 9)
+        assert refusals(running, "header_timeout") == 0
+        clock.advance(1)
+        ((status, headers, body),) = heard(client)
         assert (status, headers[b"connection"]) == (408, b"close")
         assert body == b"the head of the request took too long (header-timeout)"
         assert refusals(running, "header_timeout") == 1
@@ -71,73 +95,84 @@ def test_a_head_that_takes_too_long_is_408_by_name(where, drips):
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
 def test_a_connection_on_which_nothing_is_asked_is_closed_without_a_word(sent):
-    with serving(server={"header_timeout": SOON}) as running, connected(running) as client:
-        client.sendall(sent)
+    with clocked({"header_timeout": 10}) as (running, client, clock):
+        send(running, client, sent)
+        clock.advance(10)
         assert heard(client) == []
         assert refusals(running, "header_timeout") == 0
 
 
 @pytest.mark.parametrize("before", [b"", WHOLE, WHOLE * 3])
 @pytest.mark.parametrize("head", [CHUNKED + b"5\r\n", POST + b"content-length: 20\r\n\r\n{"])
-@pytest.mark.parametrize("drips", [True, False])
-def test_a_body_that_takes_too_long_is_408_by_name(head, before, drips):
-    with serving(server={"body_timeout": SOON}) as running, connected(running) as client:
-        client.sendall(before + head)
-        with dripping(client, b"") if drips else ExitStack():
-            *earlier, (status, headers, body) = heard(client)
+def test_a_body_that_takes_too_long_is_408_by_name(head, before):
+    with clocked({"body_timeout": 10}) as (running, client, clock):
+        send(running, client, before + head)
+        answered(client, before.count(b"POST"))
+        clock.advance(9.9)
+        assert refusals(running, "body_timeout") == 0
+        clock.advance(0.1)
+        ((status, headers, body),) = heard(client)
         assert (status, headers[b"connection"]) == (408, b"close")
         assert body == b"Failed to buffer the request body: it took too long to arrive (body-timeout)"
-        assert statuses(earlier) == [200] * before.count(b"POST")
         assert refusals(running, "body_timeout") == 1
         running.is_well()
 
 
 def test_a_byte_now_and_then_is_not_enough():
-    long = POST + b"content-length: 1000000\r\n\r\n"
-    with serving(server={"body_timeout": SOON}) as running, connected(running) as client:
-        client.sendall(long)
-        with dripping(client, b" "):
-            assert statuses(heard(client)) == [408]
+    with clocked({"body_timeout": 10}) as (running, client, clock):
+        send(running, client, POST + b"content-length: 1000000\r\n\r\n")
+        drip(client, clock, b" ", 10)
+        assert refusals(running, "body_timeout") == 0
+        clock.advance(0.1)
+        assert statuses(heard(client)) == [408]
 
 
 def test_a_refused_body_that_is_never_finished_keeps_no_connection():
-    with serving(server={"body_timeout": SOON}) as running, connected(running) as client:
-        client.sendall(POST.replace(b"/embed", b"/nope") + b"content-length: 20\r\n\r\n{")
+    with clocked({"body_timeout": 10}) as (running, client, clock):
+        send(running, client, POST.replace(b"/embed", b"/nope") + b"content-length: 20\r\n\r\n{")
+        clock.advance(10)
         assert statuses(heard(client)) == [404]
 
 
 def test_time_at_work_and_between_requests_is_not_the_clients():
     hold = Hold()
-    with serving(server={"header_timeout": SOON, "body_timeout": SOON}, gate=hold) as running, connected(running) as client:
+    with clocked({"header_timeout": 10, "body_timeout": 10}, gate=hold) as (_, client, clock):
         client.sendall(WHOLE * 30)  # reading pauses behind the first
         assert hold.entered.wait(HANG)
-        time.sleep(3 * SOON)  # no event tells that nothing happens
+        for _ in range(6):
+            clock.advance(10)
         hold.let_go()
-        answers = b""
-        while answers.count(b"HTTP/1.1 200") < 30:
-            answers += client.recv(1 << 16)
-        time.sleep(3 * SOON)
+        answered(client, 30)
+        for _ in range(6):
+            clock.advance(10)
         client.sendall(WHOLE)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 def test_zero_is_no_bound():
-    with serving(server={"header_timeout": 0, "body_timeout": 0}) as running, connected(running) as client:
-        for part in (POST, b"content-length: 20\r\n\r\n", BODY):
-            time.sleep(SOON / 2)
-            client.sendall(part)
+    with clocked({"header_timeout": 0, "body_timeout": 0}) as (running, client, clock):
+        for part in (POST, b"content-length: 20\r\n\r\n", BODY[:5]):
+            send(running, client, part)
+            clock.advance(86_400)
+        client.sendall(BODY[5:])
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 def test_slow_clients_by_the_hundred_harm_nobody():
-    with serving(server={"header_timeout": 2, "body_timeout": 2}) as running, ExitStack() as stack:
+    clock = SteppedClock()
+    with serving(server={"header_timeout": 10, "body_timeout": 10}, clock=clock) as running, ExitStack() as stack:
         clients = [stack.enter_context(connected(running)) for _ in range(300)]
         for number, client in enumerate(clients):
             client.sendall(GET if number % 2 else CHUNKED + b"fffff\r\n")
-        for _ in range(5):
+        for number, client in enumerate(clients):
+            client.sendall(b"a" if number % 2 else b" ")
+        sent = 150 * (len(GET) + len(CHUNKED + b"fffff\r\n") + 2)
+        addresses = {client.getsockname() for client in clients}
+        until(lambda: sum(one.bytes_read for one in [*running.connections] if one.client in addresses) == sent)
+        for _ in range(3):
+            clock.advance(3)
             running.is_well()
-            for number, client in enumerate(clients):
-                client.sendall(b"a" if number % 2 else b" ")
+        clock.advance(1)
         assert {tuple(statuses(heard(client))) for client in clients} == {(408,)}
         assert (refusals(running, "header_timeout"), refusals(running, "body_timeout")) == (150, 150)
         running.is_well()

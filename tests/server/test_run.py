@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -51,16 +52,27 @@ STALLED = {
 
 
 @pytest.mark.parametrize("drain", ["0", "0.5"])
-@pytest.mark.parametrize("where", STALLED)
-def test_a_stalled_client_does_not_keep_it_alive(where, drain):
-    with process([*FAKE, "0", drain]) as running:
+def test_stalled_clients_do_not_keep_it_alive(drain):
+    """Each stalled at a place of its own."""
+    with process([*FAKE, "0", drain]) as running, ExitStack() as stack:
         url = running.wait_ready()
-        with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG) as stalled:
-            stalled.sendall(STALLED[where])
-            assert httpx.get(f"{url}/health").status_code == 200
-            running.terminate()
-            assert running.wait() == 0
+        for sent in STALLED.values():
+            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG))
+            stalled.sendall(sent)
+        assert httpx.get(f"{url}/health").status_code == 200
+        running.terminate()
+        assert running.wait() == 0
         assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_the_command_itself():
+    """With the embedded model, from its start to its end."""
+    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]) as running:
+        (vector,) = httpx.post(f"{running.wait_ready()}/embed", json={"inputs": "a hybrid search"}, timeout=HANG).json()
+        assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-3)
+        running.terminate()
+        assert running.wait() == 0
+        assert running.errors == []
 
 
 def test_a_head_beyond_the_bounds_is_refused_and_others_are_served():

@@ -5,16 +5,15 @@ from __future__ import annotations
 import httpx
 
 from tests import tiny
-from tests.server.live import process
+from tests.server.live import commanded
 
 TEXTS = ["baka bulo", "bomo", "bake balo baka"]
 
 
 def test_a_loaded_reranker_has_the_last_word(hybrid, tmp_path):
     ranker = tiny.write_classifier(tmp_path / "ranker", "bert")
-    command = ["-m", "hybridtei", "serve", "--model-id", str(hybrid), "--model-id", str(ranker)]
-    flags = ["--port", "0", "--hostname", "127.0.0.1", "--qdrant-path", str(tmp_path / "store")]
-    with process([*command, *flags]) as running, httpx.Client(base_url=running.wait_ready(), timeout=60) as client:
+    flags = ["--model-id", str(hybrid), "--model-id", str(ranker), "--qdrant-path", str(tmp_path / "store")]
+    with commanded(*flags) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         body = {"points": [{"id": i, "text": text} for i, text in enumerate(TEXTS)], "create": True}
         assert client.post("/collections/papers/points", json=body).json()["upserted"] == 3
         ranks = client.post("/rerank", json={"query": "baka", "texts": TEXTS}).json()
@@ -28,6 +27,4 @@ def test_a_loaded_reranker_has_the_last_word(hybrid, tmp_path):
             assert answer["hits"][0]["score"] == max(hit["score"] for hit in answer["hits"])
             assert [stage["name"] for stage in answer["stages"]] == ["embed", "dense", "search", "rerank"]
         assert client.post("/search", json={"collection": "papers", "query": "baka", "rerank": "nobody"}).status_code == 404
-        running.terminate()
-        assert running.wait() == 0
     assert (tmp_path / "store").is_dir()

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import httpx
 import psutil
 import pytest
 
-from hybridtei.qdrant.edge_folder import Folder
+from hybridtei.qdrant.edge_folder import Folder, FolderError
 from hybridtei.qdrant.edge_store import EdgeStore
 from hybridtei.qdrant.search_layouts import Layouts
 from tests.qdrant.small_search import MODEL, TEXTS, spec_in
 from tests.qdrant.speaking import Qdrant, serving_grpc, serving_rest
-from tests.server.live import HANG, process, serving
+from tests.server.live import HANG, commanded, serving
 from tests.server.test_serve import until
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
@@ -28,13 +28,13 @@ Serve = Callable[[Qdrant, int], AbstractContextManager[int]]
 
 
 @contextmanager
-def served(model: Path, *flags: str) -> Iterator[tuple[httpx.Client, int]]:
-    """A client of the real command, and the process's id."""
-    command = ["-m", "hybridtei", "serve", "--model-id", str(model), "--port", "0", "--hostname", "127.0.0.1", *flags]
-    with process(command) as running, httpx.Client(base_url=running.wait_ready(), timeout=HANG, trust_env=False) as client:
-        yield client, running.process.pid
-        running.terminate()
-        assert running.wait() == 0
+def served(model: Path, *flags: str) -> Iterator[httpx.Client]:
+    """A client of the real command."""
+    with (
+        commanded("--model-id", str(model), *flags) as url,
+        httpx.Client(base_url=url, timeout=HANG, trust_env=False) as client,
+    ):
+        yield client
 
 
 def upsert(client: Any) -> Any:
@@ -60,22 +60,32 @@ def found(client: httpx.Client) -> set[int]:
     return {hit["id"] for hit in response.json()["hits"]}
 
 
-def owner_of(server: int) -> psutil.Process:
-    (owner,) = [
-        child for child in psutil.Process(server).children() if "hybridtei.qdrant.edge_process" in " ".join(child.cmdline())
-    ]
+def owner_of(folder: Path) -> psutil.Process:
+    """The process that has the folder."""
+    (owner,) = [child for child in psutil.Process().children() if str(folder) in child.cmdline()]
     return owner
 
 
+def taken(path: Path) -> Folder:
+    """The folder, once its killed owner has let go of it."""
+    found: list[Folder] = []
+
+    def free() -> bool:
+        with suppress(FolderError):
+            found.append(Folder(path))
+        return bool(found)
+
+    until(free)
+    return found[0]
+
+
 def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: Path) -> None:
-    with served(hybrid, "--qdrant-path", str(tmp_path / "store")) as (client, server):
+    with served(hybrid, "--qdrant-path", str(tmp_path / "store")) as client:
         assert upsert(client).json()["upserted"] == 3
         before = found(client)
         for _ in range(2):
-            owner = owner_of(server)
-            owner.kill()
-            owner.wait(HANG)
-            folder = Folder(tmp_path / "store")  # somebody else has it now
+            owner_of(tmp_path / "store").kill()
+            folder = taken(tmp_path / "store")  # somebody else has it now
             for _ in range(2):
                 # the first may come before the death was noticed
                 told = ("another process has this folder", "it is started again when asked")
@@ -114,7 +124,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
     state = Qdrant()
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
-    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}", "--qdrant-patience", "0.2") as (client, _):
+    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}", "--qdrant-patience", "0.2") as client:
         down = "it does not answer: is it running, and is the address right?"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)
