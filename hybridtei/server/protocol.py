@@ -256,7 +256,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._heard = True
-        if self._is_offer():
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
+                self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
             self._refuse(HTTPStatus.BAD_REQUEST)
@@ -279,7 +281,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._heard = True
-        if self._is_offer():
+        if self.parser.should_upgrade():
             return
         self._in_body = False
         super().on_message_complete()
@@ -317,9 +319,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.scope["extensions"][DEPARTURE].happens()  # type: ignore[attr-defined]
         self._open.clear()
         super().connection_lost(exc)
-
-    def _is_offer(self) -> bool:
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._status = status

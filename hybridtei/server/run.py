@@ -134,6 +134,7 @@ def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None
         date_header=True,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        reset_contextvars=True,  # a pipelined request is begun by the one before it, whose key and span are not its own
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
 
