@@ -183,6 +183,7 @@ def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
     if server.abandoned:
+        logging.shutdown()
         os._exit(1)  # whatever a thread may still do, nobody waits for it
     return 0 if server.started else 1
 
