@@ -88,7 +88,7 @@ def serving(
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
-    uvicorn_server = uvicorn.Server(settings_of(app, settings, app.state.refusals))
+    uvicorn_server = uvicorn.Server(settings_of(app, settings, app.state.refusals, app.state.unsent))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=uvicorn_server.run, args=([listening],), daemon=True)

@@ -18,7 +18,7 @@ from hybridtei.server.auth import check_key
 from hybridtei.server.body import BodyError, decode, read_plain
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import row_of
-from hybridtei.server.serve import form_of, models_of, respond, server_of, while_connected
+from hybridtei.server.serve import models_of, respond, server_of, unsent_of, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.inference import InferenceRequest
 
@@ -41,13 +41,14 @@ def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[by
 async def hook(scope: Scope, receive: Receive, send: Send) -> None:
     """POST. The key is looked for once the body is read, which is bounded as everywhere."""
     server = server_of(scope)
+    unsent_of(scope).check()
     body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
     wire = _with_key(scope, body)
     alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
     if server.otlp_endpoint is not None:
         arrived(scope["app"].state.recorder, scope["headers"])
     reply = await while_connected(scope, inference(models_of(scope), alias, wire))
-    await respond(reply, form_of(scope), send)
+    await respond(scope, reply, send)
 
 
 def _with_key(scope: Scope, body: bytes) -> InferenceRequest:
