@@ -20,6 +20,7 @@ from hybridtei.server.auth import Door, require_key
 from hybridtei.server.context import Context
 from hybridtei.server.edge import ALIASES, Edge
 from hybridtei.server.errors import HANDLERS
+from hybridtei.server.keyless import Keyless
 from hybridtei.server.keys import Keyring
 from hybridtei.server.limits import Refusals
 from hybridtei.server.models import Models
@@ -96,7 +97,7 @@ def create_fleet_app(
         state=State(
             {
                 **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts},
-                **{"door": door, "refusals": refusals, "unsent": unsent},
+                **{"door": door, "refusals": refusals, "unsent": unsent, "keyless": Keyless()},
             }
         ),
         openapi_config=None,
