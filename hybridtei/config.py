@@ -199,6 +199,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             description="Answer requests of more inputs than --max-client-batch-size part by part; else refuse.", extra=LIMITS
         ),
     ] = False
+    max_unsent_bytes: Annotated[
+        Positive,
+        Meta(
+            description="Most bytes of answers that clients have yet to read, of all together; beyond, large answers wait, 503 "
+            "then.",
+            extra=LIMITS,
+        ),
+    ] = 256_000_000
     max_rerank_documents: Annotated[
         Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
     ] = 10_000

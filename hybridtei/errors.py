@@ -12,6 +12,7 @@ HybridTeiError
 │   └─ UnknownCollection     the vector store has no collection of that name
 ├─ Overloaded                no permit left: try again later
 ├─ TimedOut                  let in, and not answered in time
+│   └─ AnswersUnsent         too many answers wait for clients that do not read them
 ├─ BackendError              the forward pass failed
 │   ├─ PassOverdue           it takes longer than a pass may
 │   └─ NotANumber            it gave an input a score that is no number
@@ -94,6 +95,12 @@ class TimedOut(HybridTeiError):
     """A request waited and worked for longer than it may; its place is free again."""
 
     limit = "request_timeout"
+
+
+class AnswersUnsent(TimedOut):
+    """Answers that clients do not read fill the memory that is for them; the same request may succeed later."""
+
+    limit = "max_unsent_bytes"
 
 
 class BackendError(HybridTeiError):

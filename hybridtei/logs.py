@@ -1,18 +1,18 @@
 """Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped.
 
-What is logged within a request (TEI logs each) is written by a thread of its own, at most a tenth of a second later and many
-lines at once: a write a line would cost more than the line, and a full pipe would stop the event loop. Everything else is
-written at once, and so is whatever waited before it.
+All lines are written by a thread of its own, in their order: a pipe that nobody reads would stop the event loop. What is logged
+within a request (TEI logs each) is written at most a tenth of a second later and many lines at once: a write a line would cost
+more than the line. Everything else is written at once, and so is whatever waited before it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import select
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -50,7 +50,8 @@ TARGETS = {
 NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
 
 GATHER_SECONDS = 0.1
-LINES_WAITING = 20_000  # beyond, lines of requests are left out and counted: nobody reads them so fast
+LINES_WAITING, CHARACTERS_WAITING = 20_000, 8_000_000  # beyond, lines are left out and counted: nobody reads them so fast
+FLUSH_SECONDS = 1.0
 
 
 class TextFormatter(logging.Formatter):
@@ -93,46 +94,95 @@ class JsonFormatter(logging.Formatter):
 
 
 class GatheringHandler(logging.Handler):
-    """Writes lines to standard output, those of requests together."""
+    """Gives lines to a thread of its own, which alone writes them to standard output: logging never waits for a reader.
+
+    A fatal line is waited for, and so is all that was logged when the process ends, but for FLUSH_SECONDS at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._stream = sys.stdout
+        self._descriptor = _descriptor(self._stream)
         self._lines: deque[str] = deque()  # its ends are safe between threads
-        self._left_out = 0
-        self._some = threading.Event()
-        self._writing = threading.Lock()
+        # Each count grows in one thread only: here, and there the same of what is done with.
+        self._given = self._given_characters = self._left_out = 0
+        self._written = self._written_characters = self._left_out_told = 0
+        self._is_stuck = False  # a flush waited in vain, and nothing has been written since
+        self._some, self._urgent, self._progress = threading.Event(), threading.Event(), threading.Condition()
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if CURRENT.get() is None or record.levelno >= logging.CRITICAL:
-            self._lines.append(self.format(record))
-            self.flush()
-        elif len(self._lines) < LINES_WAITING:
-            self._lines.append(self.format(record))
-            if not self._some.is_set():
-                self._some.set()
-        else:
+        is_fatal = record.levelno >= logging.CRITICAL
+        if self._is_full() and (self._is_stuck or not is_fatal):
             self._left_out += 1
+            return
+        line = self.format(record)
+        self._lines.append(line)
+        self._given += 1
+        self._given_characters += len(line)
+        if CURRENT.get() is None or is_fatal:
+            self._urgent.set()
+        if not self._some.is_set():
+            self._some.set()
+        if is_fatal and not self._is_stuck:
+            self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
-        with self._writing:
-            self._some.clear()  # before looking: what comes after sets it again
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            if self._left_out:
-                lines.append(self.format(_left_out(self._left_out)))
-                self._left_out = 0
-            with suppress(OSError, ValueError):  # whoever read it has gone, or it is closed: there is nowhere to tell
-                for piece in _pieces(lines):
-                    self._stream.write(piece)
-                    self._stream.flush()
+        """Wait until what was logged so far is written, for FLUSH_SECONDS at most."""
+        given = self._given
+        self._urgent.set()
+        self._some.set()
+        with self._progress:
+            self._is_stuck = not self._progress.wait_for(lambda: self._written >= given, FLUSH_SECONDS)
+
+    def _is_full(self) -> bool:
+        waiting = self._given_characters - self._written_characters
+        return len(self._lines) >= LINES_WAITING or waiting >= CHARACTERS_WAITING
 
     def _write_on(self) -> None:
         while True:
             self._some.wait()
-            time.sleep(GATHER_SECONDS)
-            self.flush()
+            self._urgent.wait(GATHER_SECONDS)
+            self._some.clear()  # before looking: what comes after sets it again
+            self._urgent.clear()
+            for piece in _pieces(self._taken()):
+                with suppress(OSError, ValueError):  # its reader has gone, or it is closed: there is nowhere to tell
+                    self._write(piece)
+                self._is_stuck = False
+            with self._progress:
+                self._progress.notify_all()
+
+    def _taken(self) -> Iterator[str]:
+        """What waits, and how many lines were left out behind it. A line counts as written once the next is asked for."""
+        for _ in range(len(self._lines)):
+            line = self._lines.popleft()
+            yield line
+            self._written += 1
+            self._written_characters += len(line)
+        missing = self._left_out - self._left_out_told
+        if missing:
+            self._left_out_told += missing
+            yield self.format(_left_out(missing))
+
+    def _write(self, piece: str) -> None:
+        """Past the stream's own buffer: a thread that is blocked inside it would abort the end of the process."""
+        if self._descriptor is None:
+            self._stream.write(piece)
+            self._stream.flush()
+            return
+        left = memoryview(piece.encode(self._stream.encoding, "backslashreplace"))
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:  # another process that shares the pipe made it so
+                select.select([], [self._descriptor], [])
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
@@ -151,7 +201,7 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _left_out(count: int) -> logging.LogRecord:
-    message = "%d lines of requests were left out here: standard output takes them too slowly"
+    message = "%d lines were left out here: standard output takes them too slowly"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (count,), None)
 
 

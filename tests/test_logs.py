@@ -18,6 +18,11 @@ from hybridtei import logs
 from hybridtei.outputs import Timings
 from hybridtei.spans import CURRENT, Span
 
+
+def flush() -> None:
+    logging.getLogger().handlers[0].flush()
+
+
 TEI_KEYS = ["timestamp", "level", "message", "target", "filename", "line_number"]
 
 
@@ -105,6 +110,7 @@ def test_levels_as_tei_takes_them(root, monkeypatch, level, threshold):
     assert root.level == threshold
     logging.getLogger("hybridtei.x").error("hello")
     logging.getLogger("httpx").info("a request")
+    flush()
     (line,) = out.getvalue().splitlines()
     assert json.loads(line)["message"] == "hello"
 
@@ -175,8 +181,13 @@ def test_a_trace_in_text_holds_no_line_that_looks_like_one():
 
 
 def test_lines_of_requests_wait_and_keep_their_order(root, monkeypatch, computed):
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
+    written = threading.Event()
+
+    class Out(io.StringIO):
+        def flush(self) -> None:
+            written.set()
+
+    monkeypatch.setattr(sys, "stdout", out := Out())
     monkeypatch.setattr(logs, "GATHER_SECONDS", 3600)
     logs.configure(json_output=True, level="info")
     for number in range(5):
@@ -184,6 +195,7 @@ def test_lines_of_requests_wait_and_keep_their_order(root, monkeypatch, computed
     assert out.getvalue() == ""
     CURRENT.set(None)
     logging.getLogger("hybridtei.x").info("5")
+    assert written.wait(60)
     assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == [*"012345"]
 
 
@@ -211,11 +223,54 @@ def test_what_nobody_takes_is_left_out_and_counted(root, monkeypatch, computed):
     logs.configure(json_output=True, level="info")
     for number in range(10):
         logging.getLogger("hybridtei.x").info("%d", number)
-    logging.getLogger().handlers[0].flush()
+    flush()
     messages = [json.loads(line)["message"] for line in out.getvalue().splitlines()]
     assert messages[:3] == ["0", "1", "2"]
-    assert messages[3].startswith("7 lines of requests were left out")
+    assert messages[3].startswith("7 lines were left out")
     assert len(messages) == 4
+
+
+class Stuck(io.StringIO):
+    """Nobody reads it until `read` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.read = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.asked.set()
+        assert self.read.wait(60)
+        return super().write(text)
+
+
+def test_an_output_that_nobody_reads_stops_nobody_and_loses_only_what_it_counts(root, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := Stuck())
+    monkeypatch.setattr(logs, "FLUSH_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(logs, "CHARACTERS_WAITING", 1000, raising=False)
+    logs.configure(json_output=True, level="info")
+    logging.getLogger("hybridtei.x").info("0")
+    assert out.asked.wait(60)
+    logged = threading.Event()
+
+    def log() -> None:
+        for number in range(1, 100):
+            logging.getLogger("hybridtei.x").info("%d", number)
+        logging.getLogger("hybridtei.x").critical("the end")
+        flush()
+        logged.set()
+
+    threading.Thread(target=log, daemon=True).start()
+    assert logged.wait(20), "logging waits for a reader"
+    out.read.set()
+    monkeypatch.setattr(logs, "FLUSH_SECONDS", 60)
+    logging.getLogger("hybridtei.x").info("read again")
+    flush()
+    messages = [json.loads(line)["message"] for line in out.getvalue().splitlines()]
+    numbers = [message for message in messages if message.isdigit()]
+    assert numbers == [str(number) for number in range(len(numbers))]
+    left_out = sum(int(message.split()[0]) for message in messages if "left out" in message)
+    assert 0 < left_out == 102 - (len(messages) - sum("left out" in message for message in messages))
+    assert "the end" in messages
 
 
 def test_a_closed_output_ends_nothing(root, monkeypatch):

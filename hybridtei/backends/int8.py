@@ -21,8 +21,8 @@ import onnxruntime as ort
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph, cache_folder
-from hybridtei.backends.onnx_bytes import integer_product_graph
 from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.onnx_bytes import integer_product_graph
 from hybridtei.backends.sample_texts import SAMPLE
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
@@ -99,7 +99,7 @@ def make_int8(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> 
 def max_weight() -> int:
     """The largest magnitude that a quantised weight may have here.
 
-    An x86 processor without VNNI adds pairs of products in 16 bits, which saturate: 2 x 255 x 127 does not fit, 2 x 255 x 63 does.
+    x86 processors without VNNI add pairs of products in 16 bits and saturate: 2 x 255 x 127 does not fit, 2 x 255 x 63 does.
     """
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)

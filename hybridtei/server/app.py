@@ -20,6 +20,7 @@ from hybridtei.server.auth import Door, require_key
 from hybridtei.server.context import Context
 from hybridtei.server.edge import ALIASES, Edge
 from hybridtei.server.errors import HANDLERS
+from hybridtei.server.keyless import Keyless
 from hybridtei.server.keys import Keyring
 from hybridtei.server.limits import Refusals
 from hybridtei.server.models import Models
@@ -27,6 +28,7 @@ from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.otlp import recorder_for
 from hybridtei.server.quantised import ranges_in
 from hybridtei.server.routes import fleet, hybrid, inference, openai, ops, page, rank, search, tei
+from hybridtei.server.unsent import Unsent
 
 if TYPE_CHECKING:
     from hybridtei.qdrant.search_layouts import Layouts
@@ -70,6 +72,8 @@ def create_fleet_app(
     which it closes."""
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
     door, refusals = Door(Keyring.of(server), models.registry), Refusals(models.registry)
+    unsent = Unsent(server.max_unsent_bytes)
+    models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes)
     rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder, door)
 
     async def count(error: Exception, scope: Scope) -> None:
@@ -93,7 +97,7 @@ def create_fleet_app(
         state=State(
             {
                 **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts},
-                **{"door": door, "refusals": refusals},
+                **{"door": door, "refusals": refusals, "unsent": unsent, "keyless": Keyless()},
             }
         ),
         openapi_config=None,

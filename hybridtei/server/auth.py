@@ -39,12 +39,21 @@ async def require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
     check_key(connection.scope)
 
 
+def is_keyless(scope: Any) -> bool:
+    """Whether a key is needed, and the header carries none that opens."""
+    keys = door_of(scope).keys
+    return not keys.is_open and keys.owner_of_header(_authorization(scope)) is None
+
+
 def check_key(scope: Any, token: str | None = None) -> None:
     """To be called before the body is looked at, in the request's own task. `token`: a key that came elsewhere, and will do as
     well. Raises NotAuthorizedException, which is written without a body."""
     door = door_of(scope)
     if door.keys.is_open:
         return
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     owner = None if token is None else door.keys.owner(token.encode("utf-8", "replace"))
-    door.let_in(door.keys.owner_of_header(given) or owner)
+    door.let_in(door.keys.owner_of_header(_authorization(scope)) or owner)
+
+
+def _authorization(scope: Any) -> bytes:
+    return next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -6,7 +6,6 @@ known field given twice is an error, which no fast JSON library reports.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from typing import Any, TypeVar, get_args
@@ -22,6 +21,8 @@ NOT_NULL = ("truncation_direction", "encoding_format")
 SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
+
+NAMES_LOOKED_AT = 10_000  # keys of an object among which a field given twice is looked for
 
 T = TypeVar("T")
 
@@ -199,15 +200,19 @@ def _told(body: bytes, kind: type) -> BodyError | None:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
+    return _without_trailing(_decoder(kind), body)  # type: ignore[no-any-return, arg-type]
+
+
+def _without_trailing(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     try:
-        return _decoder(kind).decode(body)  # type: ignore[no-any-return, arg-type]
+        return decoder.decode(body)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
         trailing = TRAILING.search(str(error))
         if trailing is None:
             raise
-        return _decoder(kind).decode(body[: int(trailing[1]) - 1])  # type: ignore[no-any-return, arg-type]
+        return decoder.decode(body[: int(trailing[1]) - 1])
 
 
 @cache
@@ -236,20 +241,45 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
     error = _told(body, kind)
     if error is not None:
         raise error
-    if len(body) <= LONGEST:
-        return
-    seen: list[list[str]] = []
+    if len(body) > LONGEST:
+        _refuse_twice(body, kind)
+
+
+class _Name(str):
+    """A key of an object."""
+
+
+class _EnoughNames(Exception):
+    """So many keys of one object that a search for the same one twice would hold up others."""
+
+
+def _refuse_twice(body: bytes, kind: type) -> None:
+    """Raise SchemaError if an object gives a field of `kind` twice, or of a struct that is the value of one. msgspec shows
+    each key, and skips over the values."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    seen: list[str] = []
+    names = 0
+
+    def see(_: type, name: str) -> _Name:
+        nonlocal names
+        if name in fields and name in seen:
+            raise SchemaError(f"duplicate field `{name}`")
+        if name in fields:
+            seen.append(name)
+        names += 1
+        if names > NAMES_LOOKED_AT:
+            raise _EnoughNames
+        return _Name(name)
+
     try:
-        # As lenient as msgspec with what it skips: invalid UTF-8 and numbers of any length.
-        json.JSONDecoder(object_pairs_hook=lambda pairs: seen.append([key for key, _ in pairs]), parse_int=len).raw_decode(
-            body.decode(errors="replace").lstrip()
-        )
-    except RecursionError:
-        raise SyntaxRefused("recursion limit exceeded") from None
-    for keys in seen:
-        for name in names:
-            if keys.count(name) > 1:
-                raise SchemaError(f"duplicate field `{name}`")
+        values = _without_trailing(msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=see), body)
+    except _EnoughNames:
+        return
+    for name, field in fields.items():
+        for part in (field.type, *get_args(field.type)):
+            value = bytes(values.get(_Name(name), b""))
+            if isinstance(part, type) and issubclass(part, msgspec.Struct) and value.startswith(b"{"):
+                _refuse_twice(value, part)
 
 
 @cache

@@ -13,6 +13,7 @@ from hybridtei.server.browsers import PAGE, wants_page
 
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")
+SLICE_BYTES = 262_144
 PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
 EMPTY = (b"content-length", b"0")
 ALIASES = {
@@ -72,7 +73,10 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), *headers]
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
-            await send(message)
+            if len(message.get("body", b"")) > SLICE_BYTES:
+                await _send_sliced(message, send)
+            else:
+                await send(message)
 
         if is_head or path is not scope["path"]:
             scope = {**scope, "method": method, "path": path, "raw_path": path.encode()}
@@ -91,6 +95,14 @@ def split_alias(path: str) -> tuple[str | None, str]:
         return None, path
     alias, _, rest = path[len(BELOW) :].partition("/")
     return alias, f"/{rest}"
+
+
+async def _send_sliced(message: Any, send: Any) -> None:
+    """A large body slice by slice: `send` waits until the system took the slice before, so that no second copy is kept."""
+    body, more = memoryview(message["body"]), message.get("more_body", False)
+    for begin in range(0, len(body), SLICE_BYTES):
+        end = begin + SLICE_BYTES
+        await send({"type": "http.response.body", "body": body[begin:end], "more_body": more or end < len(body)})
 
 
 async def _answer(status: int, headers: Headers, send: Any) -> None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from hybridtei.config import ServerConfig
 from hybridtei.metrics import Registry
+from hybridtei.server.unsent import Unsent
 
-BODY_BYTES_PER_SECOND = 1000
+BODY_BYTES_PER_SECOND = 1000  # and as many of an answer
+UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
 FILES_BESIDE = 256  # that a process opens besides its connections
 
 log = logging.getLogger(__name__)
@@ -50,23 +52,37 @@ def _nobody(limit: str = "") -> None:
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached, and
-    `departed` of each connection that was closed before what it had sent was read."""
+    `departed` of each connection that was closed before what it had sent was read. `unsent` counts what clients do not read."""
 
     connections: int
     head_bytes: int
     head_seconds: float
     body_seconds: float
+    unread_seconds: float
+    unsent: Unsent
     refused: Callable[[str], object] = _nobody
     departed: Callable[[], object] = _nobody
 
     @classmethod
-    def of(cls, server: ServerConfig, refusals: Refusals | None = None) -> ConnectionLimits:
+    def of(cls, server: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None) -> ConnectionLimits:
         counts = (_nobody, _nobody) if refusals is None else (refusals.count, refusals.departed)
-        return cls(server.max_connections, server.header_limit, server.header_timeout, server.body_timeout, *counts)
+        return cls(
+            server.max_connections,
+            server.header_limit,
+            server.header_timeout,
+            server.body_timeout,
+            UNREAD_SECONDS,
+            unsent or Unsent(server.max_unsent_bytes),
+            *counts,
+        )
 
     def body_deadline(self, began: float, heard: float, size: int) -> float:
         """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
         return min(heard, began + size / BODY_BYTES_PER_SECOND) + self.body_seconds
+
+    def unread_deadline(self, began: float, read: float, size: int) -> float:
+        """By when more of an answer has to be read, of which `size` bytes were, the last of them when it was `read`."""
+        return min(read, began + size / BODY_BYTES_PER_SECOND) + self.unread_seconds
 
 
 def allow_files(connections: int) -> None:

@@ -28,6 +28,7 @@ HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
 LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
+LOOKS = 4  # at a client that reads nothing, until it is cut off
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
@@ -84,11 +85,14 @@ class _Gathered:
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self.is_closing = transport.is_closing
 
-    def write(self, data: bytes) -> None:
-        if data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
+    def write(self, data: bytes | memoryview) -> None:
+        if isinstance(data, memoryview):  # a slice of a large body, as `edge` sends it
+            self._parts.append(data)
+            self.flush()
+        elif data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
             self._transport.write(data)
         else:
             self._parts.append(data)
@@ -127,9 +131,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._begun = False  # a head, of which the end has yet to come
         self._watch: TimerHandle | None = None
         self._unread = 0
+        self._unsent = self._unsent_first = 0  # bytes that the system has not taken: now, and when it took no more
+        self._unsent_since = self._unsent_less = 0.0
+        self._unsent_watch: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The system is offered all at once, and what it does not take is told. A bound of 0 would never be left under TLS.
+        transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
         if len(self.connections) <= self._limits.connections:
             self._head_since = self.loop.time()
             self._watch_on()
@@ -256,7 +265,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._heard = True
-        if self._is_offer():
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
+                self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
             self._refuse(HTTPStatus.BAD_REQUEST)
@@ -279,7 +290,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._heard = True
-        if self._is_offer():
+        if self.parser.should_upgrade():
             return
         self._in_body = False
         super().on_message_complete()
@@ -301,6 +312,47 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self._cut_off_unread()
 
+    def pause_writing(self) -> None:
+        """The system takes no more: the client has to read."""
+        super().pause_writing()
+        self._count_unsent()
+        self._unsent_first = self._unsent
+        self._unsent_since = self._unsent_less = self.loop.time()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        """Nothing waits any more."""
+        super().resume_writing()
+        self._forget_unsent()
+
+    def _count_unsent(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        self._limits.unsent.add(size - self._unsent)
+        self._unsent = size
+
+    def _forget_unsent(self) -> None:
+        self._limits.unsent.add(-self._unsent)
+        self._unsent = 0
+        if self._unsent_watch is not None:
+            self._unsent_watch.cancel()
+            self._unsent_watch = None
+
+    def _watch_unsent(self) -> None:
+        if self._unsent_watch is None:
+            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds / LOOKS, self._look_at_unsent)
+
+    def _look_at_unsent(self) -> None:
+        self._unsent_watch = None
+        before, now = self._unsent, self.loop.time()
+        self._count_unsent()
+        if self._unsent < before:
+            self._unsent_less = now
+        if now < self._limits.unread_deadline(self._unsent_since, self._unsent_less, self._unsent_first - self._unsent):
+            self._watch_unsent()
+        else:
+            self._limits.refused("unread_seconds")
+            self.transport.abort()
+
     def _cut_off_unread(self) -> None:
         self._unread = self.transport.get_write_buffer_size()
         if self._unread:
@@ -308,6 +360,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
+        self._forget_unsent()
         if self._watch is not None:
             self._watch.cancel()
         self.pipeline.clear()
@@ -317,9 +370,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.scope["extensions"][DEPARTURE].happens()  # type: ignore[attr-defined]
         self._open.clear()
         super().connection_lost(exc)
-
-    def _is_offer(self) -> bool:
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._status = status

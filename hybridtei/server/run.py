@@ -24,6 +24,7 @@ from hybridtei.errors import LoadError
 from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
 from hybridtei.server.protocol import BoundedHttpProtocol
 from hybridtei.server.tls import certificate_of
+from hybridtei.server.unsent import Unsent
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
@@ -112,10 +113,12 @@ def announce(host: str, port: int) -> None:
     log.info("Ready")
 
 
-def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None) -> uvicorn.Config:
+def settings_of(
+    app: Any, config: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None
+) -> uvicorn.Config:
     """How uvicorn serves an application here. Raises LoadError for a certificate that is none. `refusals`: which counts what
-    connections are refused for."""
-    limits = ConnectionLimits.of(config, refusals)
+    connections are refused for; `unsent`: where the application's answers are counted."""
+    limits = ConnectionLimits.of(config, refusals, unsent)
     certificate = certificate_of(config)
     return uvicorn.Config(
         app,
@@ -134,6 +137,7 @@ def settings_of(app: Any, config: ServerConfig, refusals: Refusals | None = None
         date_header=True,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        reset_contextvars=True,  # a pipelined request is begun by the one before it, whose key and span are not its own
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
 
@@ -161,7 +165,7 @@ def reloader(app: Any, settings: uvicorn.Config, config: ServerConfig) -> Callab
 def run_server(app: Any, config: ServerConfig) -> None:
     """Serve until told to stop."""
     allow_files(config.max_connections)
-    settings = settings_of(app, config, app.state.refusals)
+    settings = settings_of(app, config, app.state.refusals, app.state.unsent)
     server = DrainingServer(settings, config.drain_seconds, app.state.rpc, reloader(app, settings, config))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()

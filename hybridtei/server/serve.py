@@ -16,6 +16,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ServerConfig
+from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.auth import check_key, door_of
 from hybridtei.server.body import ClientDisconnected, decode, model_name, read_plain
 from hybridtei.server.coding import Form, wanted_form, written
@@ -27,6 +28,7 @@ from hybridtei.server.jobs import ANY, Able
 from hybridtei.server.models import Models
 from hybridtei.server.protocol import DEPARTURE, Departure
 from hybridtei.server.tracing import arrived, as_handler
+from hybridtei.server.unsent import SMALL_BYTES, Unsent
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
@@ -55,6 +57,7 @@ def posted(
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
         check_key(scope)  # a guard would cost a copy of the route for each request
+        unsent_of(scope).check()
         try:
             body = await read_from_who_stays(scope, receive, models, limit=server.payload_limit, type_required=type_required)
             wire = decode(body, kind)
@@ -63,11 +66,11 @@ def posted(
             if server.otlp_endpoint is not None:
                 arrived(scope["app"].state.recorder, scope["headers"])
             reply = await while_connected(scope, answer(context, wire))
+            await respond(scope, reply, send)
         except ClientDisconnected:
             if departure_of(scope) is None:
                 raise
-            return  # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
-        await respond(reply, form_of(scope), send)
+            # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
 
     return asgi(path, copy_scope=False, exception_handlers=dict(errors or {}))(handle)
 
@@ -82,9 +85,14 @@ def managed(path: str, kind: type[T], act: Act[T], *, errors: Mapping[Any, Any])
             raise KeyNeeded
         body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
         reply = await asyncio.shield(act(models, models.default, decode(body, kind)))
-        await respond(reply, form_of(scope), send)
+        await respond(scope, reply, send)
 
     return asgi(path, copy_scope=False, exception_handlers=dict(errors))(handle)
+
+
+def unsent_of(scope: Any) -> Unsent:
+    """The application's answers that wait for their clients."""
+    return scope["app"].state.unsent  # type: ignore[no-any-return]
 
 
 def models_of(scope: Any) -> Models:
@@ -119,16 +127,29 @@ def told(scope: Any, answer: Any) -> ASGIResponse:
     return ASGIResponse(body=body, headers=[(name.decode(), value.decode()) for name, value in headers])
 
 
-async def respond(reply: Reply, form: Form, send: Send) -> None:
-    """200 with the reply, and its timing headers if it has any."""
-    if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
-        body, headers = await asyncio.to_thread(_written_aside, reply.answer, form)
-    else:
-        body, headers = written(reply.answer, form)
+async def respond(scope: Any, reply: Reply, send: Send) -> None:
+    """200 with the reply, and its timing headers if it has any. Raises AnswersUnsent, ClientDisconnected."""
+    unsent, form = unsent_of(scope), form_of(scope)
+    estimate = reply.numbers * BYTES_PER_NUMBER
+    reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
+    try:
+        body, headers = await _encoded(reply, form)
+        unsent.add(len(body))
+    finally:
+        unsent.add(-reserved)
     if reply.usage is not None:
         headers = [*reply.usage.headers(), *headers]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+    finally:
+        unsent.add(-len(body))
+
+
+async def _encoded(reply: Reply, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
+        return await asyncio.to_thread(_written_aside, reply.answer, form)
+    return written(reply.answer, form)
 
 
 def _written_aside(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:

@@ -178,11 +178,12 @@ def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
         await app(scope, receive, send)
 
     allow_files(setup.server.max_connections)
-    settings = settings_of(up_to_date, setup.server, app.state.refusals)
+    settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent)
     server = WorkerServer(settings, setup.server.drain_seconds, desk, reloader(app, settings, setup.server))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
     if server.abandoned:
+        logging.shutdown()
         os._exit(1)  # whatever a thread may still do, nobody waits for it
     return 0 if server.started else 1
 

@@ -28,6 +28,7 @@ from hybridtei.text.tokenizer import Direction
 
 PART_DOCUMENTS = 256
 PART_CHARACTERS = 65_536  # of a part's documents; token vectors of so many are some 60 MB
+INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,9 @@ class Rerank(_Question):
             raise UnsupportedHead("model is not a re-ranker model")
         if self.instruction is not None and (spec.template is None or "{instruction}" not in spec.template.body):
             raise InvalidInput("`instruction` is for rerankers that are language models; this one takes none")
+        length = len(self.instruction or "")
+        if length > INSTRUCTION_CHARACTERS_MAX:
+            raise InvalidInput(f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}")
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
@@ -388,6 +389,34 @@ def test_rules_hold_within_nested_objects(asked):
     twice = b'{"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}'
     null = b'{"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":{"truncation_direction":null}}'
     assert [asked.post("/similarity", body).status_code for body in (twice, null)] == [422, 400]
+
+
+LONG = b'{"a":1},' * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/embed", b'{"x":[%b{}],"\\u0069nputs":"a","inputs":"b"}', 422),
+        ("/embed", b'{"x":[%b{}],"inputs":"a","inputs":"b"} trailing', 422),
+        ("/embed", b'{"x":[%b{"inputs":1,"\\u0069nputs":2}],"inputs":"b","other":"inputs"}', 200),
+        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}', 422),
+        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":null,"y":"inputs"}', 200),
+    ],
+)
+def test_a_field_given_twice_in_a_long_body(asked, path, body, status):
+    answered = asked.post(path, body % LONG)
+    assert answered.status_code == status
+    assert status == 200 or "duplicate field `" in answered.text
+
+
+def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(monkeypatch):
+    """It would take the event loop for as long as a pass takes: objects without end, and escapes that name nothing."""
+    read = []
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", lambda *_: read.append(1))
+    body = b'{"inputs":"a","x":[%b{}],%b"y":"\\u0069"}' % (LONG, b'"k":0,' * 100_000)
+    assert decoded(body, EmbedRequest).inputs == "a"
+    assert not read
 
 
 def test_half_a_surrogate_pair_is_called_so(asked):

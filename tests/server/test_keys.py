@@ -11,7 +11,9 @@ import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.server.keys import FLAG_NAME, Keyring, is_sendable, read_keys
+from hybridtei.spans import CURRENT
 from tests.server.live import JSON, process, serving
+from tests.server.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
 from tests.server.test_serve import until
 
 KEYS = "# of the search team\nsearch:s3cret-1\n\nbatch.jobs:s3:cret-2\n"
@@ -106,6 +108,29 @@ def test_names_are_counted_and_logged_and_keys_are_not(file, caplog):
         ]
         told = text + "".join(ours)
         assert not any(key in told for key in ("s3cret", "cret-2", "Bearer"))
+
+
+def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before(file):
+    callers = []
+
+    class Callers(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            span = CURRENT.get()
+            callers.append(span and span.caller)
+
+    log = logging.getLogger("hybridtei.server.tracing")
+    handler, level = Callers(), log.level
+    with serving(server={"api_key_file": str(file), "api_key": "plain"}) as running, connected(running) as client:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            keys = (b"s3cret-1", b"plain", b"s3:cret-2")
+            client.sendall(b"".join(WHOLE.replace(b"host: x", b"authorization: Bearer " + key) for key in keys) + GET + CLOSE)
+            assert statuses(heard(client)) == [200] * 4
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(level)
+    assert callers == ["search", None, "batch.jobs"]
 
 
 def test_the_log_names_the_key(file):

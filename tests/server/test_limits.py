@@ -219,6 +219,7 @@ def test_beyond_twice_as_many_nobody_is_told():
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, close):
     monkeypatch.setattr(run, "KEEP_ALIVE_SECONDS", SOON)
+    monkeypatch.setattr("hybridtei.server.limits.UNREAD_SECONDS", SOON)
     body = json.dumps({"inputs": ["one two three " * 20] * 32}).encode()
     head = POST.replace(b"/embed ", b"/embed_all ") + close + b"content-length: %d\r\n\r\n" % len(body)
     large = small.model_spec(hidden_size=1024)  # of whose states an answer has some 20 MB: no kernel takes all of it

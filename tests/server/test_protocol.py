@@ -192,6 +192,7 @@ MALFORMED = [
     b"GET /health HTTP/1.1\r\na: b\x00c\r\n\r\n",
     b"GET health HTTP/1.1\r\nhost: x\r\n\r\n",
     b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"CONNECT /embed HTTP/1.1\r\nhost: x\r\n\r\n",
     POST + b"content-length: nan\r\n\r\n",
     POST + b"content-length: -1\r\n\r\n",
     POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",

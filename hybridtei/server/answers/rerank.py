@@ -26,7 +26,7 @@ from hybridtei.server.errors import NoInputs, TooManyDocuments
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.server.tracing import handler
-from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, text_of
+from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest, RerankWeights, check_instruction, text_of
 from hybridtei.server.wire.tei import direction
 from hybridtei.tasks.embed import Model
 from hybridtei.tasks.rerank import Rerank, RerankByVectors, Scored, Weights, rerank_task
@@ -70,7 +70,8 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         limit = context.server.max_rerank_documents
         if len(given) > limit:
             raise TooManyDocuments(f"`documents` holds {len(given)} documents > maximum allowed {limit} (max-rerank-documents)")
-        documents = [text_of(document, place, request.rank_fields) for place, document in enumerate(given)]
+        fields = request.fields
+        documents = [text_of(document, place, fields) for place, document in enumerate(given)]
         if request.return_documents or request.by_property is not UNSET:
             _check_returnable(given)
         truncate = request.truncation if request.truncate is None else request.truncate
@@ -147,6 +148,7 @@ def _task(
     *,
     truncate: bool | None,
 ) -> Ranking:
+    check_instruction(request.instruction, len(documents))
     shares = request.weights
     return rerank_task(
         context.service.model.spec,

@@ -20,6 +20,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order
 from hybridtei.server.tracing import handler
+from hybridtei.server.wire.rerank import check_instruction
 from hybridtei.server.wire.score import ScoreRequest
 from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
@@ -32,6 +33,8 @@ Pairs = Sequence[tuple[str, str]]
 async def score(context: Context, request: ScoreRequest) -> Reply:
     """`/score`."""
     pairs = request.pairs
+    with context.counting_failures():
+        check_instruction(request.instruction, len(pairs))
     tasks = [
         rerank_task(
             context.service.model.spec,

@@ -82,13 +82,14 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _parameters(given: dict[str, Any]) -> tuple[Aggregation, Sequence[str]]:
+def _parameters(given: dict[str, Any]) -> tuple[Aggregation, frozenset[str]]:
     """Raises InvalidInput."""
     wanted, ignored = given.get("aggregation_strategy") or "simple", given.get("ignore_labels")
     aggregation = next((name for name in AGGREGATIONS if name == wanted), None)
     if aggregation is None:
         raise InvalidInput(f"`aggregation_strategy` is {wanted!r}; known: {', '.join(AGGREGATIONS)}")
-    return aggregation, ["O"] if not isinstance(ignored, list) else ignored
+    labels = ignored if isinstance(ignored, list) else ["O"]
+    return aggregation, frozenset(label for label in labels if isinstance(label, str))
 
 
 def _entity(tagged: Tagged, span: Span, name: str) -> dict[str, Any]:

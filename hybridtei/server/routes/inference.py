@@ -1,24 +1,26 @@
 """The hook that an open-source Qdrant server calls for embeddings, so that `Document`s work against one's own database.
 
-The server sends its token in the body, where others send a header: either will do. It reads `{"error"}` of a 400 only, so all
-that the caller could mend is a 400 here.
+The server sends its token in the body, where others send a header: either will do. A header, which a proxy may add, is the fast
+way: a body without one is held to the bounds of `keyless`, and of what it says the token is read first. The server reads
+`{"error"}` of a 400 only, so all that the caller could mend is a 400 here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 from litestar import Request, Response, asgi
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.errors import HybridTeiError, RequestError
 from hybridtei.server.answers.inference import inference
-from hybridtei.server.auth import check_key
-from hybridtei.server.body import BodyError, decode, read_plain
+from hybridtei.server.auth import check_key, is_keyless
+from hybridtei.server.body import BodyError, decode, keys_of, read_plain
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import row_of
-from hybridtei.server.serve import form_of, models_of, respond, server_of, while_connected
+from hybridtei.server.serve import models_of, respond, server_of, unsent_of, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.inference import InferenceRequest
 
@@ -34,31 +36,32 @@ def hook_error(request: Request[Any, Any, Any], error: HybridTeiError) -> Respon
 def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[bytes]:
     """`{"error"}`, too."""
     status = 400 if error.status == 422 else error.status
-    return Response(orjson.dumps({"error": str(error)}), status_code=status, media_type="application/json")
+    headers = {"connection": "close"} if error.status in (408, 413, 503) else None  # the rest of it is not wanted
+    return Response(orjson.dumps({"error": str(error)}), status_code=status, media_type="application/json", headers=headers)
 
 
 @asgi(PATH, copy_scope=False, exception_handlers={HybridTeiError: hook_error, BodyError: body_error})
 async def hook(scope: Scope, receive: Receive, send: Send) -> None:
-    """POST. The key is looked for once the body is read, which is bounded as everywhere."""
+    """POST."""
     server = server_of(scope)
-    body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
-    wire = _with_key(scope, body)
+    unsent_of(scope).check()
+    if is_keyless(scope):
+        async with scope["app"].state.keyless.bounded(scope, receive) as receive_bounded:
+            body = await read_plain(scope, receive_bounded, limit=server.payload_limit, type_required=False)
+        check_key(scope, keys_of(body, _Token).token)
+    else:
+        check_key(scope)
+        body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
+    wire = decode(body, InferenceRequest)
     alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
     if server.otlp_endpoint is not None:
         arrived(scope["app"].state.recorder, scope["headers"])
     reply = await while_connected(scope, inference(models_of(scope), alias, wire))
-    await respond(reply, form_of(scope), send)
+    await respond(scope, reply, send)
 
 
-def _with_key(scope: Scope, body: bytes) -> InferenceRequest:
-    """Raises NotAuthorizedException where neither the header nor the body carries a key, whatever else the body is."""
-    try:
-        wire = decode(body, InferenceRequest)
-    except BodyError:
-        check_key(scope)
-        raise
-    check_key(scope, wire.token)
-    return wire
+class _Token(msgspec.Struct):
+    token: str | None = None
 
 
 ROUTES = (hook,)

@@ -15,7 +15,7 @@ from hybridtei.server.auth import check_key
 from hybridtei.server.body import decode, read_plain
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import NoStore
-from hybridtei.server.serve import form_of, models_of, respond, server_of, told, while_connected
+from hybridtei.server.serve import models_of, respond, server_of, told, unsent_of, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.search import PointsRequest, SearchRequest
 
@@ -29,6 +29,7 @@ async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
     layouts = scope["app"].state.layouts
     if layouts is None:
         raise NoStore
+    unsent_of(scope).check()
     wire = decode(await read_plain(scope, receive, limit=server.payload_limit), kind)
     alias: str | None = scope.get(ALIAS)
     if alias is not None:
@@ -42,7 +43,7 @@ async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
 async def search_route(scope: Scope, receive: Receive, send: Send) -> None:
     """POST of a `SearchRequest`."""
     shelf, wire = await asked(scope, receive, SearchRequest)
-    await respond(await while_connected(scope, search(shelf, wire)), form_of(scope), send)
+    await respond(scope, await while_connected(scope, search(shelf, wire)), send)
 
 
 @post("/collections/{name:str}/points")  # ASGI routes of the framework's cannot hold parts of a path

@@ -20,6 +20,9 @@ class RerankWeights(Struct, frozen=True):
     multivector: float = 1.0
 
 
+INSTRUCTIONS_CHARACTERS_MAX = 8_000_000  # of an instruction, once for each document
+RANK_FIELDS_MAX = 32  # each is looked up in each of thousands of documents, on the event loop
+
 Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
 Side = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 Instruction = Annotated[str | None, Meta(description="What a language model that ranks is to judge by.")]
@@ -67,7 +70,8 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     top_k: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat each document in the answer.")] = None
     rank_fields: Annotated[
-        list[str] | None, Meta(description="Of documents that are objects: the fields to read, in this order [default: text].")
+        list[str] | None,
+        Meta(description="Of documents that are objects: up to 32 fields to read, in this order [default: text]."),
     ] = None
     max_tokens_per_doc: Annotated[Size | None, Meta(description="Cut each document to so many tokens; 0: do not.")] = None
     raw_scores: Annotated[bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")] = UNSET
@@ -84,6 +88,14 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     def most(self) -> int | None:
         """How many to give."""
         return self.top_n or self.top_k or None
+
+    @property
+    def fields(self) -> list[str]:
+        """`rank_fields`, each once. Raises InvalidInput for more than RANK_FIELDS_MAX."""
+        named = self.rank_fields or []
+        if len(named) > RANK_FIELDS_MAX:
+            raise InvalidInput(f"`rank_fields` holds {len(named)} fields > maximum allowed {RANK_FIELDS_MAX}")
+        return list(dict.fromkeys(named))
 
 
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
@@ -109,8 +121,8 @@ class DocumentsResponse(Struct, frozen=True, omit_defaults=True):
     scores: list[dict[str, Any]] | None = None
 
 
-def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str] | None) -> str:
-    """What is read of a document: its `text`, or the named fields, one a line. Raises InvalidInput."""
+def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -> str:
+    """What is read of a document: its `text`, or the named fields, each once, one a line. Raises InvalidInput."""
     if isinstance(document, str):
         return document
     if not fields:
@@ -118,7 +130,17 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str] | 
         if not isinstance(text, str):
             raise InvalidInput(f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`")
         return text
-    found = [document[field] for field in fields if document.get(field) is not None]
+    found = [value for field in fields if (value := document.get(field)) is not None]
     if not found:
         raise InvalidInput(f"`documents[{place}]` has none of the `rank_fields`: {', '.join(fields)}")
     return "\n".join(map(str, found))
+
+
+def check_instruction(instruction: str | None, documents: int) -> None:
+    """Refuse an instruction that is tokenised with too many documents. Raises InvalidInput."""
+    length = len(instruction or "")
+    if length * documents > INSTRUCTIONS_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
+            f"maximum allowed {INSTRUCTIONS_CHARACTERS_MAX}"
+        )

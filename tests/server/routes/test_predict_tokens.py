@@ -68,6 +68,8 @@ def test_hugging_faces_defaults(tagger):
     each = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}).json()
     assert len(each) == len(tokens(tagger, TEXT)[0])
     assert set(each[0]) == {"entity", "score", "word", "start", "end"}
+    other = tagger.post("/", {"inputs": TEXT, "parameters": {"ignore_labels": ["PER", "PER", {}, ["LOC"], 5, None]}}).json()
+    assert other == [item for item in simple if item["entity_group"] != "PER"]
     refused = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "best"}})
     assert refused.json()["error"] == (
         "Input validation error: `aggregation_strategy` is 'best'; known: none, simple, first, average, max"

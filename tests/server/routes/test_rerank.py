@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import numpy as np
 import pytest
 
+from hybridtei.checkpoint.templates import PairTemplate
 from tests.engine import small
 from tests.server.conftest import labelled
 from tests.server.live import HANG, serving
@@ -91,6 +93,12 @@ def test_the_named_side_of_the_longer_text_is_cut_off(reranker):
             {**ASKED, "instruction": "judge"},
             422,
             "Input validation error: `instruction` is for rerankers that are language models; this one takes none",
+        ),
+        (
+            "reranker",
+            {**ASKED, "rank_fields": ["a"] * 33},
+            422,
+            "Input validation error: `rank_fields` holds 33 fields > maximum allowed 32",
         ),
         (
             "server",
@@ -188,6 +196,42 @@ def test_documents_that_are_objects(reranker):
     named = reranker.post("/v1/rerank", {"query": "two", "documents": fields, "rank_fields": ["title", "year"]}).json()
     plain = ranks(reranker.post("/rerank", {"query": "two", "texts": ["one\n5", "6"]}))
     assert [(item["index"], item["relevance_score"]) for item in named["results"]] == plain
+
+
+def test_a_field_named_often_is_read_once(reranker):
+    """Else a document of 10 kB and a field named 400,000 times would be 4 GB."""
+    document = {"title": "one " * 20, "year": 5}
+    once, often = (
+        reranker.post("/v1/rerank", {"query": "two", "documents": [document], "rank_fields": fields})
+        for fields in (["title", "year"], ["title", "year"] * 16)
+    )
+    assert often.json()["results"] == once.json()["results"]
+    assert often.headers["x-compute-characters"] == once.headers["x-compute-characters"]
+
+
+ASKING = PairTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="by words")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rerank", lambda count: {"query": "one", "texts": ["two"] * count}),
+        ("/v1/rerank", lambda count: {"query": "one", "documents": ["two"] * count}),
+        ("/invocations", lambda count: {"query": "one", "texts": ["two"] * count}),
+        ("/v1/score", lambda count: {"text_1": "one", "text_2": ["two"] * count}),
+    ],
+)
+def test_an_instruction_is_bounded_by_itself_and_with_the_documents(path, body):
+    spec = dataclasses.replace(labelled("LABEL_0"), template=ASKING)
+    with serving(spec, server={"max_client_batch_size": 10_000}, engine={"max_concurrent_requests": 10_000}) as ranker:
+        allowed = ranker.post(path, {**body(2), "instruction": "x " * 2048})
+        long = ranker.post(path, {**body(1), "instruction": "x " * 2049})
+        before = ranker.backend.forwards
+        many = ranker.post(path, {**body(2000), "instruction": "x " * 2048})
+        assert (allowed.status_code, long.status_code, many.status_code) == (200, 422, 422)
+        assert "`instruction` holds 4098 characters > maximum allowed 4096" in long.text
+        assert "for each of 2000 documents, 8192000 in all > maximum allowed 8000000" in many.text
+        assert ranker.backend.forwards == before
 
 
 @pytest.mark.parametrize("more", [{"return_documents": True}, {"property": ""}])
