@@ -15,9 +15,9 @@ HOME = str(Path(__file__).parents[1])  # where this package lies
 NEUTRAL = "/"  # a working folder for processes that are given absolute paths only
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """The words that run a module of this package; `environment()` belongs to them."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+def command(*words: str) -> list[str]:
+    """Python with these words, such as `-m`, a module, its arguments; `environment()` belongs to it."""
+    return [sys.executable, "-P", *words]
 
 
 def environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import socket
-from typing import Any
+from typing import Any, ClassVar
 
 from hybridtei import child_process
 from hybridtei.errors import StoreError, StoreUnavailable
@@ -23,6 +23,8 @@ CLOSE_S = 120.0
 
 class Owner:
     """The process and the connection to it. Used from one event loop."""
+
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.qdrant.edge_process")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -93,7 +95,7 @@ class Owner:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                *child_process.command("hybridtei.qdrant.edge_process", self._folder, str(theirs.fileno())),
+                *child_process.command(*self.command, self._folder, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 cwd=child_process.NEUTRAL,

@@ -202,7 +202,7 @@ class _Office:
         with engine_there, control_there:
             inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
             process = subprocess.Popen(
-                child_process.command("hybridtei.server.worker", *map(str, inherited), str(place)),
+                child_process.command("-m", "hybridtei.server.worker", *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=heap.with_few_arenas(child_process.environment()),  # in this folder: it opens the same paths
