@@ -54,8 +54,10 @@ RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.embedded import embe
 # 20.10 lets anybody in a container listen below 1024; under Kubernetes give another PORT, as deploy/kubernetes does.
 FROM ${PYTHON_IMAGE} AS runtime
 ENV PATH=/opt/hybridtei/bin:${PATH} \
+    HF_HUB_DISABLE_TELEMETRY=1 \
     HUGGINGFACE_HUB_CACHE=/data \
     HYBRIDTEI_CACHE=/var/cache/hybridtei \
+    ORT_DISABLE_TELEMETRY=1 \
     PORT=80 \
     PYTHONUNBUFFERED=1
 RUN groupadd --gid 10001 hybridtei \
@@ -65,7 +67,7 @@ EXPOSE 80
 VOLUME /data
 WORKDIR /data
 # Asks the variable PORT; whoever gives --port instead tells the check nothing.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-c", "import http.client, os; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-I", "-c", "import http.client, os; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["text-embeddings-router"]
 CMD ["--json-output"]
 

@@ -39,14 +39,23 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
         return lambda: None
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     _reach(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is done here
     own: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(address=address, job_config=_isolated(), log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConnectionError(f"Ray at {address}: {error}") from error
     leave: Callable[[], None] = ray.shutdown
     return leave
+
+
+def _isolated() -> Any:
+    """Settings of a job whose processes do not search the driver's working folder for modules, before all others at that.
+
+    Ray leaves it out for jobs of its client only, and has no public word for that.
+    """
+    from ray.job_config import JobConfig
+
+    return JobConfig(_client_job=True)
 
 
 def _reach(address: str) -> None:

@@ -11,11 +11,9 @@ import contextlib
 import itertools
 import os
 import socket
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
-import hybridtei
+from hybridtei import child_process
 from hybridtei.errors import StoreError, StoreUnavailable
 from hybridtei.qdrant.edge_frames import HEADER, frame, unframe
 
@@ -30,6 +28,7 @@ class Owner:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._folder = os.path.abspath(path)  # the process works elsewhere
         self._starting = asyncio.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -96,10 +95,11 @@ class Owner:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self.command, self.path, str(theirs.fileno())),
+                *child_process.command(*self.command, self._folder, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                env=_environment(),
+                cwd=child_process.NEUTRAL,
+                env={**child_process.environment(), "RUST_BACKTRACE": "0"},
             )
         except OSError as error:
             ours.close()
@@ -159,10 +159,3 @@ class Owner:
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     return unframe(await reader.readexactly(length))
-
-
-def _environment() -> dict[str, str]:
-    """Ours, and where this package lies first among the places that Python looks at."""
-    home = str(Path(hybridtei.__file__).parents[1])
-    others = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([home, others] if others else [home]), "RUST_BACKTRACE": "0"}

@@ -12,11 +12,9 @@ import asyncio
 import dataclasses
 import gc
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
@@ -24,7 +22,7 @@ from time import monotonic
 import msgspec
 import uvloop
 
-from hybridtei import heap
+from hybridtei import child_process, heap
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.channel import Channel
@@ -204,12 +202,10 @@ class _Office:
         with engine_there, control_there:
             inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hybridtei.server.worker", *map(str, inherited), str(place)],
+                child_process.command("-m", "hybridtei.server.worker", *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env=heap.with_few_arenas(
-                    {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-                ),
+                env=heap.with_few_arenas(child_process.environment()),  # in this folder: it opens the same paths
             )
         worker = self._workers[place] = _Worker(process, self)
         await worker.open(engine, control, self._setup)

@@ -14,7 +14,8 @@ from hybridtei.flags import fields_of, from_flags
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OURS = frozenset(field.name.upper() for kind in ALL for field, _, _ in fields_of(kind))
-OTHERS = frozenset({"HYBRIDTEI_CACHE", "HF_HUB_OFFLINE", "PATH", "PYTHONUNBUFFERED"})
+REPORTS = frozenset({"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"})  # of libraries, turned off
+OTHERS = frozenset({"HYBRIDTEI_CACHE", "HF_HUB_OFFLINE", "PATH", "PYTHONUNBUFFERED"}) | REPORTS
 DEVICE = frozenset({"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"})
 
 

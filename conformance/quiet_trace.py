@@ -1,0 +1,72 @@
+"""What lines of `strace -f -y` tell of look-ups, of connections, and of files that were made outside some folders."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+CALLS = (
+    "connect,sendto,sendmsg,sendmmsg,open,openat,creat,mkdir,mkdirat,mknod,mknodat,link,linkat,symlink,symlinkat,"
+    "rename,renameat,renameat2"
+)
+CALL = re.compile(r"^\d+ +(?:[\d:.]+ +)?(\w+)\((.*)")  # with -t too
+QUOTED = re.compile(r'(?:<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
+ADDRESS = re.compile(r'sin6?_port=htons\((\d+)\).*?(?:inet_addr\("|inet_pton\(AF_INET6, ")([^"]+)"')
+UNIX = re.compile(r'sun_path=@?"([^"]*)"')
+RESOLVER_FILES = frozenset({"/etc/resolv.conf", "/etc/hosts", "/etc/host.conf"})
+NAME_CACHE = "/nscd/socket"  # asked for users too, so that it proves no look-up
+DEVICES = ("/dev/", "/proc/", "/sys/", "/memfd:")
+DNS_PORT = 53
+
+
+class Finding(NamedTuple):
+    """`what`: "look-up", "connection" or "file"; `where`: an address, or a path."""
+
+    what: str
+    where: str
+
+
+def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path) -> Iterator[Finding]:
+    """What nobody asked for, call by call. `folders`: below these, files may be made, and so may folders above them."""
+    for line in lines:
+        if (found := CALL.match(line)) is None:
+            continue
+        call, rest = found.groups()
+        if call == "connect" or call.startswith("send"):
+            yield from _addresses(rest)
+        elif call in ("open", "openat"):
+            yield from _opened(rest, folders, working_folder)
+        else:
+            made = _paths(rest, working_folder)[-1:]
+            above = call.startswith("mkdir") and any(folder.is_relative_to(path) for path in made for folder in folders)
+            yield from () if above else _outside(made, folders)
+
+
+def _addresses(rest: str) -> Iterator[Finding]:
+    for port, host in ADDRESS.findall(rest):
+        yield Finding("look-up" if int(port) == DNS_PORT else "connection", f"{host}:{port}")
+    for path in UNIX.findall(rest):
+        if not path.endswith(NAME_CACHE):
+            yield Finding("connection", path)
+
+
+def _opened(rest: str, folders: Sequence[Path], working_folder: Path) -> Iterator[Finding]:
+    paths = _paths(rest, working_folder)[:1]
+    if paths and paths[0] in RESOLVER_FILES:
+        yield Finding("look-up", paths[0])
+    elif "O_CREAT" in rest or "O_TMPFILE" in rest:
+        yield from _outside(paths, folders)
+
+
+def _outside(paths: Sequence[str], folders: Sequence[Path]) -> Iterator[Finding]:
+    for path in paths:
+        if not path.startswith(DEVICES) and not any(Path(path).is_relative_to(folder) for folder in folders):
+            yield Finding("file", path)
+
+
+def _paths(rest: str, working_folder: Path) -> list[str]:
+    """The paths among a call's arguments: relative ones joined to the folder that `-y` tells, or the working one."""
+    return [os.path.normpath(os.path.join(working_folder, folder, path)) for folder, path in QUOTED.findall(rest)]

@@ -1,0 +1,64 @@
+"""Dependencies report nothing to their makers, because the package says so before any of them can be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.live import HANG, ROOT, process
+
+NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
+REPORTS_ONLY_ELSEWHERE = ("CI", "TF_BUILD", "GITHUB_ACTIONS")  # where one of these is set, ONNX Runtime is silent anyway
+
+
+def bare(home: Path, **more: str) -> dict[str, str]:
+    """An environment in which reports are sent unless somebody turns them off."""
+    ours = {name: value for name, value in os.environ.items() if name not in (*NAMES, *REPORTS_ONLY_ELSEWHERE)}
+    return {**ours, "HOME": str(home), "XDG_CACHE_HOME": str(home / "caches"), "PYTHONPATH": str(ROOT), **more}
+
+
+def run(code: str, environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+def test_the_package_turns_them_off_unless_the_user_has_set_them(tmp_path: Path) -> None:
+    code = f"import hybridtei, json, os; print(json.dumps([os.environ.get(name) for name in {NAMES}]))"
+    assert json.loads(run(code, bare(tmp_path)).stdout) == ["1", "1", "0"]
+    chosen = {"ORT_DISABLE_TELEMETRY": "0", "HF_HUB_DISABLE_TELEMETRY": "", "RAY_USAGE_STATS_ENABLED": "1"}
+    assert json.loads(run(code, bare(tmp_path, **chosen)).stdout) == ["0", "", "1"]
+
+
+def device_ids(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if "onnxruntime" in path.name]
+
+
+def test_onnx_runtime_keeps_no_device_id_where_the_package_was_imported_first(tmp_path: Path) -> None:
+    done = run("import hybridtei, onnxruntime", bare(tmp_path))
+    assert (done.returncode, done.stderr, device_ids(tmp_path)) == (0, "", [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reports come from the wheel for Linux")
+def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) -> None:
+    done = run("import onnxruntime\nimport hybridtei\nimport hybridtei.encoder", bare(tmp_path), "-W", "always")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "RuntimeWarning" in line] == [
+        "<string>:2: RuntimeWarning: onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports "
+        "that it sends to its maker: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment"
+    ]
+    assert device_ids(tmp_path) != []  # so this test would see it if the others left one too
+    quiet = run("import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+def test_a_server_keeps_no_device_id(tmp_path: Path) -> None:
+    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"], {"HOME": str(tmp_path)}) as server:
+        server.wait_ready()
+        server.terminate()
+        assert server.wait() == 0, server.errors
+    assert device_ids(tmp_path) == []
