@@ -18,6 +18,7 @@ HybridTeiError
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
 ├─ StoreError                a vector store refused or failed
 │   ├─ StoreUnavailable      it is down, slow or asks to wait: worth another try
+│   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
 │   ├─ CollectionMismatch    a collection is there, and laid out for something else
 │   └─ InvalidPoint          a point that no store should take: it was not sent
 └─ LoadError                 at start only
@@ -130,6 +131,12 @@ class StoreUnavailable(StoreError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class StoreAtCapacity(StoreUnavailable):
+    """More calls wait for the store than it can answer in time; nothing was done."""
+
+    limit = "qdrant_timeout"
 
 
 class CollectionMismatch(StoreError):
