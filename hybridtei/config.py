@@ -202,6 +202,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_rerank_documents: Annotated[
         Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
     ] = 10_000
+    max_search_points: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, "
+            "`offset` + `limit`.",
+            extra=LIMITS,
+        ),
+    ] = 5_000
+    max_search_bytes: Annotated[
+        Positive, Meta(description="Most bytes, as JSON, of the payloads that one /search finds.", extra=LIMITS)
+    ] = 16_000_000
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
     header_limit: Annotated[
         Positive, Meta(description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)

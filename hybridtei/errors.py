@@ -8,6 +8,7 @@ HybridTeiError
 │   ├─ TokenizerError        the tokenizer refused the text
 │   ├─ UnsupportedHead       the loaded model has no such output
 │   ├─ AnswerTooLarge        what is asked for would fill the memory
+│   │   └─ PayloadsTooLarge  so would the payloads that a search found
 │   ├─ UnknownModel          no model of that name is ready here
 │   └─ UnknownCollection     the vector store has no collection of that name
 ├─ Overloaded                no permit left: try again later
@@ -72,6 +73,12 @@ class AnswerTooLarge(RequestError):
     """An answer with a vector for each token would hold too many numbers; nothing was computed."""
 
     limit = "max_answer_bytes"
+
+
+class PayloadsTooLarge(AnswerTooLarge):
+    """The payloads of the points that a search found take more bytes than one answer may hold."""
+
+    limit = "max_search_bytes"
 
 
 class UnknownModel(RequestError):

@@ -179,10 +179,15 @@ class ServerStore:
         return list(answer.points)
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: bool = True, with_vectors: bool | Sequence[str] = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
     ) -> list[models.Record]:
         return await self._call(
-            lambda: self._client.retrieve(name, list(ids), with_payload=with_payload, with_vectors=_names(with_vectors))
+            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
         )
 
     async def scroll(
@@ -250,5 +255,5 @@ def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
     return client
 
 
-def _names(with_vectors: bool | Sequence[str]) -> bool | list[str]:
-    return with_vectors if isinstance(with_vectors, bool) else list(with_vectors)
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)
