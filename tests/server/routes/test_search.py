@@ -231,3 +231,18 @@ def test_flags_say_how_much_a_search_may_hold(spec):
         assert (response.status_code, "60 bytes (max-search-bytes)" in response.json()["error"]) == (422, True)
         assert len(running.post("/search", {**wide, "with_payload": False}).json()["hits"]) == 10
         assert 'hybridtei_refusals{limit="max_search_bytes"} 1' in running.get("/metrics").text
+
+
+def test_a_field_that_is_not_known_is_refused_by_name(shelf):
+    for path, body in (
+        ("/search", {"collection": "papers", "query": "one", "rerank_limt": 3}),
+        ("/search", {"collection": "papers", "query": "one " * 2000, "rerank_limt": 3}),
+        ("/collections/papers/points", {"points": POINTS, "rerank_limt": True}),
+    ):
+        response = shelf.post(path, body)
+        assert response.status_code == 422
+        assert "unknown field `rerank_limt`" in response.text
+    points = [{"id": 0, "text": TEXTS[0], "meta": {}}, {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}}]
+    answer = shelf.post("/collections/papers/points", {"points": points}).json()
+    assert answer["ids"] == [1]
+    assert "unknown field `meta`" in answer["failed"][0]["error"]
