@@ -291,5 +291,10 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[
-        float, Meta(ge=0, le=86400, description="How long a call is tried again while Qdrant is down or refuses for a while.")
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.",
+        ),
     ] = 60.0

@@ -19,6 +19,7 @@ HybridTeiError
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
 ├─ StoreError                a vector store refused or failed
 │   ├─ StoreUnavailable      it is down, slow or asks to wait: worth another try
+│   │   ├─ StoreAway         it does not answer
 │   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
 │   ├─ CollectionMismatch    a collection is there, and laid out for something else
 │   └─ InvalidPoint          a point that no store should take: it was not sent
@@ -138,6 +139,10 @@ class StoreUnavailable(StoreError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class StoreAway(StoreUnavailable):
+    """Nothing answers where the store should be."""
 
 
 class StoreAtCapacity(StoreUnavailable):

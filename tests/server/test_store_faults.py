@@ -116,7 +116,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
     state = Qdrant()
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
-    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}", "--qdrant-patience", "0.2") as (client, _):
+    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}") as (client, _):
         down = "it does not answer: is it running, and is the address right?"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)
@@ -124,6 +124,12 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
         with serve(state, port):
             until(lambda: upsert(client).status_code == 200)  # a channel looks for it again within two seconds
             before = found(client)
+            state.held.clear()  # it hangs
+            refused(client.post("/search", json=SEARCH), {503}, "has answered nothing for 1.8 s")
+            refused(upsert(client), {503}, "has answered nothing for 1.8 s")
+            all_but_the_store_is_well(client)
+            state.held.set()
+            until(lambda: client.post("/search", json=SEARCH).status_code == 200)
         for _ in range(2):
             refused(client.post("/search", json=SEARCH), {503}, down)
             refused(upsert(client), {503}, down)
