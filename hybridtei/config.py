@@ -210,6 +210,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_rerank_documents: Annotated[
         Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
     ] = 10_000
+    max_search_points: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, "
+            "`offset` + `limit`.",
+            extra=LIMITS,
+        ),
+    ] = 5_000
+    max_search_bytes: Annotated[
+        Positive, Meta(description="Most bytes, as JSON, of the payloads that one /search finds.", extra=LIMITS)
+    ] = 16_000_000
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
     header_limit: Annotated[
         Positive, Meta(description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)
@@ -286,5 +299,10 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[
-        float, Meta(ge=0, le=86400, description="How long a call is tried again while Qdrant is down or refuses for a while.")
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.",
+        ),
     ] = 60.0

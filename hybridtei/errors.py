@@ -8,6 +8,7 @@ HybridTeiError
 │   ├─ TokenizerError        the tokenizer refused the text
 │   ├─ UnsupportedHead       the loaded model has no such output
 │   ├─ AnswerTooLarge        what is asked for would fill the memory
+│   │   └─ PayloadsTooLarge  so would the payloads that a search found
 │   ├─ UnknownModel          no model of that name is ready here
 │   └─ UnknownCollection     the vector store has no collection of that name
 ├─ Overloaded                no permit left: try again later
@@ -19,6 +20,8 @@ HybridTeiError
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
 ├─ StoreError                a vector store refused or failed
 │   ├─ StoreUnavailable      it is down, slow or asks to wait: worth another try
+│   │   ├─ StoreAway         it does not answer
+│   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
 │   ├─ CollectionMismatch    a collection is there, and laid out for something else
 │   └─ InvalidPoint          a point that no store should take: it was not sent
 └─ LoadError                 at start only
@@ -72,6 +75,12 @@ class AnswerTooLarge(RequestError):
     """An answer with a vector for each token would hold too many numbers; nothing was computed."""
 
     limit = "max_answer_bytes"
+
+
+class PayloadsTooLarge(AnswerTooLarge):
+    """The payloads of the points that a search found take more bytes than one answer may hold."""
+
+    limit = "max_search_bytes"
 
 
 class UnknownModel(RequestError):
@@ -137,6 +146,16 @@ class StoreUnavailable(StoreError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class StoreAway(StoreUnavailable):
+    """Nothing answers where the store should be."""
+
+
+class StoreAtCapacity(StoreUnavailable):
+    """More calls wait for the store than it can answer in time; nothing was done."""
+
+    limit = "qdrant_timeout"
 
 
 class CollectionMismatch(StoreError):

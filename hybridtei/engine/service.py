@@ -6,13 +6,13 @@ Holds no policy: who is let in is `Admission`'s, who rides when is `EngineCore`'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
@@ -155,6 +155,10 @@ class EngineService:
         TimedOut."""
         with self._beside.inside(1):
             return await self._deadlines.within(self._in(self._side_pool, work))
+
+    async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that asks others besides this engine, within the bound of time of a request. Raises TimedOut."""
+        return await self._deadlines.within(work)
 
     def _check_answer(self, numbers: int) -> None:
         size, most = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes

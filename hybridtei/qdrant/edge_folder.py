@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,12 +22,17 @@ from uuid import uuid4
 import qdrant_edge as edge
 
 from hybridtei.qdrant.edge_filters import filter_of
+from hybridtei.qdrant.edge_frames import encoded
 from hybridtei.qdrant.edge_queries import payload_selector, request_of
 from hybridtei.qdrant.edge_types import Plain, config_of, plain_id, plain_point, plain_scored, point_of
 
 T = TypeVar("T")
 LAYOUT, SHARD, LOCK = "layout.json", "shard", ".lock"
 OPTIMIZE_AFTER = 1000  # points written since the last time
+MAX_ANSWER_BYTES = 2**28
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # before housekeeping that failed is tried again
+
+log = logging.getLogger(__name__)
 
 
 class FolderError(Exception):
@@ -34,12 +41,15 @@ class FolderError(Exception):
 
 @dataclass(slots=True)
 class _Collection:
-    """An open one. `written`: points since it was last optimised; `dirty`: something is not flushed yet."""
+    """An open one. `written`: points since it was last optimised; `dirty`: something is not flushed yet. `resume_s`: when
+    housekeeping that failed is tried again, and `pause_s`: how long that is after the failure."""
 
     shard: Any
     written: int = OPTIMIZE_AFTER
     dirty: bool = False
     broken: str | None = None
+    resume_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class Folder:
@@ -49,7 +59,8 @@ class Folder:
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
     )
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
@@ -108,12 +119,12 @@ class Folder:
     def query(self, name: str, request: Plain) -> list[Any]:
         """Best first, as [id, payload, vectors, version, score]."""
         ready = request_of(request)
-        return [plain_scored(found) for found in self._read(name, lambda shard: shard.query(ready))]
+        return _bounded(self._read(name, lambda shard: shard.query(ready)), plain_scored)
 
     def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
         """As [id, payload, vectors]."""
         found = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
-        return [plain_point(record) for record in found]
+        return _bounded(found, plain_point)
 
     def scroll(self, name: str, page: Plain) -> list[Any]:
         """[records, id where the next page begins]."""
@@ -125,7 +136,7 @@ class Folder:
             with_vector=page["with_vectors"],
         )
         records, following = self._read(name, lambda shard: shard.scroll(request))
-        return [[plain_point(record) for record in records], None if following is None else plain_id(following)]
+        return [_bounded(records, plain_point), None if following is None else plain_id(following)]
 
     def count(self, name: str, given: Any) -> int:
         """Exact."""
@@ -144,19 +155,34 @@ class Folder:
         return any(each.broken is None and (each.dirty or each.written >= OPTIMIZE_AFTER) for each in self._open.values())
 
     def tidy(self, *, optimizing: bool) -> None:
-        """One piece of housekeeping: a flush, which is short, or else an optimisation, which may take half a minute."""
+        """One piece of housekeeping: a flush, which is short, or else an optimisation, which may take half a minute.
+
+        What fails (a full disk) is logged once and tried again after pauses that double from 10 s to 10 minutes.
+        """
+        resting = {name for name, each in self._open.items() if each.broken is not None or each.resume_s > self._clock()}
         for name, collection in self._open.items():
-            if collection.broken is None and collection.dirty:
-                collection.dirty = False
-                with contextlib.suppress(FolderError):
-                    self._tend(name, collection, lambda shard: shard.flush())
+            if name not in resting and collection.dirty:
+                self._attempt(name, collection, self._flush)
                 return
         for name, collection in self._open.items():
-            if optimizing and collection.broken is None and collection.written >= OPTIMIZE_AFTER:
-                collection.written = 0
-                with contextlib.suppress(FolderError):
-                    self.optimize(name)
+            if name not in resting and optimizing and collection.written >= OPTIMIZE_AFTER:
+                self._attempt(name, collection, lambda name, _: self.optimize(name))
                 return
+
+    def _flush(self, name: str, collection: _Collection) -> None:
+        self._tend(name, collection, lambda shard: shard.flush())
+        collection.dirty = False
+
+    def _attempt(self, name: str, collection: _Collection, work: Callable[[str, _Collection], None]) -> None:
+        try:
+            work(name, collection)
+        except Exception as error:
+            if not collection.pause_s:
+                log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
+            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            collection.resume_s = self._clock() + collection.pause_s
+        else:
+            collection.pause_s = collection.resume_s = 0.0
 
     def close(self) -> None:
         """Flush all and let go of the folder."""
@@ -199,6 +225,21 @@ class Folder:
                 "points can still be read and copied; to write again, drop it and fill it anew"
             )
             raise FolderError(collection.broken) from error
+
+
+def _bounded(found: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
+    """What was found, each point encoded by itself. Raises FolderError as soon as they are larger than an answer may be."""
+    answer: list[Any] = []
+    size = 0
+    for place, point in enumerate(found, 1):
+        answer.append(encoded(plain(point)))
+        size += len(answer[-1])
+        if size > MAX_ANSWER_BYTES:
+            raise FolderError(
+                f"the answer's {len(found)} points are too large: {place} of them take {size} bytes, allowed are "
+                f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
+            )
+    return answer
 
 
 def _close(collection: _Collection) -> None:

@@ -26,6 +26,11 @@ def frame(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def encoded(part: Any) -> msgspec.Raw:
+    """A part of a message, to be framed as it is."""
+    return msgspec.Raw(_ENCODER.encode(part))
+
+
 def unframe(body: bytes) -> Any:
     """What was framed; arrays are read-only."""
     return _DECODER.decode(body)

@@ -55,8 +55,8 @@ def _serve(connection: socket.socket, folder: Folder) -> None:
             folder.tidy(optimizing=quiet >= QUIET_TICKS)
             continue
         quiet = 0
-        number, call, arguments = unframe(_read(connection))
-        connection.sendall(frame([number, *_answer(folder, call, arguments)]))
+        call, arguments = unframe(_read(connection))
+        connection.sendall(frame(_answer(folder, call, arguments)))
 
 
 def _answer(folder: Folder, call: str, arguments: list[Any]) -> tuple[str, Any]:

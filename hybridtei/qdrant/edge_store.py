@@ -70,9 +70,14 @@ class EdgeStore:
         return [_scored(found) for found in await self._of(name, "query", _plain(request))]
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: bool = True, with_vectors: bool | Sequence[str] = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
     ) -> list[models.Record]:
-        found = await self._of(name, "retrieve", list(ids), with_payload, _names(with_vectors))
+        found = await self._of(name, "retrieve", list(ids), _names(with_payload), _names(with_vectors))
         return [_record(record) for record in found]
 
     async def scroll(
@@ -149,5 +154,5 @@ def _vectors(vectors: Mapping[str, Any] | None) -> Any:
     }
 
 
-def _names(with_vectors: bool | Sequence[str]) -> bool | list[str]:
-    return with_vectors if isinstance(with_vectors, bool) else list(with_vectors)
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)

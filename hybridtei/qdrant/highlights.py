@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hybridtei.text.tokenizer import Token
 
 TokensOf = Callable[[str], Sequence[Token]]
 MAX_CHARACTERS = 100_000  # of a text that is looked through
+MAX_HIGHLIGHTS = 500  # of a text: a common word may stand in it fifty thousand times
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int,
 
 
 def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[Highlight]:
-    """Where the terms stand, in the order of the text. A stretch of several pieces weighs as much as they do together."""
+    """Where the terms stand, in the order of the text. A stretch of several pieces weighs as much as they do together.
+
+    Of more than `MAX_HIGHLIGHTS` stretches the heaviest are given.
+    """
     text = text[:MAX_CHARACTERS]
     if not terms or not text:
         return []
@@ -48,7 +53,10 @@ def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[
         for token in tokens_of(text)
         if token.id in terms and token.start is not None and token.stop is not None
     ]
-    return [Highlight(start, end, text[start:end], weight) for start, end, weight in _merged(sorted(found))]
+    merged = _merged(sorted(found))
+    if len(merged) > MAX_HIGHLIGHTS:
+        merged = sorted(nlargest(MAX_HIGHLIGHTS, merged, key=lambda stretch: stretch[2]))
+    return [Highlight(start, end, text[start:end], weight) for start, end, weight in merged]
 
 
 def _merged(found: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:

@@ -77,10 +77,15 @@ class MemoryStore:
         return answer.points
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: bool = True, with_vectors: bool | Sequence[str] = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
     ) -> list[models.Record]:
         return await self._run(
-            lambda: self._client.retrieve(name, list(ids), with_payload=with_payload, with_vectors=_names(with_vectors))
+            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
         )
 
     async def scroll(
@@ -120,5 +125,5 @@ class MemoryStore:
         await self._run(self._client.close)
 
 
-def _names(with_vectors: bool | Sequence[str]) -> bool | list[str]:
-    return with_vectors if isinstance(with_vectors, bool) else list(with_vectors)
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)

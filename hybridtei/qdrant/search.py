@@ -7,8 +7,10 @@ reranker all of it is ranked again for each page.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -22,15 +24,17 @@ from hybridtei.outputs import Embeddings, Floats
 from hybridtei.qdrant.documents import TEXT
 from hybridtei.qdrant.explain import Stage, StageScore, explain
 from hybridtei.qdrant.highlights import Highlight, TokensOf, highlights, shared_terms
-from hybridtei.qdrant.pages import identity_of, page_of
+from hybridtei.qdrant.pages import PayloadBudget, identity_of, page_of
 from hybridtei.qdrant.query import MAX_LIMIT, Mode, hybrid_query
 from hybridtei.qdrant.search_layouts import Layouts, check_searchable, common_heads, fitted
 from hybridtei.qdrant.store import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 Weights = Mapping[str, float] | Sequence[float] | str
 MAX_RERANKED = 1_000
+HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 
@@ -86,20 +90,36 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class QueryModel:
-    """The model that embeds queries: who it is, what it says of itself, and how to ask it. `tokens_of`: for highlights."""
+    """The model that embeds queries: who it is, what it says of itself, and how to ask it.
+
+    `tokens_of`: for highlights; `aside`: runs what would hold up the event loop.
+    """
 
     model_id: str
     spec: ModelSpec
     embed: EmbedQueries
     tokens_of: TokensOf | None = None
+    aside: Aside = asyncio.to_thread
 
 
 class Searcher:
-    """Searches collections of a store by one model. `unlabelled`: also those that do not say whose vectors they hold."""
+    """Searches collections of a store by one model.
 
-    def __init__(self, store: Store, model: QueryModel, *, layouts: Layouts | None = None, unlabelled: bool = False) -> None:
+    `unlabelled`: also those that do not say whose vectors they hold; `budget`: of all payloads that it finds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: QueryModel,
+        *,
+        layouts: Layouts | None = None,
+        unlabelled: bool = False,
+        budget: PayloadBudget | None = None,
+    ) -> None:
         self.store = store
         self.model = model
+        self._budget = budget
         self._layouts = layouts or Layouts(store)
         self._unlabelled = unlabelled
 
@@ -148,7 +168,7 @@ class Searcher:
         _check(options, rank)
         began = perf_counter_ns()
         request = _request(options, embedded, row, ranked=rank is not None)
-        points = await page_of(self.store, collection, request)
+        points = await page_of(self.store, collection, request, budget=self._budget)
         stages = [Stage("search", since(began), len(points))]
         told: dict[PointId, dict[str, StageScore]] = {}
         if rank is not None:
@@ -163,8 +183,7 @@ class Searcher:
             last = "rerank" if rank is not None else MULTIVECTOR if options.rescore else None
             for place, point in enumerate(page if last else [], options.offset + 1):
                 told[identity_of(point)][last or ""] = StageScore(point.score, place)
-        hits = [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in page]
-        return Found(hits, options.mode, stages)
+        return Found(await self._hits(page, embedded, row, options, told), options.mode, stages)
 
     def _settled(self, options: SearchOptions, plan: CollectionPlan) -> SearchOptions:
         """With what the model says of itself, and the collection of itself, where nothing was asked."""
@@ -179,6 +198,24 @@ class Searcher:
             given = {"dense": shares.dense, "sparse": shares.sparse, "multivector": shares.multivector}
             weights = {name: given[name] for name in given if Head(name) in has}
         return replace(options, mode=mode, weights=weights)
+
+    async def _hits(
+        self,
+        page: Sequence[models.ScoredPoint],
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions,
+        told: Mapping[PointId, dict[str, StageScore]],
+    ) -> list[Hit]:
+        def made(points: Sequence[models.ScoredPoint]) -> list[Hit]:
+            return [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in points]
+
+        if not options.highlights:
+            return made(page)
+        hits: list[Hit] = []
+        for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
+            hits += await self.model.aside(partial(made, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
+        return hits
 
     def _hit(
         self,

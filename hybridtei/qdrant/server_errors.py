@@ -11,7 +11,7 @@ import httpx
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from hybridtei.errors import HybridTeiError, StoreError, StoreUnavailable
+from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
 
 CODE = grpc.StatusCode
 CAUGHT = (
@@ -65,7 +65,7 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
     if isinstance(source, httpx.TimeoutException | TimeoutError):
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
-        return StoreUnavailable(f"{where}: {DOWN} ({type(source).__name__}: {source})")
+        return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
     if isinstance(error, QdrantException):  # a Retry-After that is no number
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
@@ -102,4 +102,6 @@ def _of_code(error: grpc.RpcError, where: str) -> StoreError:
     detail = error.details() if hasattr(error, "details") else str(error)
     advice = DOWN if code == CODE.UNAVAILABLE else ADVICE.get(CODE_OF.get(code, 0), "it refused") if code else "it refused"
     message = f"{where}: {advice} (gRPC {code.name if code else 'error'}: {str(detail)[:500]})"
+    if code == CODE.UNAVAILABLE:
+        return StoreAway(message)
     return StoreUnavailable(message) if code in PASSING_CODES else StoreError(message)

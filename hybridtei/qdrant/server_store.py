@@ -1,9 +1,9 @@
 """A Qdrant server or cluster, by gRPC where its address allows.
 
-Every call has a time limit, is tried again while the server is unavailable, and ends in an error that says what to do. Writes
-wait until they are applied: an acknowledgement without that may still be followed by a refusal that nobody hears of. The
-surprise: qdrant-client turns each number of a vector into a Python object on the way to gRPC; here a vector's bytes go into the
-message as they are.
+Every call has a time limit and ends in an error that says what to do; while the server is unavailable it is tried again, unless
+its caller is not `patient`. Writes wait until they are applied: an acknowledgement without that may still be followed by a
+refusal that nobody hears of. The surprise: qdrant-client turns each number of a vector into a Python object on the way to gRPC;
+here a vector's bytes go into the message as they are.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from qdrant_client import AsyncQdrantClient, models
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
+from hybridtei.qdrant.availability import Availability
 from hybridtei.qdrant.client_words import create_arguments, plan_of, query_arguments
 from hybridtei.qdrant.collection import check_fits, check_names
 from hybridtei.qdrant.grpc_points import grpc_upsert, is_applied
@@ -76,11 +77,14 @@ def address_of(url: str) -> Address:
 
 
 class ServerStore:
-    """One client for a process, used from one event loop; it connects when first asked."""
+    """One client for a process, used from one event loop; it connects when first asked.
+
+    `patient`: calls are tried again for `qdrant_patience`; else they fail at once while the server is away.
+    """
 
     kind = "server"
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, *, patient: bool = True) -> None:
         assert config.qdrant_url is not None
         self._url = config.qdrant_url
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
@@ -88,6 +92,7 @@ class ServerStore:
         self._grpc = address.grpc_port is not None
         self._client = _client(address, config)
         self._plans: dict[str, CollectionPlan] = {}
+        self._availability = None if patient else Availability(lambda: self._once(lambda: self._client.collection_exists("-")))
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -97,6 +102,8 @@ class ServerStore:
             raise store_error(error, self._url) from error
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        if self._availability is not None:
+            return await self._availability.call(lambda: self._once(call))
         return await patiently(lambda: self._once(call), self._patience_s)
 
     async def collections(self) -> list[str]:
@@ -179,10 +186,15 @@ class ServerStore:
         return list(answer.points)
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: bool = True, with_vectors: bool | Sequence[str] = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
     ) -> list[models.Record]:
         return await self._call(
-            lambda: self._client.retrieve(name, list(ids), with_payload=with_payload, with_vectors=_names(with_vectors))
+            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
         )
 
     async def scroll(
@@ -250,5 +262,5 @@ def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
     return client
 
 
-def _names(with_vectors: bool | Sequence[str]) -> bool | list[str]:
-    return with_vectors if isinstance(with_vectors, bool) else list(with_vectors)
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)

@@ -64,7 +64,12 @@ class Store(Protocol):
         ...
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: bool = True, with_vectors: bool | Sequence[str] = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
     ) -> list[models.Record]:
         """Those of the ids that exist, in no particular order."""
         ...

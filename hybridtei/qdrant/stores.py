@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from hybridtei.qdrant.store import Store
 
 
-def open_store(config: StoreConfig) -> Store | None:
+def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     """The store that the settings name; None if they name none. It connects, or starts its process, when first asked.
 
+    `patient`: calls to a server that is away are tried again for `qdrant_patience`; else they fail within two seconds.
     Raises StoreError if both or an unusable one is named, LoadError if software for it is missing.
     """
     if config.qdrant_url is None and config.qdrant_path is None:
@@ -27,7 +28,7 @@ def open_store(config: StoreConfig) -> Store | None:
     if config.qdrant_url is not None:
         from hybridtei.qdrant.server_store import ServerStore
 
-        return ServerStore(config)
+        return ServerStore(config, patient=patient)
     from hybridtei.qdrant.edge_store import EdgeStore
 
     assert config.qdrant_path is not None

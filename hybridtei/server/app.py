@@ -16,6 +16,7 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.metrics import Registry
 from hybridtei.model_list import default_alias
+from hybridtei.server.answers.search import StoreBounds
 from hybridtei.server.auth import Door, require_key
 from hybridtei.server.context import Context
 from hybridtei.server.edge import ALIASES, Edge
@@ -97,7 +98,13 @@ def create_fleet_app(
         state=State(
             {
                 **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts},
-                **{"door": door, "refusals": refusals, "unsent": unsent, "keyless": Keyless()},
+                **{
+                    "door": door,
+                    "refusals": refusals,
+                    "unsent": unsent,
+                    "keyless": Keyless(),
+                    "store_bounds": StoreBounds.of(models),
+                },
             }
         ),
         openapi_config=None,

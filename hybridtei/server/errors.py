@@ -37,6 +37,12 @@ class TooManyDocuments(RequestRefused):
     limit = "max_rerank_documents"
 
 
+class TooManyCandidates(errors.InvalidInput):
+    """A search that would look at more points than it may."""
+
+    limit = "max_search_points"
+
+
 class NoInputs(errors.EmptyInput):
     """A list of inputs without an input."""
 

@@ -135,7 +135,7 @@ def _struct(kind: type, reader: JsonReader) -> None:
 
     reader.at += 1
     try:
-        _entries(reader, fields, seen, entry)
+        _entries(reader, fields, seen, entry, closed=kind.__struct_config__.forbid_unknown_fields)  # type: ignore[attr-defined]
         for field in msgspec.structs.fields(kind):
             if field.required and field.encode_name not in seen:
                 raise _shape(f"missing field `{field.encode_name}`")
@@ -144,11 +144,16 @@ def _struct(kind: type, reader: JsonReader) -> None:
     reader.at += 1
 
 
-def _entries(reader: JsonReader, fields: Mapping[str, Expect], seen: set[str], entry: Callable[[str], None]) -> None:
+def _entries(
+    reader: JsonReader, fields: Mapping[str, Expect], seen: set[str], entry: Callable[[str], None], *, closed: bool
+) -> None:
+    """`closed`: other fields are refused."""
     while reader.more_keys(first=not seen):
         key = reader.string()
         if key in fields and key in seen:
             raise _shape(f"duplicate field `{key}`")
+        if closed and key not in fields:
+            raise _shape(f"unknown field `{key}`, expected one of {', '.join(f'`{name}`' for name in fields)}", reader.at)
         seen.add(key)
         reader.colon()
         try:

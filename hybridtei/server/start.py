@@ -62,7 +62,7 @@ def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
     """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
     from hybridtei.qdrant.stores import open_store
 
-    opened = None if store is None or server.only_tei_routes else open_store(store)
+    opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:
         return None
     if server.http_workers > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,52 @@ def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder: Fold
     assert folder.untidy
     folder.tidy(optimizing=True)
     assert not folder.untidy
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond a kilobyte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_during_housekeeping_harms_nothing(folder: Folder) -> None:
+    folder.create("c", plain_of(plan()))
+    folder.upsert("c", points(OPTIMIZE_AFTER))
+    with full_disk():
+        folder.tidy(optimizing=True)
+        folder.tidy(optimizing=True)
+    assert folder.untidy
+    assert folder.count("c", None) == OPTIMIZE_AFTER
+
+
+def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    folder = Folder(tmp_path, clock=lambda: now_s)
+    folder.create("c", plain_of(plan()))
+    folder.upsert("c", points(OPTIMIZE_AFTER))
+    collection = folder._open["c"]
+    pauses = []
+    with full_disk():
+        for _ in range(8):
+            folder.tidy(optimizing=True)
+            pauses.append(collection.pause_s)
+            folder.tidy(optimizing=True)  # too early: nothing is tried
+            assert collection.pause_s == pauses[-1]
+            now_s = collection.resume_s
+    assert pauses == [10, 20, 40, 80, 160, 320, 600, 600]
+    (told,) = caplog.messages
+    assert "tried again later" in told
+    while folder.untidy:
+        folder.tidy(optimizing=True)
+    assert (collection.pause_s, collection.written, collection.dirty) == (0, 0, False)
+    folder.close()
 
 
 def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import models
 
-from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.qdrant.edge_frames import frame
 from hybridtei.qdrant.edge_owner import Owner
 from hybridtei.qdrant.edge_store import EdgeStore, _sent
@@ -183,6 +183,110 @@ def test_an_answer_too_late_is_no_answer(tmp_path: Path) -> None:
         os.kill(pid_of(store), signal.SIGCONT)
         store._timeout_s = HANG
         assert await store.count("c") == 0
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+@pytest.mark.parametrize("end", ["cancelled", "timed out"])
+def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end: str) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        os.kill(pid_of(store), signal.SIGSTOP)
+        store._timeout_s = HANG if end == "cancelled" else 0.5
+        writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10))) for begin in range(0, 200, 10)]
+        while len(store._owner._waiting) < len(writing):
+            await asyncio.sleep(0)
+        if end == "cancelled":
+            for write in writing:
+                write.cancel()
+        ended = await asyncio.gather(*writing, return_exceptions=True)
+        assert {type(one) for one in ended} == {asyncio.CancelledError if end == "cancelled" else StoreUnavailable}
+        os.kill(pid_of(store), signal.SIGCONT)
+        store._timeout_s = HANG
+        assert await store.count("c") <= 10  # only the one that the process had already been sent
+        await store.upsert("c", points(0, 200))
+        assert await store.count("c") == 200
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = await opened(tmp_path)
+        os.kill(pid_of(store), signal.SIGSTOP)
+        waiting = [asyncio.create_task(store.count("c")) for _ in range(1000)]
+        while len(store._owner._waiting) < len(waiting):
+            await asyncio.sleep(0)
+        store._timeout_s = 0.05
+        with pytest.raises(StoreUnavailable, match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)"):
+            await store.count("c")
+        os.kill(pid_of(store), signal.SIGCONT)
+        assert await asyncio.gather(*waiting) == [0] * len(waiting)
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
+    now_s = 0.0
+
+    async def story() -> None:
+        nonlocal now_s
+        owner = Owner(str(tmp_path), clock=lambda: now_s)
+        await owner.ask("collections", timeout_s=HANG)
+        os.kill(owner.pid or 0, signal.SIGSTOP)
+        slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
+        while owner._sent is None:
+            await asyncio.sleep(0)
+        now_s += 100.0
+        os.kill(owner.pid or 0, signal.SIGCONT)
+        assert await slow == []  # their mean is 10 s now
+        os.kill(owner.pid or 0, signal.SIGSTOP)
+        waiting: list[asyncio.Task[object]] = []
+        for _ in range(7):  # 0, 10, …, 60 s of work wait before each
+            waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=HANG)))
+            await asyncio.sleep(0)
+        with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
+            await owner.ask("collections", timeout_s=HANG)
+        waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=None)))  # whoever has time may wait
+        os.kill(owner.pid or 0, signal.SIGCONT)
+        assert await asyncio.gather(*waiting) == [[]] * 8
+        await owner.close()
+
+    asyncio.run(asyncio.wait_for(story(), HANG))
+
+
+def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
+    """With bounds that are a few thousand times smaller."""
+    small = (
+        "import sys, hybridtei.qdrant.edge_frames as frames, hybridtei.qdrant.edge_folder as folder\n"
+        "frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000\n"
+        "from hybridtei.qdrant.edge_process import main\n"
+        "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
+    )
+
+    class Small(Owner):
+        command = ("-c", small)
+
+    async def story() -> None:
+        store = EdgeStore(str(tmp_path), timeout_s=HANG)
+        store._owner = Small(str(tmp_path))
+        await store.create("c", plan())
+        for begin in range(0, 600, 20):
+            await store.upsert("c", points(begin, begin + 20))
+        pid = pid_of(store)
+        large = hybrid_query(embeddings(1), mode="dense", limit=600, with_vectors=True)
+        for ask in (
+            lambda: store.query("c", large),
+            lambda: store.retrieve("c", list(range(600)), with_vectors=True),
+            lambda: store.scroll("c", limit=600, with_vectors=True),
+        ):
+            with pytest.raises(StoreError, match=r"600 points are too large: .* allowed are 50000; ask for fewer at once"):
+                await ask()
+        assert await store.count("c") == 600
+        assert pid_of(store) == pid
         await store.close()
 
     asyncio.run(asyncio.wait_for(story(), HANG))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.qdrant.highlights import Highlight, excerpt, highlights, shared_terms
+from hybridtei.qdrant.highlights import MAX_HIGHLIGHTS, Highlight, excerpt, highlights, shared_terms
 from tests.engine import small
 
 TOKENIZER = small.tokenizer()
@@ -55,3 +55,12 @@ def test_the_excerpt_is_where_most_weight_is():
     found = highlights(text, {small.IDS["one"]: 0.01, small.IDS["search"]: 1.0, small.IDS["engine"]: 1.0}, tokens_of)
     start, end = excerpt(text, found, 60)
     assert "search engine" in text[start:end]
+
+
+def test_of_very_many_the_heaviest_are_given_in_the_order_of_the_text():
+    text = "one two " * MAX_HIGHLIGHTS + "search"
+    terms = {small.IDS["one"]: 0.5, small.IDS["search"]: 1.0}
+    found = highlights(text, terms, tokens_of)
+    assert len(found) == MAX_HIGHLIGHTS
+    assert found[-1].text == "search"
+    assert [mark.start for mark in found] == sorted(mark.start for mark in found)

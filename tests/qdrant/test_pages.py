@@ -7,13 +7,14 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
+import orjson
 import pytest
 from qdrant_client import models
 
-from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.qdrant.memory_store import MemoryStore
-from hybridtei.qdrant.pages import SPARES, identity_of, in_order, page_of
+from hybridtei.qdrant.pages import SPARES, PayloadBudget, identity_of, in_order, page_of
 from hybridtei.qdrant.points import to_points
 from hybridtei.qdrant.query import MAX_LIMIT, hybrid_query
 from tests.qdrant.stores import KINDS, SERVER, Asked, asked, embeddings, plan
@@ -127,3 +128,33 @@ def test_numbers_stand_before_uuids_and_better_before_both() -> None:
     given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
     points = [models.ScoredPoint(id=identity, version=0, score=score) for identity, score in given]
     assert [point.id for point in in_order(points)] == ["z", 7, 10, "a", "b"]
+
+
+@pytest.mark.parametrize("with_payload", [True, ["place"], False])
+def test_a_large_page_is_filled_in_parts_and_is_the_same(
+    stored: Asked, with_payload: bool | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"mode": "dense", "limit": 40, "with_payload": with_payload, "with_vectors": ["sparse"]}
+    whole = found(stored, **wanted)
+    monkeypatch.setattr("hybridtei.qdrant.pages.FILLED_AT_ONCE", 7)
+    parts = found(stored, **wanted)
+    assert [(point.id, point.score) for point in parts] == [(point.id, point.score) for point in whole]
+    for point in parts:
+        assert (point.payload or None) == (whole[parts.index(point)].payload or None)
+        assert isinstance(point.vector["sparse"], models.SparseVector)
+
+
+def test_payloads_are_weighed_as_they_come(stored: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = hybrid_query(ASKED, mode="dense", limit=40)
+    size = sum(len(orjson.dumps(point.payload)) for point in found(stored, mode="dense", limit=40))
+
+    def spent(budget: PayloadBudget) -> int:
+        return len(stored.run(page_of(stored.store, stored.name, page, budget=budget)))
+
+    for at_once in (100, 7):
+        monkeypatch.setattr("hybridtei.qdrant.pages.FILLED_AT_ONCE", at_once)
+        both = PayloadBudget(2 * size)
+        assert [spent(both), spent(both)] == [40, 40]
+        for budget in (both, PayloadBudget(size - 1)):
+            with pytest.raises(PayloadsTooLarge, match=r"take more than [0-9]+ bytes \(max-search-bytes\)"):
+                spent(budget)

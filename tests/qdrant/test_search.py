@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -330,3 +332,19 @@ def best_copies(encoder, texts):
     first, second = (int(place) for place in np.argsort(-scores)[:2])
     copies = [[place for place in range(len(texts)) if place % len(TEXTS) == best] for best in (first, second)]
     return [*copies[0], *copies[1]][:7]
+
+
+def test_highlights_are_made_beside_the_event_loop(store, encoder):
+    async def story():
+        loop, turned = asyncio.get_running_loop(), threading.Event()
+        model = query_model(encoder, MODEL)
+
+        def tokens_of(text):
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(5), "the event loop stands still"
+            return model.tokens_of(text)
+
+        searcher = Searcher(store, replace(model, tokens_of=tokens_of))
+        return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
+
+    assert any(hit.highlights for hit in run(story()).hits)

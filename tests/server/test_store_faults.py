@@ -14,12 +14,14 @@ import httpx
 import psutil
 import pytest
 
+from hybridtei.engine.deadlines import Deadlines
 from hybridtei.qdrant.edge_folder import Folder, FolderError
+from hybridtei.qdrant.edge_owner import Owner
 from hybridtei.qdrant.edge_store import EdgeStore
 from hybridtei.qdrant.search_layouts import Layouts
 from tests.qdrant.small_search import MODEL, TEXTS, spec_in
 from tests.qdrant.speaking import Qdrant, serving_grpc, serving_rest
-from tests.server.live import HANG, commanded, serving
+from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
@@ -124,7 +126,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
     state = Qdrant()
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
-    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}", "--qdrant-patience", "0.2") as client:
+    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}") as client:
         down = "it does not answer: is it running, and is the address right?"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)
@@ -132,6 +134,12 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
         with serve(state, port):
             until(lambda: upsert(client).status_code == 200)  # a channel looks for it again within two seconds
             before = found(client)
+            state.held.clear()  # it hangs
+            refused(client.post("/search", json=SEARCH), {503}, "has answered nothing for 1.8 s")
+            refused(upsert(client), {503}, "has answered nothing for 1.8 s")
+            all_but_the_store_is_well(client)
+            state.held.set()
+            until(lambda: client.post("/search", json=SEARCH).status_code == 200)
         for _ in range(2):
             refused(client.post("/search", json=SEARCH), {503}, down)
             refused(upsert(client), {503}, down)
@@ -141,3 +149,44 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
                 assert found(client) == before
                 assert upsert(client).json()["upserted"] == 3
     state.local.close()
+
+
+@contextmanager
+def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, Owner]]:
+    """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
+    store = EdgeStore(str(tmp_path / "store"))
+    with serving(spec_in(tmp_path), layouts=Layouts(store), model_id=MODEL, engine=engine) as running:
+        points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
+        assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
+        assert running.post("/search", {"collection": "papers", "query": TEXTS[0]}).status_code == 200
+        owner = store._owner.pid
+        assert owner is not None
+        os.kill(owner, signal.SIGSTOP)
+        try:
+            yield running, store._owner
+        finally:
+            os.kill(owner, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("path", ["/search", "/collections/papers/points"])
+def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, path: str) -> None:
+    body = {"collection": "papers", "query": "one"} if path == "/search" else {"points": [{"id": 1, "text": "one"}]}
+    with hanging(tmp_path) as (running, _):
+        running.service._deadlines = Deadlines(0.5)  # starting the engine may take longer
+        response = running.post(path, body)
+        assert (response.status_code, response.json()["error_type"]) == (503, "Overloaded")
+        assert "no answer within 0.5 seconds (request-timeout)" in response.json()["error"]
+        running.is_well()
+
+
+def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(tmp_path: Path) -> None:
+    asked = {"collection": "papers", "query": "one"}
+    with hanging(tmp_path, max_concurrent_requests=2) as (running, owner), ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(running.post, "/search", asked) for _ in range(2)]
+        until(lambda: len(owner._waiting) == 2)
+        for path, body in (("/search", asked), ("/collections/papers/points", {"points": POINTS})):
+            assert running.post(path, body).status_code == 429
+        assert running.post("/embed", {"inputs": ["one", "two"]}).status_code == 200
+        os.kill(owner.pid or 0, signal.SIGCONT)
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        running.is_well()

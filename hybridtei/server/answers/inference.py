@@ -15,13 +15,13 @@ import numpy as np
 
 from hybridtei.batch import Head
 from hybridtei.engine.service import Answered
-from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, InvalidInput, UnknownModel, UnsupportedHead
 from hybridtei.outputs import Embeddings
 from hybridtei.postprocess.vectors import cut, unit
 from hybridtei.server import jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.encoding import sparse_qdrant
-from hybridtei.server.models import Models
+from hybridtei.server.models import NO_NAMES, Models
 from hybridtei.server.observe import Load
 from hybridtei.server.parts import plan, run_in_parts
 from hybridtei.server.tracing import handler
@@ -102,7 +102,7 @@ def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, si
     options = one.options or {}
     name, vector = split_model(one.model)
     vector = _option(options, "vector", VECTORS, where) or vector
-    context = models.choose(alias, name, jobs.EMBED_HYBRID)
+    context = _named(models, alias, name, where)
     spec = context.service.model.spec
     head = Head(vector) if vector is not None else _first_head(context)
     if spec.kind != "embedding" or head not in spec.heads:
@@ -112,6 +112,19 @@ def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, si
         raise InvalidInput(f"`{where}.options.prompt_name` should be a string")
     wanted = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
     return _Wish(context, one.model, one.data, head, wanted or side, prompt_name, _dimensions(options, context, head, where))
+
+
+def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
+    """The model that an input names. Raises UnknownModel even where there is only one: its vectors would pass for another's."""
+    context = models.choose(alias, name, jobs.EMBED_HYBRID)
+    if name in NO_NAMES:
+        return context
+    try:
+        if models.named(name) is context:
+            return context
+    except UnknownModel as error:
+        raise UnknownModel(f"`{where}.model`: {error}; name one, or one of its vectors, as in NAME/sparse") from None
+    raise UnknownModel(f"`{where}.model` names `{name}`, and the path `{alias}`")
 
 
 def split_model(name: str) -> tuple[str, Vector | None]:

@@ -40,6 +40,10 @@ class _Given:
 @handler("upsert")
 async def upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
     """`/collections/{name}/points`: embed every output that the collection holds, and store."""
+    return await shelf.run(len(request.points), lambda: _upsert(shelf, name, request))
+
+
+async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
     from hybridtei.qdrant.points import checked, to_points
     from hybridtei.qdrant.search_layouts import common_heads
 

@@ -1,23 +1,28 @@
 """Searches and new points over the server's vector store: which model embeds, and its place in the engine's queue.
 
 A query is embedded as any short request is, in the express lane; what is to be stored goes through in parts, so that a large
-upsert holds no more permits than an ordinary request. qdrant-client is an extra: nothing here imports it before it is needed.
+upsert holds no more permits than an ordinary request. The whole, the store included, has permits of its own and the time of
+a request: a slow store holds up neither the models nor more requests than there are permits. qdrant-client is an extra: nothing
+here imports it before it is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hybridtei.batch import Head
+from hybridtei.config import ServerConfig
+from hybridtei.engine.admission import Admission
 from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.server import jobs
 from hybridtei.server.answers.rerank import NUMBERS_A_RANK, rank_texts
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.errors import TooManyCandidates
 from hybridtei.server.models import Models
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.tracing import handler
@@ -30,13 +35,44 @@ if TYPE_CHECKING:
     from hybridtei.qdrant.store import CollectionPlan
 
 
+MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
+
+    admission: Admission
+    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @classmethod
+    def of(cls, models: Models) -> Self:
+        """As many permits as a model has."""
+        return cls(Admission(models.default.service.config.max_concurrent_requests))
+
+    async def run_aside(self, work: Callable[[], Any]) -> Any:
+        """The result of work in a thread, one piece at a time."""
+        async with self.aside:
+            return await asyncio.to_thread(work)
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
 
     models: Models
     layouts: Layouts
+    server: ServerConfig
+    bounds: StoreBounds
     named: str | None = None
+
+    async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
+        service = self.models.default.service
+        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
+            return await service.within_deadline(work())
 
     def embedder(self, plan: CollectionPlan | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
@@ -53,10 +89,16 @@ class Shelf:
 @handler("search")
 async def search(shelf: Shelf, request: SearchRequest) -> Reply:
     """`/search`: embed, find, fuse, rescore, rerank."""
+    options = options_of(request, shelf.server)
+    rank = ranker(shelf.models, request.rerank)
+    return await shelf.run(len(request.texts), lambda: _search(shelf, request, options, rank))
+
+
+async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
+    from hybridtei.qdrant.pages import PayloadBudget
     from hybridtei.qdrant.search import QueryModel, Searcher
 
-    texts, options = request.texts, options_of(request)
-    rank = ranker(shelf.models, request.rerank)
+    texts = request.texts
     context = shelf.embedder(await shelf.layouts.of(request.collection))
     usages: list[Usage] = []
 
@@ -73,23 +115,31 @@ async def search(shelf: Shelf, request: SearchRequest) -> Reply:
         spec,
         embed,
         lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
+        shelf.bounds.run_aside,
     )
-    searcher = Searcher(shelf.layouts.store, model, layouts=shelf.layouts)
+    budget = PayloadBudget(shelf.server.max_search_bytes)
+    searcher = Searcher(shelf.layouts.store, model, layouts=shelf.layouts, budget=budget)
     embedded = await searcher.embed(request.collection, texts)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
-    results = [_result(context, one, usages[0]) for one in found]
-    numbers = NUMBERS_A_RANK * sum(len(one.hits) for one in found)
+
+    def written() -> list[dict[str, Any]]:
+        return [_result(context, one, usages[0]) for one in found]
+
+    results = await shelf.bounds.run_aside(written) if options.highlights else written()
+    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
+    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
     return Reply(results[0] if request.query is not None else {"results": results}, usages[0], numbers)
 
 
-def options_of(request: SearchRequest) -> SearchOptions:
+def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
     """The request's wishes. Raises InvalidInput, before a store is asked."""
     from hybridtei.qdrant.query import check_page
     from hybridtei.qdrant.search import SearchOptions
     from hybridtei.qdrant.search_filters import filter_from
 
     check_page(request.mode or "rrf", request.limit, request.prefetch_limit, request.offset)
+    _check_candidates(request, server.max_search_points)
     fields = request.with_payload if isinstance(request.with_payload, list) else None
     return SearchOptions(
         mode=request.mode,
@@ -109,6 +159,23 @@ def options_of(request: SearchRequest) -> SearchOptions:
         highlights=request.highlights,
         explain=request.explain,
     )
+
+
+def _check_candidates(request: SearchRequest, most: int) -> None:
+    """Raises TooManyCandidates, naming the field, where a search would look at more than `most` points."""
+    reach = {
+        "`prefetch_limit`": request.prefetch_limit,
+        "`offset` + `limit`": request.offset + request.limit,
+        **({"`rerank_limit`": request.rerank_limit} if request.rerank is not False else {}),
+    }
+    name, value = max(reach.items(), key=lambda item: item[1])
+    queries = len(request.texts)
+    if queries * value > most:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise TooManyCandidates(f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)")
+    if request.highlights and queries * request.limit > MAX_HIGHLIGHTED:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `highlights`, {MAX_HIGHLIGHTED} hits are the most")
 
 
 def ranker(models: Models, wanted: bool | str) -> Rank | None:

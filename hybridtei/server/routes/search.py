@@ -36,7 +36,7 @@ async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
         models_of(scope).named(alias)
     if server.otlp_endpoint is not None:
         arrived(scope["app"].state.recorder, scope["headers"])
-    return Shelf(models_of(scope), layouts, alias or wire.model), wire
+    return Shelf(models_of(scope), layouts, server, scope["app"].state.store_bounds, alias or wire.model), wire
 
 
 @asgi("/search", copy_scope=False)

@@ -1,4 +1,7 @@
-"""Our own requests: several outputs of one forward pass in one answer."""
+"""Our own requests: several outputs of one forward pass in one answer.
+
+They refuse fields that they do not know: an option whose name is misspelled would be left out without a word.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ OutputDtype = Annotated[
 ]
 
 
+ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
     Literal["query", "document"] | None,
     Meta(description="What the inputs are, for models that read queries otherwise than documents [default: document]."),
 ]
 
 
-class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
+class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/embed_hybrid`."""
 
     outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
@@ -38,14 +42,16 @@ class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True):
     ] = "tei"
     output_dtype: OutputDtype = None
     input_type: Side = None
+    model: ModelName = None
 
 
-class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True):
+class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/embed_multivector`."""
 
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
     output_dtype: OutputDtype = None
     input_type: Side = None
+    model: ModelName = None
 
 
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,7 @@
-"""Searching a collection, and filling it with texts: our own requests, over whatever vector store the server was given."""
+"""Searching a collection, and filling it with texts: our own requests, over whatever vector store the server was given.
+
+They refuse fields that they do not know, as `hybrid` does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Count = Annotated[int, Meta(ge=0, le=100_000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 
 
-class SearchRequest(Struct, frozen=True, kw_only=True):
+class SearchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/search`: either `query` or `queries`."""
 
     collection: Annotated[str, Meta(description="Where to search.")]
@@ -107,7 +110,7 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
-class PointsRequest(Struct, frozen=True, kw_only=True):
+class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/collections/{name}/points`: texts to embed and store."""
 
     points: Annotated[
@@ -118,7 +121,7 @@ class PointsRequest(Struct, frozen=True, kw_only=True):
     truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
 
 
-class Point(Struct, frozen=True, kw_only=True):
+class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text to store. An id that is neither a number nor a UUID is made into one, and kept as `document_id`."""
 
     text: Annotated[str, Meta(min_length=1)]

@@ -98,3 +98,24 @@ def test_no_outputs_at_all(server):
     response = server.post("/embed_hybrid", {"inputs": "one", "outputs": []})
     assert response.status_code == 422
     assert response.text.startswith("Failed to deserialize the JSON body into the target type: outputs: ")
+
+
+@pytest.mark.parametrize("path", ["/embed_hybrid", "/embed_multivector"])
+@pytest.mark.parametrize("padding", ["", "x" * 5000])
+def test_a_field_that_is_not_known_is_refused_by_name(server, path, padding):
+    before = server.backend.forwards
+    response = server.post(path, {"inputs": f"one {padding}", "dimension": 4})
+    assert response.status_code == 422
+    assert "unknown field `dimension`" in response.text
+    assert server.backend.forwards == before
+    assert server.post(path, {"inputs": "one", "model": "small"}).status_code == 200
+    assert server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200  # TEI ignores them
+
+
+def test_of_a_short_body_the_place_and_the_known_fields_are_told(server):
+    told = server.post("/embed_multivector", {"inputs": "one", "dimension": 4}).text
+    assert told == (
+        "Failed to deserialize the JSON body into the target type: unknown field `dimension`, expected one of "
+        "`inputs`, `truncate`, `truncation_direction`, `prompt_name`, `dimensions`, `output_dtype`, `input_type`, `model` "
+        "at line 1 column 29"
+    )

@@ -111,6 +111,25 @@ def test_a_vector_that_the_model_has_not(dense_server):
     assert "`inputs[0].model`: small has no sparse output. It has: dense" in response.json()["error"]
 
 
+@pytest.mark.parametrize("name", ["no-such-model", "small/nonsense", "nobody/sparse", "BAAI/bge-m3", "Small"])
+@pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
+def test_a_name_that_is_not_served_is_refused_and_what_is_served_is_told(server, path, name):
+    before = server.backend.forwards
+    response = server.post(path, {"inputs": [of("one"), of("two", name)]})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error.startswith("`inputs[1].model`: the model `")
+    assert "served are `small`" in error
+    assert server.backend.forwards == before
+
+
+@pytest.mark.parametrize("name", ["", "small", "small/dense", "dense", "default"])
+@pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
+def test_each_way_to_name_the_only_model(server, path, name):
+    dense, alike = server.post(path, {"inputs": [of("one", name), of("one", "small/dense")]}).json()["embeddings"]
+    assert dense == alike
+
+
 def test_a_splade_model_is_named_without_its_vector(splade_server):
     (sparse,) = hook(splade_server, [of("one two")]).json()["embeddings"]
     assert set(sparse) == {"indices", "values"}

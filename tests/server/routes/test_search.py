@@ -202,3 +202,47 @@ def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
     condition = {"must": [{"key": "n", "match": {"value": number}}]}
     response = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
     assert (response.status_code, response.json()["error"][:47]) == (422, "Input validation error: `filter` cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"query": "one", "prefetch_limit": 5001}, "`prefetch_limit` is 5001; one search looks at 5000 points"),
+        ({"query": "one", "limit": 4000, "offset": 1001}, "`offset` + `limit` is 5001; one search"),
+        ({"queries": ["one"] * 30, "limit": 200}, "`offset` + `limit` is 200 for each of 30 `queries`; one search"),
+        ({"query": "one", "limit": 201, "highlights": True}, "`limit` is 201; with `highlights`, 200 hits are the most"),
+        ({"queries": ["one"] * 3, "limit": 67, "highlights": True}, "`limit` is 67 for each of 3 `queries`; with `highl"),
+    ],
+)
+def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(shelf, more, message):
+    before = shelf.backend.forwards
+    response = shelf.post("/search", {"collection": "papers", **more})
+    assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
+    assert message in response.json()["error"]
+    assert shelf.backend.forwards == before
+
+
+def test_flags_say_how_much_a_search_may_hold(spec):
+    flags = {"max_search_points": 100_000, "max_search_bytes": 60}
+    with serving(spec, server=flags, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+        running.post("/collections/papers/points", {"points": POINTS, "create": True})
+        wide = {"collection": "papers", "query": QUERY, "prefetch_limit": 100_000}
+        response = running.post("/search", wide)
+        assert (response.status_code, "60 bytes (max-search-bytes)" in response.json()["error"]) == (422, True)
+        assert len(running.post("/search", {**wide, "with_payload": False}).json()["hits"]) == 10
+        assert 'hybridtei_refusals{limit="max_search_bytes"} 1' in running.get("/metrics").text
+
+
+def test_a_field_that_is_not_known_is_refused_by_name(shelf):
+    for path, body in (
+        ("/search", {"collection": "papers", "query": "one", "rerank_limt": 3}),
+        ("/search", {"collection": "papers", "query": "one " * 2000, "rerank_limt": 3}),
+        ("/collections/papers/points", {"points": POINTS, "rerank_limt": True}),
+    ):
+        response = shelf.post(path, body)
+        assert response.status_code == 422
+        assert "unknown field `rerank_limt`" in response.text
+    points = [{"id": 0, "text": TEXTS[0], "meta": {}}, {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}}]
+    answer = shelf.post("/collections/papers/points", {"points": points}).json()
+    assert answer["ids"] == [1]
+    assert "unknown field `meta`" in answer["failed"][0]["error"]
