@@ -29,6 +29,9 @@ def add(commands: settings.Commands) -> None:
     parser.add_argument("--source-name", metavar="NAME", help="SOURCE's name in ids and payloads [default: its file name]")
     parser.add_argument("--quarantine", metavar="FILE", help="what could not be taken [default: NAME.quarantine.jsonl]")
     parser.add_argument("--max-record-bytes", type=int, default=1_000_000, metavar="N", help="of a line [default: 1000000]")
+    parser.add_argument(
+        "--delete-missing", action="store_true", help="delete what SOURCE held at an earlier ingest and no longer holds"
+    )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where to embed: here, or in a Ray cluster")
     parser.add_argument("--ray-workers", type=int, metavar="N", help="engines, a processor each [default: all of the cluster]")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="[default: RAY_ADDRESS, else a cluster of its own here]")
@@ -60,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         source_name=arguments.source_name,
         quarantine=arguments.quarantine,
         max_record_bytes=arguments.max_record_bytes,
+        delete_missing=arguments.delete_missing,
         quiet=arguments.quiet,
         model_named=arguments.model_id is not None,
         on_ray=arguments.engine == "ray",

@@ -31,7 +31,8 @@ class SentDocument(msgspec.Struct, frozen=True):
 class Sent(msgspec.Struct, frozen=True):
     """A `Batch`, and what was found on the way to it: `rejected`, and how many documents were `skipped` as unchanged.
 
-    `pieces`: (place in `documents`, chunk). `files`: (place among the reader's files, documents). `is_last`: of its reader.
+    `pieces`: (place in `documents`, chunk). `files`: (place among the reader's files, documents). `missing`, `unclear`: as in
+    `Preparation` and `Tally`, found since the batch before. `is_last`: of its reader.
     """
 
     documents: list[SentDocument]
@@ -41,6 +42,8 @@ class Sent(msgspec.Struct, frozen=True):
     rejected: list[Rejected]
     skipped: int
     files_begun: int
+    missing: list[str]
+    unclear: int
     is_last: bool
 
     @property
@@ -50,7 +53,15 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def sent(
-    batch: Batch, files: Sequence[SourceFile], rejected: list[Rejected], *, skipped: int, files_begun: int, is_last: bool
+    batch: Batch,
+    files: Sequence[SourceFile],
+    rejected: list[Rejected],
+    *,
+    skipped: int,
+    files_begun: int,
+    missing: list[str],
+    unclear: int,
+    is_last: bool,
 ) -> Sent:
     """The batch as it travels."""
     unique = dict.fromkeys(piece.pending for piece in batch.pieces)
@@ -63,6 +74,8 @@ def sent(
         rejected=rejected,
         skipped=skipped,
         files_begun=files_begun,
+        missing=missing,
+        unclear=unclear,
         is_last=is_last,
     )
 

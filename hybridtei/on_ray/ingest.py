@@ -8,7 +8,7 @@ vectors costs a hundred times more to make than to send.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from hybridtei.batch import Head
@@ -17,8 +17,9 @@ from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
 from hybridtei.on_ray.blocks import Receiver, Sent, Vectors
 from hybridtei.on_ray.cluster import join
 from hybridtei.on_ray.ordered import in_order
-from hybridtei.on_ray.reading import Known, Recipe, finished_files, shares, stored_documents
+from hybridtei.on_ray.reading import Known, Recipe, shares, stored_documents
 from hybridtei.outputs import Embeddings
+from hybridtei.qdrant.ledger import FinishedFile
 from hybridtei.qdrant.preparing import Batch, Preparation
 from hybridtei.qdrant.sources.walk import SourceFile
 
@@ -86,11 +87,14 @@ class RayPipeline:
     def _arrivals(self, preparation: Preparation, groups: list[list[SourceFile]]) -> Iterator[tuple[int, int, Block]]:
         from hybridtei.on_ray.dataset import arrivals
 
-        ledger, settings = preparation.ledger, preparation.settings
-        stored = stored_documents(ledger)
-        given = [(group, Known(stored, finished_files(ledger, group, settings))) for group in groups]
-        recipe = Recipe(self._model, self._engine, preparation.options, preparation.chunker.settings, settings)
+        stored, finished = stored_documents(preparation.ledger), preparation.finished_files()
+        given = [(group, Known(stored, _of(group, finished))) for group in groups]
+        recipe = Recipe(self._model, self._engine, preparation.options, preparation.chunker.settings, preparation.settings)
         return arrivals(recipe, given, self.heads, self._workers)
+
+
+def _of(files: list[SourceFile], finished: Mapping[str, FinishedFile]) -> dict[str, FinishedFile]:
+    return {file.label: finished[file.label] for file in files if file.label in finished}
 
 
 def _processors() -> int:
@@ -103,6 +107,8 @@ def _note(preparation: Preparation, given: Sent) -> None:
     """What the reader found beside the batch."""
     preparation.tally.skipped += given.skipped
     preparation.tally.files += given.files_begun
+    preparation.tally.unclear += given.unclear
+    preparation.missing.extend(given.missing)
     for rejected in given.rejected:
         preparation.quarantine.add(rejected)
 

@@ -7,8 +7,8 @@ dies is run again, and its blocks are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -44,6 +44,10 @@ class Known:
     documents: Mapping[str, Stored]
     files: Mapping[str, FinishedFile]
 
+    def stored_keys(self) -> Collection[str]:
+        """See `Ledger.stored_keys`."""
+        return self.documents.keys()
+
     def get(self, key: str) -> Stored | None:
         """See `Ledger.get`."""
         return self.documents.get(key)
@@ -72,11 +76,6 @@ class Rejections:
 def stored_documents(ledger: Ledger) -> dict[str, Stored]:
     """All that a ledger knows now."""
     return {key: stored for key, _ in ledger.items() if (stored := ledger.get(key)) is not None}
-
-
-def finished_files(ledger: Ledger, files: Sequence[SourceFile], settings: bytes) -> dict[str, FinishedFile]:
-    """Those of the files that need not be opened, by label."""
-    return {file.label: found for file in files if (found := ledger.finished(file, settings)) is not None}
 
 
 def shares(files: Sequence[SourceFile], readers: int) -> list[list[SourceFile]]:
@@ -110,13 +109,23 @@ def blocks(recipe: Recipe, files: Sequence[SourceFile], known: Known) -> Iterato
 
 
 def _counted(preparation: Preparation, rejections: Rejections) -> Iterator[Sent]:
-    tally, skipped, begun = preparation.tally, 0, 0
+    tally, before = preparation.tally, Tally()
 
     def taken(batch: Batch, *, is_last: bool = False) -> Sent:
-        nonlocal skipped, begun
-        since, skipped, files_since, begun = tally.skipped - skipped, tally.skipped, tally.files - begun, tally.files
-        found = rejections.taken()
-        return sent(batch, preparation.files, found, skipped=since, files_begun=files_since, is_last=is_last)
+        nonlocal before
+        since, before = before, replace(tally)
+        missing = list(preparation.missing)
+        preparation.missing.clear()
+        return sent(
+            batch,
+            preparation.files,
+            rejections.taken(),
+            skipped=tally.skipped - since.skipped,
+            files_begun=tally.files - since.files,
+            missing=missing,
+            unclear=tally.unclear - since.unclear,
+            is_last=is_last,
+        )
 
     for batch in preparation.batches():
         yield taken(batch)

@@ -58,12 +58,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Something of a source that could not become a document, and why."""
+    """Something of a source that could not become a document, and why. `document_id`: of what it should have been, if known."""
 
     source: str
     location: str
     reason: str
     excerpt: str = ""
+    document_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ class Chunk:
 def document_key(source: str, document_id: str) -> str:
     """Source and id as one string, unlike that of any other pair."""
     return orjson.dumps([source, document_id]).decode()
+
+
+def source_of(key: str) -> str:
+    """The source that a document's key names."""
+    source: str = orjson.loads(key)[0]
+    return source
 
 
 def payload_of(document: Document, chunk: Chunk, chunks: int) -> dict[str, Any]:

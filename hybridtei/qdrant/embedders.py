@@ -29,6 +29,10 @@ REQUESTS_AT_ONCE = 4
 REQUEST_TIMEOUT_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
+TEXT_REFUSED = frozenset({(400, "Empty"), (413, "Validation"), (422, "Validation"), (422, "Tokenizer")})  # TEI's names too
+PASS_FAILED = (424, "Backend")
+BODY_TOO_LARGE = "Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
+SHOWN_CHARACTERS = 300  # of an answer, in an error
 
 
 class Embedder(Protocol):
@@ -123,15 +127,20 @@ class ServerFacts:
         if not isinstance(ours, dict) or ours.get("role") != "embedding":
             raise InvalidInput(f"{client.url}: is no hybridtei that serves an embedding model")
         known = {head.value: head for head in VECTORS}
-        outputs = frozenset(known[name] for name in ours.get("outputs", ()) if name in known)
-        prompts = tuple(ours.get("prompts") or ())
-        return cls(str(told["model_id"]), outputs, prompts, int(told["max_client_batch_size"]), str(told["model_dtype"]))
+        try:
+            outputs = frozenset(known[name] for name in ours.get("outputs", ()) if name in known)
+            prompts = tuple(ours.get("prompts") or ())
+            return cls(str(told["model_id"]), outputs, prompts, int(told["max_client_batch_size"]), str(told["model_dtype"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"{client.url}: /info is not that of a hybridtei: {type(error).__name__}: {error}") from error
 
 
 class RemoteEmbedder:
     """A running hybridtei; several requests at once, each tried again while it is overloaded or away, up to `patience_s`.
 
-    Raises ConnectionError when patience ends, InvalidInput if it is not what it should be.
+    A text is at fault only where the server's own error says so: InvalidInput for one that it refuses, BackendError for one
+    whose pass failed or whose vectors are broken. Any other answer is about the server, or from something in front of it, and
+    raises ConnectionError with its words, as does the end of patience. The constructor raises InvalidInput for another server.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 60.0) -> None:
@@ -167,13 +176,21 @@ class RemoteEmbedder:
         body: dict[str, Any] = {"inputs": texts, "outputs": sorted(self.heads), "sparse_format": "qdrant", "truncate": True}
         if "document" in self.facts.prompts:
             body["prompt_name"] = "document"
-        return _read_answer(self._client.ask("POST", "/embed_hybrid", body), len(texts), self.heads, self._client.url)
+        rows = self._client.ask("POST", "/embed_hybrid", body)
+        _check_rows(rows, len(texts), self.heads, self._client.url)
+        return _read_rows(rows, self.heads, self._client.url)
 
 
-def _read_answer(rows: Any, count: int, heads: frozenset[Head], url: str) -> Embeddings:
+def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None:
+    """Raises ConnectionError for JSON that no hybridtei answers, whatever the texts are."""
+    if isinstance(rows, list) and len(rows) == count and all(isinstance(row, dict) and heads <= row.keys() for row in rows):
+        return
+    shown = orjson.dumps(rows)[:SHOWN_CHARACTERS].decode(errors="replace")
+    raise ConnectionError(f"{url}: should answer {count} objects of {', '.join(sorted(heads))}, answered {shown}")
+
+
+def _read_rows(rows: Any, heads: frozenset[Head], url: str) -> Embeddings:
     try:
-        if len(rows) != count:
-            raise ValueError(f"{len(rows)} answers for {count} texts")
         dense = np.array([row["dense"] for row in rows], dtype=np.float32) if Head.DENSE in heads else None
         many = [np.array(row["multivector"], dtype=np.float32) for row in rows] if Head.MULTIVECTOR in heads else None
         return Embeddings(
@@ -204,7 +221,8 @@ class _Patient:
         self._client = httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_S)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer's JSON. Raises InvalidInput if it refused, BackendError for 424, ConnectionError when patience ends."""
+        """The answer's JSON. Raises InvalidInput if the server refused the input, BackendError if its pass failed, and
+        ConnectionError when patience ends or the answer is not one of the server's."""
         content = None if body is None else orjson.dumps(body)
         deadline, tries = time.monotonic() + self._patience_s, 0
         while True:
@@ -226,18 +244,33 @@ class _Patient:
             time.sleep(pause)
 
     def _read(self, answer: httpx.Response) -> Any:
-        if answer.status_code == 200:
-            try:
-                return orjson.loads(answer.content)
-            except ValueError as error:
-                raise InvalidInput(f"{self.url}: answered no JSON") from error
-        told = f"{self.url}: status {answer.status_code}: {answer.text[:300]}"
-        if answer.status_code in (401, 403, 404, 405):
-            raise ConnectionError(told)
-        raise BackendError(told) if answer.status_code == 424 else InvalidInput(told)
+        try:
+            content = orjson.loads(answer.content)
+        except ValueError:
+            content = None
+        if answer.status_code == 200 and content is not None:
+            return content
+        kind = content.get("error_type") if isinstance(content, dict) else None
+        message = f"{self.url}: status {answer.status_code}: {_shown(answer)}"
+        if (answer.status_code, kind) == PASS_FAILED:
+            raise BackendError(message)
+        if (answer.status_code, kind) in TEXT_REFUSED or _is_too_large(answer):
+            raise InvalidInput(message)
+        raise ConnectionError(message)
 
     def close(self) -> None:
         self._client.close()
+
+
+def _is_too_large(answer: httpx.Response) -> bool:
+    """A text longer than the server's --payload-limit; a proxy's 413 has other words, and is about the proxy."""
+    return answer.status_code == 413 and answer.text.startswith(BODY_TOO_LARGE)
+
+
+def _shown(answer: httpx.Response) -> str:
+    """What an answer says, and where it would lead, for people."""
+    leads = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
+    return (leads + " ".join(answer.text.split()))[:SHOWN_CHARACTERS]
 
 
 def _seconds(header: str | None) -> float | None:

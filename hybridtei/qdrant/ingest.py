@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from hybridtei.batch import Head
@@ -22,6 +22,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.qdrant.collection import check_fits
 from hybridtei.qdrant.embedders import Embedder, embed_each
 from hybridtei.qdrant.ledger import Ledger
+from hybridtei.qdrant.missing import may_delete, missing_from_source
 from hybridtei.qdrant.preparing import Batch, Preparation
 from hybridtei.qdrant.progress import Progress
 from hybridtei.qdrant.store import CollectionPlan, Store
@@ -36,12 +37,15 @@ SAMPLE_DOCUMENTS = 256  # looked for at the start, to see whether the collection
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`points`: in the collection at the end. `expected`: what the ledger says should be there. `lost`: documents that the
-    ledger knew and the collection did not have, so the next ingest does them again. `stopped`: by a signal, before the end."""
+    ledger knew and the collection did not have, so the next ingest does them again. `stopped`: by a signal, before the end.
+    `missing`: documents that are stored and no longer in the source. `deleted`: documents that were, until this ingest."""
 
     points: int
     expected: int
     lost: int
     stopped: bool
+    missing: int = 0
+    deleted: int = 0
 
 
 @runtime_checkable
@@ -102,7 +106,8 @@ async def ingest(
     """Store every document of the sources that is not stored yet; a bad one goes into quarantine and stops nothing.
 
     Raises CollectionMismatch before anything is done, StoreError where the store fails for longer than its patience,
-    ConnectionError where an embedding server does.
+    ConnectionError where an embedding server does or answers something else, BackendError where most texts fail. What was
+    stored before stays, unless a new version of it is stored, or the source lacks it and `preparation.delete_missing` is set.
     """
     ledger = preparation.ledger
     strangers = await _agree(store, name, plan, ledger)
@@ -125,10 +130,21 @@ async def ingest(
         with stopping.on_signals():
             await _flow(preparation, embedder, writer, progress, stopping)
         complete = not stopping.asked.is_set()
+        missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
     finally:
+        writer.close()
         preparation.tally.stop()
         progress.close(complete=complete)
-    return await _outcome(store, name, ledger, stopped=not complete)
+    return replace(await _outcome(store, name, ledger, stopped=not complete), missing=missing, deleted=deleted)
+
+
+async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int, int]:
+    """(documents that are stored and no longer in the source, how many were deleted)."""
+    keys = await asyncio.to_thread(missing_from_source, preparation)
+    if not preparation.delete_missing or not may_delete(preparation):
+        return len(keys) + preparation.tally.missing, 0
+    await writer.delete_documents(keys)
+    return 0, len(keys)
 
 
 async def _agree(store: Store, name: str, plan: CollectionPlan, ledger: Ledger) -> bool:

@@ -18,7 +18,7 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
+from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
 from hybridtei.load import find_model, text_model
 from hybridtei.qdrant.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.qdrant.collection import check_name, plan_for, tokenizer_sha256
@@ -30,7 +30,7 @@ from hybridtei.qdrant.preparing import Preparation
 from hybridtei.qdrant.progress import Tally
 from hybridtei.qdrant.quarantine import Quarantine
 from hybridtei.qdrant.sources.limits import MAX_RECORD_BYTES, ReadOptions
-from hybridtei.qdrant.sources.walk import SourceFile, source_files
+from hybridtei.qdrant.sources.walk import SourceFile, label_of, source_files
 from hybridtei.qdrant.store import CollectionPlan, Store
 from hybridtei.qdrant.stores import open_store
 from hybridtei.qdrant.summary import Summary
@@ -42,7 +42,8 @@ RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest tha
 
 @dataclass(frozen=True, slots=True)
 class IngestRequest:
-    """What the command was asked. `model_named`: by the user; else a server's own model is taken. `on_ray`: read and embed in
+    """What the command was asked. `model_named`: by the user; else a server's own model is taken.
+    `delete_missing`: stored documents that the source no longer holds are deleted. `on_ray`: read and embed in
     a Ray cluster, the one at `ray_address` or one of its own."""
 
     source: str
@@ -58,6 +59,7 @@ class IngestRequest:
     source_name: str | None = None
     quarantine: str | None = None
     max_record_bytes: int = MAX_RECORD_BYTES
+    delete_missing: bool = False
     quiet: bool = False
     model_named: bool = False
     on_ray: bool = False
@@ -88,6 +90,7 @@ def run_ingest(
             parts.preparation.tally,
             outcome,
             str(quarantine.path) if len(quarantine) else None,
+            request.delete_missing,
         )
     finally:
         ledger.close()
@@ -138,6 +141,8 @@ def _parts(
         quarantine=Quarantine(Path(request.quarantine or f"{request.collection}.quarantine.jsonl")),
         settings=_settings(model, spec, heads, chunks, options),
         tally=Tally(),
+        label=label_of(Path(request.source), request.source_name),
+        delete_missing=request.delete_missing,
     )
     return _Parts(request.collection, store, preparation, embedder, plan)
 
@@ -156,9 +161,9 @@ async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outco
         return outcome
     except CollectionMismatch:
         raise
-    except (StoreUnavailable, ConnectionError) as error:
+    except (StoreUnavailable, ConnectionError, BackendError) as error:
         done = parts.preparation.tally.documents
-        kind = StoreError if isinstance(error, StoreError) else ConnectionError
+        kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
         raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
     finally:
         await store.close()

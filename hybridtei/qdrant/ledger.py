@@ -5,14 +5,14 @@ written after the store has answered, and are on the disk before the next batch 
 which costs a repetition of the same ids, and never the other way about. A last line that a kill tore in two is cut off.
 
     {"d": key, "h": digest, "n": 3}    a document is stored, in chunks 0, 1 and 2
-    {"d": key, "n": 0}                 it is not, any more
+    {"d": key, "n": 0}                 it is not, any more; with "w": true, its source no longer holds it either
     {"f": label, "s": size, "m": modified_ns, "h": digest, "n": documents}    every document of a file is
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,10 @@ class Ledger:
         """(key, chunks) of every document."""
         return ((key, stored.chunks) for key, stored in self._documents.items())
 
+    def stored_keys(self) -> Collection[str]:
+        """Of every document."""
+        return self._documents.keys()
+
     def get(self, key: str) -> Stored | None:
         """The document as it is stored, if it is."""
         return self._documents.get(key)
@@ -88,9 +92,9 @@ class Ledger:
         """Note (key, digest, chunks) of documents that the store has; on the disk when this returns."""
         self._write([{"d": key, "h": digest.hex(), "n": chunks} for key, digest, chunks in documents])
 
-    def remove(self, keys: Sequence[str]) -> None:
-        """Note that the store has these no more, or never had."""
-        self._write([{"d": key, "n": 0} for key in keys])
+    def remove(self, keys: Sequence[str], *, files_are_whole: bool = False) -> None:
+        """Note that the store has these no more, or never had. `files_are_whole`: no file of the source holds them either."""
+        self._write([{"d": key, "n": 0, **({"w": True} if files_are_whole else {})} for key in keys])
 
     def finish(self, files: Sequence[tuple[SourceFile, int]], settings: bytes) -> None:
         """Note of (file, documents) that all of these are stored, and none of the file is in quarantine."""
@@ -141,7 +145,8 @@ class Ledger:
             self._documents[entry["d"]] = Stored(bytes.fromhex(entry["h"]), int(entry["n"]))
         else:
             self._documents.pop(entry["d"], None)
-            self._files.clear()  # one of them is not complete any more, and which is not worth knowing
+            if not entry.get("w"):
+                self._files.clear()  # one of them is not complete any more, and which is not worth knowing
 
 
 def _lock(descriptor: int) -> None:

@@ -12,7 +12,11 @@ MEGABYTE = 1e6
 
 @dataclass
 class Tally:
-    """What has been done so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged."""
+    """What has been done so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
+
+    `missing`: stored before, and no longer in files that are unchanged since they were last read. `unclear`: stored before, and
+    not found in files of which something could not be read.
+    """
 
     documents: int = 0
     chunks: int = 0
@@ -20,6 +24,8 @@ class Tally:
     skipped: int = 0
     quarantined: int = 0
     removed_chunks: int = 0
+    missing: int = 0
+    unclear: int = 0
     files: int = 0
     _began: float = field(default_factory=time.monotonic)
     _ended: float | None = None

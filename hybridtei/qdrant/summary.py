@@ -14,13 +14,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`place`: the store. `quarantine`: path of the file, if anything is in it."""
+    """`place`: the store. `quarantine`: path of the file, if anything is in it. `delete_missing`: was asked for."""
 
     collection: str
     place: str
     tally: Tally
     outcome: Outcome
     quarantine: str | None
+    delete_missing: bool = False
 
     @property
     def status(self) -> int:
@@ -28,7 +29,12 @@ class Summary:
         if self.outcome.stopped:
             return INTERRUPTED
         nothing = not self.tally.documents and not self.tally.skipped and self.tally.quarantined
-        return 1 if nothing or self.outcome.lost else 0
+        return 1 if nothing or self.outcome.lost or self._refused else 0
+
+    @property
+    def _refused(self) -> bool:
+        """What is missing was not deleted, although that was asked for."""
+        return self.delete_missing and self.outcome.missing > 0
 
     def as_json(self) -> str:
         """One line."""
@@ -48,6 +54,9 @@ class Summary:
             "points": outcome.points,
             "points_expected": outcome.expected,
             "documents_lost": outcome.lost,
+            "documents_missing": outcome.missing,
+            "documents_deleted": outcome.deleted,
+            "documents_unclear": tally.unclear,
             "stopped": outcome.stopped,
         }
         return orjson.dumps(facts).decode()
@@ -62,6 +71,7 @@ class Summary:
         if tally.quarantined:
             lines.append(f"{tally.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.place}: {self._points()}")
+        lines += self._missing()
         if self.outcome.stopped:
             lines.append("stopped before the end: run the same command again to go on")
         return "\n".join(lines)
@@ -69,7 +79,20 @@ class Summary:
     def _points(self) -> str:
         points, expected = self.outcome.points, self.outcome.expected
         if points == expected:
-            return f"{points:,} points, as expected"
+            return f"{points:,} points" if self.outcome.missing else f"{points:,} points, as expected"
         if points > expected:
             return f"{points:,} points, {points - expected:,} more than ingests from here put there"
         return f"{points:,} points, {expected:,} expected; {self.outcome.lost:,} documents are lost: run the same command again"
+
+    def _missing(self) -> list[str]:
+        missing, deleted, unclear = self.outcome.missing, self.outcome.deleted, self.tally.unclear
+        lines = []
+        if deleted:
+            lines.append(f"{deleted:,} documents that left the source were deleted")
+        if self._refused:
+            lines.append(f"{missing:,} documents left the source and stay: it yielded none at all, so none is deleted")
+        elif missing:
+            lines.append(f"{missing:,} documents left the source and stay searchable: --delete-missing deletes them")
+        if unclear:
+            lines.append(f"{unclear:,} documents may be gone too: their files could not be read whole, so they stay")
+        return lines

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Receiver, packed, packed_vectors, unpacked, unpacked_vectors
-from hybridtei.on_ray.reading import Known, Recipe, blocks, finished_files, shares, stored_documents
+from hybridtei.on_ray.reading import Known, Recipe, blocks, shares, stored_documents
 from hybridtei.outputs import Embeddings
 from hybridtei.qdrant.chunking import Chunker, ChunkSettings
 from hybridtei.qdrant.ledger import Ledger
@@ -95,7 +95,7 @@ def test_what_the_ledger_knows_is_left_out_and_counted(tmp_path, source):
     done = {piece.pending for batch in batches for piece in batch.pieces if piece.pending.document.source.endswith("a.jsonl")}
     ledger.add([(one.document.key, one.digest, one.chunks) for one in done])
     ledger.finish([(files[2], 1)], b"settings")
-    known = Known(stored_documents(ledger), finished_files(ledger, files, b"settings"))
+    known = Known(stored_documents(ledger), preparation.finished_files())
     found = list(blocks(RECIPE, files, known))
     assert {one.document.source for block in found for one in block.documents} == {"source/b.csv"}
     assert sum(block.skipped for block in found) == 301

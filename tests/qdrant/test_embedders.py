@@ -148,16 +148,29 @@ def test_a_server_that_is_not_there():
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
-        ((422, {}, {"error": "too long"}), InvalidInput, "too long"),
-        ((424, {}, {"error": "pass failed"}), BackendError, "pass failed"),
-        ((401, {}, b""), ConnectionError, "status 401"),
-        ((200, {}, b"nonsense"), InvalidInput, "no JSON"),
-        ((200, {}, []), BackendError, "0 answers for 1 texts"),
-        ((200, {}, [{"sparse": {}}]), BackendError, "not what was asked for"),
+        ((422, {}, {"error": "too long", "error_type": "Validation"}), InvalidInput, "too long"),
+        ((422, {}, {"error": "odd text", "error_type": "Tokenizer"}), InvalidInput, "odd text"),
+        ((400, {}, {"error": "empty", "error_type": "Empty"}), InvalidInput, "empty"),
+        ((413, {}, b"Failed to buffer the request body: length limit exceeded"), InvalidInput, "length limit"),
+        ((424, {}, {"error": "pass failed", "error_type": "Backend"}), BackendError, "pass failed"),
         ((200, {}, [{"dense": ["x"]}]), BackendError, "not what was asked for"),
+        ((401, {}, b""), ConnectionError, "status 401"),
+        ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
+        ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
+        ((302, {"location": "/login"}, b"moved"), ConnectionError, "status 302: to /login: moved"),
+        ((400, {}, b"<html>bad gateway rule"), ConnectionError, "status 400: <html>bad gateway rule"),
+        ((413, {}, b"<html>Request Entity Too Large"), ConnectionError, "Request Entity Too Large"),
+        ((422, {}, {"detail": "another program"}), ConnectionError, "another program"),
+        ((424, {}, b"failed dependency"), ConnectionError, "failed dependency"),
+        ((418, {}, {"error": "teapot", "error_type": "Validation"}), ConnectionError, "status 418"),
+        ((200, {}, b"null"), ConnectionError, "status 200: null"),
+        ((200, {}, {"data": []}), ConnectionError, "should answer 1 objects of dense, answered"),
+        ((200, {}, []), ConnectionError, r"should answer 1 objects of dense, answered \[\]"),
+        ((200, {}, [{"sparse": {}}]), ConnectionError, "should answer 1 objects of dense"),
+        ((200, {}, ["x"]), ConnectionError, "should answer 1 objects of dense"),
     ],
 )
-def test_answers_that_are_none(answer, error, why):
+def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
     with answering([answer]) as (url, _):
         remote = RemoteEmbedder(url, patience_s=1)
         with pytest.raises(error, match=why):

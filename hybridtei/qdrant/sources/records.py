@@ -15,7 +15,17 @@ TITLE_FIELD = "title"
 
 
 class Unfit(ValueError):
-    """Why a record is no document; becomes the reason in the quarantine."""
+    """Why a record is no document; becomes the reason in the quarantine. `document_id`: of the record, if it has one."""
+
+    document_id: str | None = None
+
+
+def id_of(record: Mapping[str, Any], options: ReadOptions, fallback_id: str) -> str | None:
+    """The document id of a record, also of one that is no document; None where the id itself is unfit."""
+    try:
+        return _id(record, options, fallback_id)[1]
+    except Unfit:
+        return None
 
 
 def text_and_rest(

@@ -13,7 +13,7 @@ from hybridtei.errors import LoadError
 from hybridtei.qdrant.documents import Document, Rejected
 from hybridtei.qdrant.sources.limits import ReadOptions, excerpt
 from hybridtei.qdrant.sources.lines import Line, bounded_lines, decoded
-from hybridtei.qdrant.sources.records import Unfit, text_and_rest
+from hybridtei.qdrant.sources.records import Unfit, id_of, text_and_rest
 
 Found = Document | Rejected
 Progress = tuple[Found, int]  # and how many bytes of the file are behind it
@@ -37,7 +37,7 @@ def _from_line(line: Line, source: str, options: ReadOptions) -> Found:
         decoded(line)
         return _document(_parsed(line.data, options), source, location, f"line-{line.number}", options)
     except ValueError as error:
-        return Rejected(source, location, str(error), excerpt(line.data))
+        return _rejected(source, location, error, line.data)
 
 
 def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
@@ -53,8 +53,17 @@ def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
 
 
 def _document(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
-    document_id, text, title, metadata = text_and_rest(record, options, fallback)
+    try:
+        document_id, text, title, metadata = text_and_rest(record, options, fallback)
+    except Unfit as error:
+        error.document_id = id_of(record, options, fallback)
+        raise
     return Document(source, document_id, text, title, metadata, location)
+
+
+def _rejected(source: str, location: str, error: ValueError, written: bytes | str) -> Rejected:
+    """`written`: the record as the source has it."""
+    return Rejected(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
 
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
@@ -89,7 +98,7 @@ def _from_row(header: list[str], row: list[str], source: str, location: str, opt
             raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
         return _document(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
     except Unfit as error:
-        return Rejected(source, location, str(error), excerpt(",".join(row)))
+        return _rejected(source, location, error, ",".join(row))
 
 
 class _CsvLines:
@@ -156,7 +165,7 @@ def _from_table_row(batch: Any, row: int, number: int, source: str, options: Rea
         _check_cells(present, options)
         return _document(present, source, location, f"row-{number}", options)
     except ValueError as error:
-        return Rejected(source, location, str(error), excerpt(str(record)))
+        return _rejected(source, location, error, str(record))
 
 
 def _check_cells(record: Mapping[str, Any], options: ReadOptions) -> None:

@@ -41,8 +41,7 @@ def source_files(source: Path, name: str | None = None) -> Iterator[SourceFile]:
 
     Raises InvalidInput if it is not there, or is a file of another kind.
     """
-    root = source.resolve()
-    label = name or _printable(root.name) or "root"
+    root, label = source.resolve(), label_of(source, name)
     if root.is_dir():
         yield from _below(root, root, label)
         return
@@ -51,6 +50,11 @@ def source_files(source: Path, name: str | None = None) -> Iterator[SourceFile]:
     if root.suffix.lower() not in KINDS:
         raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
     yield _described(root, label)
+
+
+def label_of(source: Path, name: str | None = None) -> str:
+    """What the labels of all its files begin with; a single file's label."""
+    return name or _printable(source.resolve().name) or "root"
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
@@ -102,4 +106,4 @@ def _printable(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-__all__ = ["Document", "SourceFile", "documents_of", "source_files"]
+__all__ = ["Document", "SourceFile", "documents_of", "label_of", "source_files"]

@@ -42,7 +42,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         if not text.strip():
             raise Unfit("holds no text")
     except ValueError as error:
-        return Rejected(source, "file", str(error), excerpt(data))
+        return Rejected(source, "file", str(error), excerpt(data), source)
     return Document(source, source, text, title, {}, "file")
 
 
