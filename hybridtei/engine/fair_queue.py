@@ -7,9 +7,9 @@ virtual time moves on with what is served (start-time fair queueing, Goyal et al
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hybridtei.batch import Encoding, Head
@@ -31,7 +31,7 @@ Rider = tuple[Caller, int]  # a request, and the place of the sequence in it
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiting:
-    """One sequence, and everyone who waits for it: the first is whose turn it takes."""
+    """One sequence, and everyone who waits for it: of their turns it takes the earliest."""
 
     tag: int
     number: int  # arrival, so that equal tags keep their order
@@ -70,13 +70,17 @@ class FairQueue:
             if waiting is not None:
                 waiting.riders.append((caller, place))
                 self.shared += 1
-                continue
-            tag += len(encoding)
-            waiting = Waiting(tag, self._arrivals, encoding, [(caller, place)])
+                if tag + len(encoding) >= waiting.tag:
+                    continue  # its turn comes early enough, and is another's
+                del self._queue[bisect_left(self._queue, waiting)]
+                waiting = replace(waiting, tag=tag + len(encoding))
+            else:
+                waiting = Waiting(tag + len(encoding), self._arrivals, encoding, [(caller, place)])
+                self._arrivals += 1
+                self.tokens += len(encoding)
+            tag = waiting.tag
             insort(self._queue, waiting)
             self._by_key[encoding.key] = waiting
-            self._arrivals += 1
-            self.tokens += len(encoding)
 
     def head(self, most: int) -> list[Waiting]:
         """The first `most` of the queue, after those that nobody waits for any more were removed."""

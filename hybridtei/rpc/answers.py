@@ -156,8 +156,9 @@ async def decode(context: Context, message: Any) -> Reply:
     with context.counting_failures():
         if not message.ids:
             raise EmptyInput("`input_ids` cannot be empty")
-        tokenizer = context.service.model.reader.tokenizer
-        work = partial(tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
+        reader = context.service.model.reader
+        reader.check_ids(message.ids, "ids")
+        work = partial(reader.tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
         text = await context.service.aside(work)
     return Reply(messages.DecodeResponse(text=text).SerializeToString())
 

@@ -1,12 +1,13 @@
 """Answers -> JSON. Here goes the server's CPU time: float32 in shortest form straight from numpy, never number by number.
 
-An answer is plain data whose leaves may be arrays, numpy's numbers, and `Fragment`s of JSON that are written already.
+An answer is plain data whose leaves may be arrays, numpy's numbers, and JSON that is written already: `Fragment`, `Written`.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -21,8 +22,19 @@ Pieces = Callable[[NDArray[np.int64]], list[str]]
 Fragment = orjson.Fragment
 
 
+class Written:
+    """An answer, or part of one, that is JSON already; a whole one is not copied once more, however large it is."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+
 def to_json(answer: Any) -> bytes:
     """Compact, UTF-8; NaN and infinities become null, as TEI's do."""
+    if isinstance(answer, Written):
+        return answer.body
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -31,12 +43,19 @@ def _plain(value: Any) -> Any:
         return np.ascontiguousarray(value)
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
+    if isinstance(value, Written):
+        return Fragment(value.body)
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
 def joined(items: Iterable[bytes]) -> bytes:
-    """JSON values -> a JSON list."""
-    return b"[" + b",".join(items) + b"]"
+    """JSON values -> a JSON list. Each is let go as soon as it is copied."""
+    written = BytesIO()
+    for item in items:
+        written.write(b"," if written.tell() else b"[")
+        written.write(item)
+    written.write(b"]" if written.tell() else b"[]")
+    return written.getvalue()  # what it holds, and no copy
 
 
 def piecewise(answer: Any) -> Any:
@@ -44,7 +63,7 @@ def piecewise(answer: Any) -> Any:
     if isinstance(answer, dict):
         return {key: piecewise(value) for key, value in answer.items()}
     if isinstance(answer, list) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
-        return Fragment(joined(map(to_json, answer)))
+        return Written(joined(map(to_json, answer)))
     return answer
 
 

@@ -21,6 +21,7 @@ from hybridtei.server.jobs import Able, first_able
 
 log = logging.getLogger(__name__)
 
+MAX_LOADING = 8  # models at once, each of which has a thread and takes memory
 FAILURES_KEPT = 32  # models that did not load, and why
 NO_NAMES = frozenset({"", "default", "default/not-specified"})  # what clients send for lack of a name
 
@@ -110,6 +111,8 @@ class Models:
         known = self.entries.get(config.alias)
         if known is not None and known.state != "failed":
             raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
+        if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
+            raise InvalidInput(f"{MAX_LOADING} models are loading already: wait until one is ready or has failed")
         self.entries.pop(config.alias, None)  # so that it stands behind the others
         entry = self.entries[config.alias] = Entry(config.alias, "loading", began=perf_counter())
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from hybridtei.server.encoding import Fragment
+from hybridtei.server.encoding import Fragment, Written, to_json
 
 FLOAT32, ARRAY16, ARRAY32 = 0xCA, 0xDC, 0xDD
 FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
@@ -22,8 +22,8 @@ def to_msgpack(answer: Any) -> bytes:
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, Fragment):
-        return orjson.loads(orjson.dumps(value))
+    if isinstance(value, Fragment | Written):
+        return orjson.loads(to_json(value))
     if isinstance(value, np.ndarray):
         plain = value.dtype != np.float32 or value.ndim not in (1, 2) or not value.size
         return value.tolist() if plain else msgspec.Raw(_floats(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from hybridtei.server.keys import Keyring
 from hybridtei.server.metrics_port import MetricsPort, attached, reserved
 from hybridtei.server.models import Entry, Models
 from hybridtei.server.run import run_server
+from hybridtei.server.threads import on_thread
 from hybridtei.server.tls import certificate_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _serve_fleet(
         raise next(iter(failures.values()))
 
     async def opener(config: NamedModel) -> Context:
-        loaded = await asyncio.to_thread(load_model, config, engine)  # other models go on answering
+        loaded = await on_thread(load_model, config, engine)  # other models go on answering
         context = _context(fleet, loaded, server, config)
         await context.service.start()
         return context

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
 from typing import TypeVar
 
+from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import EmptyInput
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.encoding import Fragment, joined, to_json
+from hybridtei.server.encoding import Written, to_json
 from hybridtei.server.errors import NoInputs
 from hybridtei.server.parts import too_much_to_answer
 from hybridtei.server.tracing import handler
@@ -44,21 +46,24 @@ async def decode(context: Context, request: DecodeRequest) -> Reply:
         context.check_batch(len(sequences))
         if not all(sequences):
             raise EmptyInput("`input_ids` cannot be empty")
+        for ids in sequences:
+            context.service.model.reader.check_ids(ids, "ids")
         text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
         return await _aside(context, sequences, lambda ids: to_json(text_of(ids)))
 
 
 async def _aside(context: Context, items: Sequence[T], write: Callable[[T], bytes]) -> Reply:
     """In parts, so that the thread for such work is free for others in between. Raises RequestRefused."""
-    part, size, done = context.server.max_client_batch_size, 0, []
+    part, written = context.server.max_client_batch_size, BytesIO()
     for begin in range(0, len(items), part):
-        written = await context.service.aside(partial(_written, items[begin : begin + part], write))
-        size += sum(map(len, written))
-        if size > ANSWER_BYTES and len(items) > part:
+        await context.service.aside(partial(_append, written, items[begin : begin + part], write))
+        if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_much_to_answer()
-        done += written
-    return Reply(Fragment(joined(done)))
+    written.write(b"]")
+    return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
 
 
-def _written(items: Sequence[T], write: Callable[[T], bytes]) -> list[bytes]:
-    return [*map(write, items)]
+def _append(written: BytesIO, items: Sequence[T], write: Callable[[T], bytes]) -> None:
+    for item in items:
+        written.write(b"," if written.tell() else b"[")
+        written.write(write(item))

@@ -100,7 +100,7 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        parse_predict(self.inputs)
+        check_predict(self.inputs)
 
 
 class VertexRequest(Struct, frozen=True):
@@ -218,20 +218,20 @@ def parse_inputs(raw: Any, field: str = "inputs") -> Inputs:
     """A text; a list of ids, which is one input (so is []); or a list of texts and id lists. Raises SchemaError."""
     if isinstance(raw, str):
         return Inputs([raw], is_batch=False)
-    if all(isinstance(item, int) for item in raw):
+    kinds = set(map(type, raw))  # of a million ids within some milliseconds
+    if kinds <= {int}:
         return Inputs([raw], is_batch=False)
-    if any(isinstance(item, int) for item in raw):
+    if int in kinds:
         raise SchemaError(f"{field}: data did not match any variant of untagged enum Input: ids and texts mixed in one list")
     return Inputs(raw, is_batch=True)
 
 
 def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
     """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
-    single = [item for item in raw if isinstance(item, int)]
-    many = [item for item in raw if isinstance(item, list)]
-    if single and many:
+    kinds = set(map(type, raw))
+    if len(kinds) > 1:
         raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
-    return many or [single]
+    return raw if kinds == {list} else [raw]  # type: ignore[list-item, return-value]
 
 
 PREDICT_FORMS = (
@@ -240,19 +240,27 @@ PREDICT_FORMS = (
 )
 
 
-def parse_predict(raw: str | list[str | list[str]]) -> Texts:
-    """A text, [text], [text, text] (one pair), or a batch of lists of these. Raises SchemaError."""
+def check_predict(raw: str | list[str | list[str]]) -> None:
+    """Raises SchemaError for what `parse_predict` would not understand."""
+    if isinstance(raw, str):
+        return
+    kinds = set(map(type, raw))
+    if len(kinds) > 1:
+        raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
+    lengths = map(len, raw) if kinds == {list} else (len(raw),)
+    wrong = next((length for length in lengths if not 1 <= length <= 2), None)
+    if wrong is not None:
+        raise SchemaError(f"inputs: invalid length {wrong}, {PREDICT_FORMS}")
+
+
+def parse_predict(raw: Any) -> Texts:
+    """A text, [text], [text, text] (one pair), or a batch of lists of these; see `check_predict`."""
     if isinstance(raw, str):
         return Texts([raw], is_batch=False)
-    lists = [item for item in raw if isinstance(item, list)]
-    if not lists:
-        return Texts([_one_or_two([item for item in raw if isinstance(item, str)])], is_batch=False)
-    if len(lists) < len(raw):
-        raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
-    return Texts([_one_or_two(item) for item in lists], is_batch=True)
+    if isinstance(raw[0], str):
+        return Texts([_text(raw)], is_batch=False)
+    return Texts([*map(_text, raw)], is_batch=True)
 
 
-def _one_or_two(texts: list[str]) -> Text:
-    if len(texts) not in (1, 2):
-        raise SchemaError(f"inputs: invalid length {len(texts)}, {PREDICT_FORMS}")
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+def _text(parts: list[str]) -> Text:
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])

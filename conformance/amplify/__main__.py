@@ -1,0 +1,105 @@
+"""The largest amplifier: which single request makes the server's memory grow most, or its event loop stand still longest.
+
+    python -m conformance.amplify [--seconds 100] [--seed 18] [--findings FILE] [--no-grpc]
+    python -m conformance.amplify --replay 'REQUEST'        one request, as a line of a report tells it
+    python -m conformance.amplify --replay-file FILE        those of a file, a line each
+
+Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store that holds a collection; passes
+take rows out of a table (`launch`). Requests are drawn for every route of its OpenAPI document, and over gRPC where that is
+installed. Memory is the growth at the peak of server and store, less the bytes of the request and of its encoded answer; a
+stall is counted in processor time (`probe`). The worst of each route are asked again, and the least of three counts. Exit
+status is 1 if one of these is beyond 64 MB or 100 ms. The same seed draws the same requests, as far as the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from conformance.amplify.request import Request
+from conformance.amplify.search import Case, Found, search
+from conformance.amplify.shapes import Shapes
+from conformance.amplify.target import Target, serving
+from conformance.fuzz.bodies import Draw
+
+KEPT = Path(__file__).with_name("kept.jsonl")  # requests that once cost too much
+POINTS, REQUESTS_OF_POINTS = 1000, 3
+TEXT = "hybrid search finds words and meanings in documents "
+REPEATS = 3
+WORDS = 3  # at most, of texts that are not made large
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=100.0, help="for the search; the worst are asked again after it")
+    parser.add_argument("--seed", type=int, default=18)
+    parser.add_argument("--findings", type=Path, help="file for the requests that cost too much")
+    parser.add_argument("--no-grpc", action="store_true")
+    parser.add_argument("--replay", action="append", default=[], help="ask this one only; repeatable")
+    parser.add_argument("--replay-file", type=Path)
+    arguments = parser.parse_args(argv)
+    lines = [*arguments.replay, *(arguments.replay_file.read_text().splitlines() if arguments.replay_file else ())]
+    with tempfile.TemporaryDirectory(prefix="amplify-") as folder, serving(Path(folder)) as target:
+        store_collection(target)
+        if lines:
+            cases = [Case(request, target.measure(request)) for request in map(Request.read, lines) for _ in range(REPEATS)]
+            print(table(cases))
+            return 0
+        found = _search(target, arguments)
+    return _report(found, arguments.seed, arguments.findings)
+
+
+def store_collection(target: Target) -> None:
+    """`docs`: some thousand points with texts of half a kilobyte."""
+    body = {"points": {"*list": [{"text": {"*text": [TEXT, 10]}}, POINTS]}, "create": True}
+    for _ in range(REQUESTS_OF_POINTS):
+        reply = target.ask(Request("POST", "/collections/docs/points", body))
+        if reply is None or reply.status != 200:
+            raise RuntimeError(f"no collection: {reply}")
+
+
+def _search(target: Target, arguments: argparse.Namespace) -> Found:
+    draw = Draw(arguments.seed)
+    draw.longest = WORDS
+    document, info = (target.ask(Request("GET", path)) for path in ("/api-doc/openapi.json", "/info"))
+    assert document is not None
+    assert info is not None
+    shapes = Shapes(json.loads(document.body), json.loads(info.body)["model_id"], draw)
+    calls = None
+    if target.rpc_port is not None and not arguments.no_grpc:
+        from conformance.amplify.rpc import draw_call
+
+        calls = partial(draw_call, draw)
+    kept = [Request.read(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    return search(target.measure, shapes, draw, seconds=arguments.seconds, kept=kept, calls=calls)
+
+
+def _report(found: Found, seed: int, findings: Path | None) -> int:
+    beyond = [case for case in found.confirmed if case.excess > 1]
+    tried = " ".join(f"{route} {number}" for route, number in sorted(found.tried.items()))
+    print(f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}")
+    print(table(sorted(found.confirmed, key=lambda case: -case.excess)))
+    print(f"beyond the bounds: {len(beyond)} of {len(found.confirmed)} that were asked again")
+    if findings is not None:
+        findings.write_text("".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8")
+    return int(bool(beyond))
+
+
+def table(cases: Sequence[Case]) -> str:
+    """A line for each."""
+    lines = [f"{'MB':>8} {'ms':>7} {'answer MB':>9} {'status':>7}  request"]
+    for case in cases:
+        cost = case.cost
+        figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
+        lines.append(f"{figures} {cost.status:>7}  {case.request.told()}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""`hybridtei serve` with a probe inside and without forward passes: `python -m conformance.amplify.launch DESCRIPTOR FLAGS…`.
+
+Tokenizer, heads, engine, store and writers are the real ones. Passes take rows out of a table, so that what is measured is what
+requests cost beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from conformance.amplify.probe import watch
+from hybridtei import cli, load
+from hybridtei.backends import fake
+from hybridtei.batch import PackedBatch, Padding
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.lanes import LaneKind
+from hybridtei.outputs import Floats
+
+PASS_TOKENS = 256  # about what is measured of the embedded model on a CPU
+TABLE: Floats = np.random.default_rng(0).normal(0.0, 0.1, (1024, 1024)).astype(np.float32)
+
+
+def _backend(config: object, spec: ModelSpec, *, bulk_niceness: int) -> fake.FakeBackend:
+    lanes = (LaneKind.EXPRESS,) * 2 + (LaneKind.BULK,) * 2
+    return fake.FakeBackend(spec, lanes=lanes, padding=Padding.ATTENTION, busy_tokens=PASS_TOKENS)
+
+
+def _rows(batch: PackedBatch, width: int) -> Floats:
+    return TABLE[batch.position_ids % len(TABLE), :width]
+
+
+def main() -> int:
+    watch(int(sys.argv[1]))
+    load.open_backend = _backend  # type: ignore[assignment]
+    load._budget = lambda backend, most: PASS_TOKENS
+    fake._states = _rows
+    return cli.main(["serve", *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

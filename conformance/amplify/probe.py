@@ -1,0 +1,117 @@
+"""What one request costs the process that serves it: memory at its peak, and how long the event loop stood still.
+
+Runs inside that process, and is told over a socket when a request begins and when it has ended. Memory is that of the process
+and its children. The surprise is how a stall is counted: a timer on the loop that comes late may have been kept by our own
+code, or by a neighbour who had the processor. So of the time it was late and the processor time that this process took
+meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import psutil
+import uvicorn
+
+from hybridtei.heap import trim
+
+BEAT_SECONDS = 0.001
+RESIDENT, PEAK = re.compile(r"VmRSS:\s+(\d+)"), re.compile(r"VmHWM:\s+(\d+)")
+RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
+
+
+class Probe:
+    """`connection`: from which `begin` and `end` come, a line each; each is answered with a line of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._beating = False
+        self._wall = self._cpu = self._stall = 0.0
+        self._rest = 0
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch this loop, from now on."""
+        self._loop = loop
+        threading.Thread(target=self._serve, name="probe", daemon=True).start()
+
+    def _serve(self) -> None:
+        with self._connection.makefile("rw") as lines:
+            for line in lines:
+                answer = self._begin() if line == "begin\n" else self._end()
+                lines.write(json.dumps(answer) + "\n")
+                lines.flush()
+
+    def _begin(self) -> dict[str, Any]:
+        gc.collect()
+        trim()
+        processes = _family()
+        self._rest = sum(_kilobytes(process, RESIDENT) for process in processes)
+        for process in processes:
+            Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        self._on_loop(self._start)
+        return {"rest_bytes": self._rest * 1024}
+
+    def _end(self) -> dict[str, Any]:
+        self._on_loop(self._stop)
+        peak = sum(_kilobytes(process, PEAK) for process in _family())
+        return {"growth_bytes": (peak - self._rest) * 1024, "stall_seconds": self._stall}
+
+    def _on_loop(self, act: Any) -> None:
+        done = threading.Event()
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(lambda: (act(), done.set()))
+        done.wait()
+
+    def _start(self) -> None:
+        self._stall, self._beating = 0.0, True
+        self._wall, self._cpu = perf_counter(), process_time()
+        self._next()
+
+    def _next(self) -> None:
+        assert self._loop is not None
+        self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        if self._beating:
+            self._look(BEAT_SECONDS)
+            self._next()
+
+    def _stop(self) -> None:
+        self._look(0.0)
+        self._beating = False
+
+    def _look(self, planned: float) -> None:
+        wall, cpu = perf_counter(), process_time()
+        self._stall = max(self._stall, min(wall - self._wall - planned, cpu - self._cpu))
+        self._wall, self._cpu = wall, cpu
+
+
+def watch(descriptor: int) -> None:
+    """Put a probe into the server that uvicorn starts in this process. `descriptor`: of the probe's socket."""
+    probe = Probe(socket.socket(fileno=descriptor))
+    startup = uvicorn.Server.startup
+
+    async def watched(server: uvicorn.Server, sockets: Any = None) -> None:
+        await startup(server, sockets)
+        probe.attach(asyncio.get_running_loop())
+
+    uvicorn.Server.startup = watched  # type: ignore[method-assign]
+
+
+def _family() -> list[int]:
+    whole = psutil.Process()
+    return [process.pid for process in (whole, *whole.children(recursive=True))]
+
+
+def _kilobytes(process: int, what: re.Pattern[str]) -> int:
+    found = what.search(Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace"))
+    return int(found[1]) if found else 0

@@ -1,0 +1,128 @@
+"""A request as a line of JSON that can be sent again, however large it is, and the bytes that it stands for.
+
+A body is JSON, in which an object with one of these keys stands for something large: `*text` [unit, times] a string,
+`*list` [item, times], `*keys` [value, times] an object, `*same` [key, value, times] an object with one key many times,
+`*deep` times lists in each other. Units are written as they are: `\\\\u0000` is six bytes of the body.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+BODILESS = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """`query`: a unit of it, and how often; the value of a header may be given so, too. `coding`: gzip or zstd; `packed`: the
+    body is MessagePack; `copies`: so many on one connection without waiting, or so many messages of an RPC stream; `chunk`:
+    bytes of a chunk, 0: the body comes whole. An RPC's `path` is its method's."""
+
+    method: str
+    path: str
+    body: Any = None
+    query: Sequence[Any] = ()
+    headers: Mapping[str, str | Sequence[Any]] = field(default_factory=dict)
+    coding: str = ""
+    packed: bool = False
+    copies: int = 1
+    chunk: int = 0
+
+    @classmethod
+    def read(cls, line: str) -> Request:
+        """What `told` made."""
+        return cls(**json.loads(line))
+
+    def told(self) -> str:
+        """All that differs from what is usual, as JSON."""
+        plain = asdict(Request("", ""))
+        return json.dumps({name: value for name, value in asdict(self).items() if value != plain[name]}, ensure_ascii=False)
+
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        if self.method in BODILESS:
+            return b""
+        plain = encode(self.body)
+        if self.packed:
+            with suppress(ValueError, RecursionError):  # what is no JSON, or too deep, goes as it is
+                plain = msgspec.msgpack.encode(json.loads(plain))
+        if self.coding:
+            return gzip.compress(plain, 1) if self.coding == "gzip" else zstd.compress(plain)
+        return plain
+
+    def pieces(self) -> tuple[bytes, ...]:
+        """All bytes for a connection; the last request ends it."""
+        content = self.content()
+        headers = {"host": "amplify", **{name: _long(value) for name, value in self.headers.items()}}
+        if self.method not in BODILESS:
+            headers.setdefault("content-type", "application/msgpack" if self.packed else "application/json")
+        if self.coding:
+            headers["content-encoding"] = self.coding
+        if self.chunk:
+            headers["transfer-encoding"] = "chunked"
+            content = b"".join(_chunks(content, self.chunk))
+        elif self.method not in BODILESS:
+            headers["content-length"] = str(len(content))
+        target = f"{self.path}?{_long(self.query)}" if self.query else self.path
+        lines = [f"{self.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        one = "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+        return (one * self.copies,)
+
+
+def _long(value: str | Sequence[Any]) -> str:
+    return value if isinstance(value, str) else value[0] * value[1]
+
+
+def encode(body: Any) -> bytes:
+    """JSON, with all that is large written out."""
+    if isinstance(body, dict):
+        if len(body) == 1 and (key := next(iter(body))) in MARKS:
+            return MARKS[key](*(body[key] if isinstance(body[key], list) else [body[key]]))
+        return b"{" + b",".join(json.dumps(key).encode() + b":" + encode(value) for key, value in body.items()) + b"}"
+    if isinstance(body, list):
+        return b"[" + b",".join(map(encode, body)) + b"]"
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def _text(unit: str, times: int) -> bytes:
+    return b'"' + unit.encode() * times + b'"'
+
+
+def _list(item: Any, times: int) -> bytes:
+    return b"[" + b",".join([encode(item)] * times) + b"]"
+
+
+def _keys(value: Any, times: int) -> bytes:
+    written = encode(value)
+    return b"{" + b",".join(b'"%x":%b' % (number, written) for number in range(times)) + b"}"
+
+
+def _same(key: str, value: Any, times: int) -> bytes:
+    return b"{" + b",".join([b'"%b":%b' % (key.encode(), encode(value))] * times) + b"}"
+
+
+def _deep(times: int) -> bytes:
+    return b"[" * times + b"]" * times
+
+
+MARKS: Mapping[str, Callable[..., bytes]] = {"*text": _text, "*list": _list, "*keys": _keys, "*same": _same, "*deep": _deep}
+
+
+def _chunks(content: bytes, size: int) -> Iterator[bytes]:
+    for begin in range(0, len(content), size):
+        part = content[begin : begin + size]
+        yield b"%x\r\n%b\r\n" % (len(part), part)
+    yield b"0\r\n\r\n"

@@ -1,0 +1,131 @@
+"""The search for the request that costs the most: every route in turn, then more like the worst that were found."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from conformance.amplify.request import Request
+from conformance.amplify.shapes import Shapes
+from conformance.amplify.target import Cost
+
+MOST_BYTES, MOST_SECONDS = 64_000_000, 0.100
+FRESH_SHARE = 0.6  # of the requests; the others are like the worst so far
+ELITE = 8  # of each route, by each measure
+REPEATS = 3
+SUSPECTS = 6  # by each measure, of different routes, that are asked again although they are within the bound
+
+Measure = Callable[[Request], Cost]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request and what it cost."""
+
+    request: Request
+    cost: Cost
+
+    @property
+    def excess(self) -> float:
+        """How many times the bound, by the worse of its two measures; above 1 is too much."""
+        return max(self.cost.growth_bytes / MOST_BYTES, self.cost.stall_seconds / MOST_SECONDS)
+
+
+@dataclass
+class Found:
+    """All requests that were tried, by route; and those that were asked again."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    cases: list[Case] = field(default_factory=list)
+    confirmed: list[Case] = field(default_factory=list)
+
+    def add(self, case: Case) -> None:
+        self.tried[route_of(case.request)] += 1
+        self.statuses[case.cost.status] += 1
+        self.cases.append(case)
+
+
+def route_of(request: Request) -> str:
+    """A path without its model."""
+    return "/" + request.path.split("/", 3)[3] if request.path.startswith("/m/") else request.path
+
+
+def search(
+    measure: Measure,
+    shapes: Shapes,
+    draw: Random,
+    *,
+    seconds: float,
+    kept: Sequence[Request],
+    calls: Callable[[], Request] | None,
+) -> Found:
+    """Try the kept requests, then drawn ones for so long; then ask the worst again. `calls`: draws calls over gRPC."""
+    found = Found()
+    for request in kept:
+        found.add(Case(request, measure(request)))
+    end = time.monotonic() + seconds
+    for request in _drawn(shapes, draw, found, calls):
+        if time.monotonic() > end:
+            break
+        found.add(Case(request, measure(request)))
+    found.confirmed = [_again(measure, case) for case in suspects(found.cases)]
+    return found
+
+
+def _drawn(shapes: Shapes, draw: Random, found: Found, calls: Callable[[], Request] | None) -> Iterator[Request]:
+    while True:
+        for route in draw.sample(shapes.routes, len(shapes.routes)):
+            yield shapes.fresh(route)
+            if calls is not None and draw.random() < 0.2:
+                yield calls()
+            if draw.random() > FRESH_SHARE and (elite := _elite(found.cases)):
+                yield shapes.changed(draw.choice(elite).request)
+
+
+def _elite(cases: Sequence[Case]) -> list[Case]:
+    """The worst of each measure, of different routes."""
+    plain = [case for case in cases if case.request.method != "RPC"]
+    return [
+        *_worst(plain, lambda case: case.cost.growth_bytes, ELITE),
+        *_worst(plain, lambda case: case.cost.stall_seconds, ELITE),
+    ]
+
+
+def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> list[Case]:
+    worst: dict[str, Case] = {}
+    for case in cases:
+        known = worst.get(route_of(case.request))
+        if known is None or of(case) > of(known):
+            worst[route_of(case.request)] = case
+    return sorted(worst.values(), key=of, reverse=True)[:number]
+
+
+def suspects(cases: Sequence[Case]) -> list[Case]:
+    """The worst of every route that is beyond a bound, and some that are not."""
+    chosen: dict[str, Case] = {}
+    for of, most in ((_growth, MOST_BYTES), (_stall, MOST_SECONDS)):
+        worst = _worst(cases, of, len(cases))
+        for place, case in enumerate(worst):
+            if place < SUSPECTS or of(case) > most:
+                chosen[case.request.told()] = case
+    return [*chosen.values()]
+
+
+def _growth(case: Case) -> float:
+    return case.cost.growth_bytes
+
+
+def _stall(case: Case) -> float:
+    return case.cost.stall_seconds
+
+
+def _again(measure: Measure, case: Case) -> Case:
+    """With the least of its repetitions: what is seen once may be a neighbour's doing, or come of what was asked before."""
+    cost = measure(case.request)
+    for _ in range(REPEATS - 1):
+        cost = cost.least(measure(case.request))
+    return Case(case.request, cost)

@@ -1,0 +1,262 @@
+"""Requests drawn from the routes' own schemas, each with a field or two made as large as a body may be.
+
+A route is known by the OpenAPI document of the server, so a new one is asked too. Where the fuzzer has valid bodies for it,
+half of the requests begin with one of these, since a schema does not tell which of its optional fields belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from conformance.amplify.request import Request, encode
+from conformance.fuzz.bodies import POSTS
+
+BODY_BYTES = 1_990_000  # what the default `--payload-limit` lets through, names and braces aside
+SIZES = (BODY_BYTES, BODY_BYTES, 1_000_000, 400_000, 100_000, 20_000, 4_000, 500)
+UNITS = ("a", "a ", ". ", "hybrid search ", "\\u0000", "é", "🙂", "\\n", "中", "%2e", "0.1, ")
+COUNTS = (2, 32, 33, 512, 1000, 1001, 10_000, 10_001, 100_000)
+NUMBERS = (0, 1, 2, 32, 1000, 10_000, 100_000, 2**31, 2**32 - 1, 2**63 - 1, -1, 1e308)
+NAMES = {"collection": "docs", "name": "docs", "data_type": "text", "alias": "nobody", "model_id": "/nowhere"}
+DEEPEST = 5
+HEAD_BYTES = 60_000
+HEADERS: tuple[Mapping[str, str], ...] = (
+    *({}, {}, {}, {}),
+    *({"accept": "application/msgpack"}, {"accept-encoding": "gzip"}, {"accept-encoding": "zstd"}),
+    {"accept": "application/msgpack", "accept-encoding": "zstd"},
+)
+Step = str | int
+
+
+@dataclass(frozen=True)
+class Route:
+    """A method, a path with its parts filled in, and the schema of its body."""
+
+    method: str
+    path: str
+    schema: Mapping[str, Any] | None
+
+
+def routes(document: Mapping[str, Any]) -> list[Route]:
+    """All that an OpenAPI document tells of."""
+    found = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {})
+            schema = next((one["schema"] for one in content.values()), None)
+            for part in operation.get("parameters", ()):
+                path = path.replace(f"{{{part['name']}}}", NAMES.get(part["name"], "docs"))  # noqa: PLW2901
+            found.append(Route(method.upper(), path, schema))
+    return found
+
+
+class Shapes:
+    """Draws requests. `document`: the OpenAPI document; `alias`: below which the model's routes are, too."""
+
+    def __init__(self, document: Mapping[str, Any], alias: str, draw: Random) -> None:
+        self.routes = routes(document)
+        self._schemas = document["components"]["schemas"]
+        self._alias = alias
+        self._draw = draw
+        self._sites = {route.path: [*self._fields(route.schema)] for route in self.routes if route.schema is not None}
+
+    def fresh(self, route: Route) -> Request:
+        """A request for a route, made large."""
+        if route.schema is None:
+            return self._bodiless(route)
+        body = self._base(route)
+        number = self._draw.choice((1, 1, 2, 2, 3))
+        size = self._draw.choice(SIZES) // number
+        for _ in range(number):
+            body = self._grown_somewhere(route, body, size)
+        return self._dressed(Request(route.method, route.path, fitted(body)))
+
+    def changed(self, request: Request) -> Request:
+        """A request like another one."""
+        route = next((one for one in self.routes if request.path.endswith(one.path)), None)
+        roll = self._draw.random()
+        if route is None or route.schema is None:
+            return request if route is None else self._bodiless(route)
+        if roll < 0.4:
+            return replace(request, body=fitted(self._resized(request.body, self._draw.choice((0.5, 0.8, 1.2, 2.0, 4.0)))))
+        if roll < 0.8:
+            size = self._draw.choice((50, 500, 20_000))
+            return replace(request, body=fitted(self._grown_somewhere(route, request.body, size)))
+        return self._dressed(replace(request, coding="", packed=False, copies=1, chunk=0))
+
+    def _bodiless(self, route: Route) -> Request:
+        long = [self._draw.choice(("a", "%2e", "/", "a=b&", ", ")), self._draw.choice((1, 1000, HEAD_BYTES // 4))]
+        headers: dict[str, Any] = dict(self._draw.choice(HEADERS))
+        if self._draw.random() < 0.5:
+            return Request(route.method, route.path, query=long, headers=headers, copies=self._draw.choice((1, 1, 64)))
+        name = self._draw.choice(("accept", "accept-encoding", "authorization", "origin", "x"))
+        return Request(route.method, route.path, headers={**headers, name: long})
+
+    def _dressed(self, request: Request) -> Request:
+        """With other ways over the wire."""
+        ways: tuple[dict[str, Any], ...] = (
+            {"coding": "gzip"},
+            {"coding": "zstd"},
+            {"packed": True},
+            {"copies": self._draw.choice((2, 8, 17))},
+            {"chunk": self._draw.choice((1, 100, 65_536))},
+            {"path": f"/m/{self._alias}{request.path.removeprefix(f'/m/{self._alias}')}"},
+        )
+        way = self._draw.choice(ways) if self._draw.random() < 0.3 else {}
+        return replace(request, headers=dict(self._draw.choice(HEADERS)), **way)
+
+    def _base(self, route: Route) -> Any:
+        if route.path in POSTS and self._draw.random() < 0.5:
+            return POSTS[route.path](self._draw)
+        return self._smallest(route.schema or {}, "")
+
+    def _grown_somewhere(self, route: Route, body: Any, size: int) -> Any:
+        sites = self._sites[route.path]
+        if not sites or self._draw.random() < 0.02:
+            return self._anything(size)
+        path, schema = self._draw.choice(sites)
+        return placed(body, path, self._grown(schema, size, path))
+
+    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        while "$ref" in schema:
+            schema = self._schemas[schema["$ref"].rpartition("/")[2]]
+        return schema
+
+    def _variants(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        schema = self._resolved(schema)
+        unions = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        return [one for part in unions for one in self._variants(part)] if unions else [schema]
+
+    def _fields(
+        self, schema: Mapping[str, Any], path: tuple[Step, ...] = ()
+    ) -> Iterator[tuple[tuple[Step, ...], Mapping[str, Any]]]:
+        """Every place of a body, and the schemas of what may stand there."""
+        for variant in self._variants(schema):
+            if path and variant.get("type") != "null":
+                yield path, variant
+            if len(path) < DEEPEST:
+                for name, field in variant.get("properties", {}).items():
+                    yield from self._fields(field, (*path, name))
+                if "items" in variant:
+                    yield from self._fields(variant["items"], (*path, 0))
+
+    def _smallest(self, schema: Mapping[str, Any], name: str) -> Any:
+        schema = self._draw.choice([one for one in self._variants(schema) if one.get("type") != "null"] or [{}])
+        if "enum" in schema:
+            return self._draw.choice(schema["enum"])
+        kind = schema.get("type")
+        if kind == "object":
+            return {key: self._smallest(schema["properties"][key], key) for key in schema.get("required", ())}
+        if kind == "array":
+            return [self._smallest(schema["items"], name)] if "items" in schema else [{"text": "a"}]
+        if kind in ("integer", "number"):
+            return max(schema.get("minimum", 1), 1)
+        return False if kind == "boolean" else NAMES.get(name, "hybrid search")
+
+    def _grown(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...] = ()) -> Any:
+        """Much of what a schema allows, or a little more than that."""
+        kind = schema.get("type")
+        makers: dict[Any, Callable[[], Any]] = {
+            "string": lambda: self._string(schema, size, path),
+            "integer": lambda: self._number(schema),
+            "number": lambda: self._number(schema),
+            "boolean": lambda: self._draw.random() < 0.7,
+            "array": lambda: self._list(schema, size),
+        }
+        if self._draw.random() < 0.05:
+            return self._anything(size)
+        if "enum" in schema:
+            return self._draw.choice(schema["enum"])
+        if kind == "object" and schema.get("properties"):
+            return self._object(schema, size)
+        return makers.get(kind, lambda: self._anything(size))()
+
+    def _string(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...]) -> Any:
+        if path and path[-1] in NAMES and self._draw.random() < 0.7:
+            return NAMES[str(path[-1])]
+        return self._text(min(size, schema.get("maxLength", size) + self._draw.choice((0, 1))))
+
+    def _number(self, schema: Mapping[str, Any]) -> Any:
+        edges = [schema[edge] for edge in ("minimum", "maximum") if edge in schema]
+        return self._draw.choice((*NUMBERS, *edges * 4))
+
+    def _text(self, size: int) -> Any:
+        unit = self._draw.choice(UNITS)
+        return {"*text": [unit, max(size // len(unit.encode()), 1)]}
+
+    def _list(self, schema: Mapping[str, Any], size: int) -> Any:
+        items = self._draw.choice(self._variants(schema.get("items", {})))
+        if self._draw.random() < 0.5:  # as many as there is room for
+            item = self._smallest(items, "") if items else self._draw.choice(({"text": "a"}, 0, {}, "a"))
+            return {"*list": [item, max(size // (len(repr(item)) + 1), 1)]}
+        count = self._draw.choice((*COUNTS, *[schema.get("maxItems")] * ("maxItems" in schema)))
+        each = max(size // count - 3, 1)
+        return {"*list": [self._grown(items, each) if items else {"text": self._text(each)}, count]}
+
+    def _object(self, schema: Mapping[str, Any], size: int) -> Any:
+        made = self._smallest(schema, "")
+        name, field = self._draw.choice([*schema["properties"].items()])
+        return {**made, name: self._grown(self._draw.choice(self._variants(field)), size)}
+
+    def _anything(self, size: int) -> Any:
+        """Of any type."""
+        makers = (
+            lambda: self._text(size),
+            lambda: {"*list": [self._draw.choice((0, "", {}, [], None, 1.5, "a", ["a"])), size // 4]},
+            lambda: {"*list": [{self._draw.choice(("a", "\0", "text")): 1}, size // 15]},
+            lambda: {"*keys": [self._draw.choice((0, "a", [], {})), size // 10]},
+            lambda: {"*same": [self._draw.choice(("a", "inputs", "\\u0061")), 1, size // 12]},
+            lambda: {"*deep": max(min(size // 2, self._draw.choice((100, 1000, 900_000))), 1)},
+            lambda: {"*list": [{"*list": [0, 100]}, size // 202]},
+        )
+        return self._draw.choice(makers)()
+
+    def _resized(self, body: Any, factor: float) -> Any:
+        """The same, with one of its large parts of another size."""
+        marks = [*marked(body)]
+        if not marks:
+            return body
+        path, mark = self._draw.choice(marks)
+        ((key, given),) = mark.items()
+        *rest, times = given if isinstance(given, list) else [given]
+        times = max(int(times * factor), 1)
+        return placed(body, path, {key: [*rest, times] if rest else times})
+
+
+def placed(body: Any, path: tuple[Step, ...], value: Any) -> Any:
+    """`body` with `value` at `path`; what is not there on the way is made, and what is of another kind replaced."""
+    if not path:
+        return value
+    step, *rest = path
+    if isinstance(step, int):
+        items = body if isinstance(body, list) else []
+        return [placed(items[step] if step < len(items) else None, tuple(rest), value), *items[step + 1 :]]
+    fields = body if isinstance(body, dict) and not any(key.startswith("*") for key in body) else {}
+    return {**fields, step: placed(fields.get(step), tuple(rest), value)}
+
+
+def fitted(body: Any) -> Any:
+    """The same with less of its first large part, if it would be refused for its size."""
+    size = len(encode(body))
+    if size <= BODY_BYTES:
+        return body
+    path, mark = next(marked(body))
+    ((key, given),) = mark.items()
+    *rest, times = given if isinstance(given, list) else [given]
+    fewer = max(times * BODY_BYTES // size, 1)
+    return placed(body, path, {key: [*rest, fewer] if rest else fewer})
+
+
+def marked(body: Any, path: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], dict[str, Any]]]:
+    """Where the large parts of a body are, and what they are."""
+    if isinstance(body, dict):
+        for key, value in body.items():
+            if key.startswith("*"):
+                yield path, body
+            else:
+                yield from marked(value, (*path, key))
+    elif isinstance(body, list):
+        for place, value in enumerate(body):
+            yield from marked(value, (*path, place))

@@ -1,0 +1,154 @@
+"""A server in a process of its own with a probe inside, and what each request costs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from conformance.amplify.request import Request
+from conformance.fuzz import peer
+from conformance.fuzz.peer import Peer
+from conformance.fuzz.servers import free_port
+from conformance.fuzz.shot import Reply, Shot
+from hybridtei.server.coding import unfolded
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS, STOP_SECONDS = 120.0, 40.0
+HANG_SECONDS = 60.0
+LARGEST_ANSWER = 2**31
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a request: memory beyond rest, request and encoded answer; the longest stall; and what came of it."""
+
+    growth_bytes: int
+    stall_seconds: float
+    status: str
+    answer_bytes: int = 0
+    seconds: float = 0.0
+
+    def least(self, other: Cost) -> Cost:
+        """Of the same request, sent again."""
+        growth = min(self.growth_bytes, other.growth_bytes)
+        return Cost(growth, min(self.stall_seconds, other.stall_seconds), other.status, other.answer_bytes, other.seconds)
+
+
+class Target:
+    """One server. `lines`: to its probe and back."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, port: int, lines: TextIO, rpc_port: int | None = None) -> None:
+        self.port = port
+        self.rpc_port = rpc_port
+        self._lines = lines
+
+    def measure(self, request: Request) -> Cost:
+        """Send a request when nothing else is asked, and read all of its answer."""
+        if request.method == "RPC":
+            from conformance.amplify.rpc import call  # needs grpcio
+
+            sent, work = call(self, request)
+        else:
+            pieces = request.pieces()
+            sent, work = sum(map(len, pieces)), lambda: self._ask(Shot("amplify", pieces, request.copies))
+        self._tell("begin")
+        began = time.perf_counter()
+        status, answered = work()
+        seconds = time.perf_counter() - began
+        told = self._tell("end")
+        return Cost(told["growth_bytes"] - answered - sent, told["stall_seconds"], status, answered, seconds)
+
+    def ask(self, request: Request) -> Reply | None:
+        """The answer to a request, without looking at what it costs; None if none came."""
+        outcome = asyncio.run(Peer(self.host, self.port).ask(Shot("amplify", request.pieces(), request.copies)))
+        return outcome.replies[0] if outcome.replies else None
+
+    def _ask(self, shot: Shot) -> tuple[str, int]:
+        outcome = asyncio.run(Peer(self.host, self.port).ask(shot))
+        status = "hung" if outcome.hung else str(outcome.replies[-1].status) if outcome.replies else outcome.broken or "closed"
+        return status, sum(map(encoded_bytes, outcome.replies))
+
+    def _tell(self, word: str) -> Any:
+        self._lines.write(f"{word}\n")
+        self._lines.flush()
+        line = self._lines.readline()
+        if not line:
+            raise RuntimeError("the server ended")
+        return json.loads(line)
+
+
+def encoded_bytes(reply: Reply) -> int:
+    """Of an answer's body before it was compressed; and after, where it was."""
+    coding = reply.headers.get("content-encoding")
+    return len(reply.body) + (len(unfolded(reply.body, coding, LARGEST_ANSWER)) if coding else 0)
+
+
+@contextmanager
+def running(command: Sequence[str], *, port: int, rpc_port: int | None = None, log: Path, **variables: str) -> Iterator[Target]:
+    """A server until the block is left. `command`: with `{probe}` in the place of the descriptor. Raises RuntimeError."""
+    peer.HANG_SECONDS = HANG_SECONDS
+    ours, theirs = socket.socketpair()
+    with ours, log.open("wb") as output:
+        process = subprocess.Popen(
+            [word.format(probe=theirs.fileno()) for word in command],
+            pass_fds=[theirs.fileno()],
+            cwd=ROOT,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        theirs.close()
+        try:
+            _wait(process, port, log)
+            with ours.makefile("rw") as lines:
+                yield Target(port, lines, rpc_port)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def serving(scratch: Path) -> Iterator[Target]:
+    """The server with its default flags, the embedded model and an embedded vector store."""
+    port, rpc_port = free_port(), _rpc_port()
+    flags = ["--hostname", Target.host, "--port", str(port), "--qdrant-path", str(scratch / "store")]
+    flags += [] if rpc_port is None else ["--grpc-port", str(rpc_port)]
+    command = [sys.executable, "-m", "conformance.amplify.launch", "{probe}", *flags]
+    with running(command, port=port, rpc_port=rpc_port, log=scratch / "log", HYBRIDTEI_CACHE=str(scratch / "cache")) as target:
+        yield target
+
+
+def _rpc_port() -> int | None:
+    try:
+        import grpc  # noqa: F401 (whether it is there)
+    except ImportError:
+        return None
+    return free_port()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection((Target.host, port), 5).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"no server after {START_SECONDS} s, or it ended:\n{log.read_text(errors='replace')[-3000:]}")
