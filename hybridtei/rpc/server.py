@@ -18,7 +18,7 @@ from hybridtei.rpc import health, messages
 from hybridtei.rpc.services import Front, handlers
 from hybridtei.server.auth import Door
 from hybridtei.server.models import Models
-from hybridtei.server.tls import Certificate, certificate_of
+from hybridtei.server.tls import Certificate
 from hybridtei.server.tracing import Recorder
 
 CALLS = 2048  # that may be open at once; further ones are RESOURCE_EXHAUSTED
@@ -29,12 +29,20 @@ log = logging.getLogger(__name__)
 class RpcServer:
     """All models of a process, on `grpc_port`."""
 
-    def __init__(self, models: Models, config: ServerConfig, recorder: Recorder | None, door: Door) -> None:
+    def __init__(
+        self,
+        models: Models,
+        config: ServerConfig,
+        recorder: Recorder | None,
+        door: Door,
+        certificate: Certificate | None = None,
+    ) -> None:
         self.port = 0  # known once it listens
         self._models = models
         self._config = config
         self._recorder = recorder
         self._door = door
+        self._certificate = certificate
         self._server: Any = None
         self._ending: asyncio.Event | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -53,7 +61,7 @@ class RpcServer:
         )
         address = _address(self._config.hostname, self._config.grpc_port or 0)
         try:
-            self.port = _listen(server, address, certificate_of(self._config))
+            self.port = _listen(server, address, self._certificate)
         except RuntimeError:
             self.port = 0
         if not self.port:
@@ -96,7 +104,21 @@ def _listen(server: Any, address: str, certificate: Certificate | None) -> int:
     """The port; 0 or RuntimeError where there is none."""
     if certificate is None:
         return int(server.add_insecure_port(address))
-    return int(server.add_secure_port(address, grpc.ssl_server_credentials([certificate.pair()])))
+    return int(server.add_secure_port(address, _credentials(certificate)))
+
+
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Each connection gets the certificate that was read last; gRPC asks from a thread of its own."""
+    used = certificate.pair
+
+    def current() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if certificate.pair is used:
+            return None
+        used = certificate.pair
+        return grpc.ssl_server_certificate_configuration([used])
+
+    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([used]), current)
 
 
 def _address(hostname: str, port: int) -> str:

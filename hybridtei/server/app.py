@@ -29,6 +29,7 @@ from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.otlp import recorder_for
 from hybridtei.server.quantised import ranges_in
 from hybridtei.server.routes import fleet, hybrid, inference, openai, ops, page, rank, search, tei
+from hybridtei.server.tls import certificate_of
 from hybridtei.server.unsent import Unsent
 
 if TYPE_CHECKING:
@@ -70,12 +71,13 @@ def create_fleet_app(
     layouts: Layouts | None = None,
 ) -> Litestar:
     """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `layouts`: of a vector store,
-    which it closes."""
+    which it closes. Raises LoadError."""
+    certificate = certificate_of(server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
     door, refusals = Door(Keyring.of(server), models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
     models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes)
-    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder, door)
+    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder, door, certificate)
 
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
@@ -101,6 +103,7 @@ def create_fleet_app(
                 **{
                     "door": door,
                     "refusals": refusals,
+                    "certificate": certificate,
                     "unsent": unsent,
                     "keyless": Keyless(),
                     "store_bounds": StoreBounds.of(models),

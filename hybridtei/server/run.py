@@ -20,10 +20,9 @@ import uvicorn
 
 from hybridtei import heap
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError
 from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
 from hybridtei.server.protocol import BoundedHttpProtocol
-from hybridtei.server.tls import certificate_of
+from hybridtei.server.tls import Certificate, certificate_of
 from hybridtei.server.unsent import Unsent
 
 if TYPE_CHECKING:
@@ -114,20 +113,22 @@ def announce(host: str, port: int) -> None:
 
 
 def settings_of(
-    app: Any, config: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None
+    app: Any,
+    config: ServerConfig,
+    refusals: Refusals | None = None,
+    unsent: Unsent | None = None,
+    certificate: Certificate | None = None,
 ) -> uvicorn.Config:
     """How uvicorn serves an application here. Raises LoadError for a certificate that is none. `refusals`: which counts what
-    connections are refused for; `unsent`: where the application's answers are counted."""
+    connections are refused for; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
+    if it was read already."""
     limits = ConnectionLimits.of(config, refusals, unsent)
-    certificate = certificate_of(config)
-    return uvicorn.Config(
+    settings = uvicorn.Config(
         app,
         host=config.hostname,
         port=config.port,
         loop="uvloop",
         http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
-        ssl_certfile=None if certificate is None else certificate.chain,
-        ssl_keyfile=None if certificate is None else certificate.key,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -140,24 +141,24 @@ def settings_of(
         reset_contextvars=True,  # a pipelined request is begun by the one before it, whose key and span are not its own
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
+    certificate = certificate or certificate_of(config)
+    if certificate is not None:
+        settings.load()  # which would replace the context if uvicorn called it later
+        settings.ssl = certificate.accepting()
+    return settings
 
 
-def reloader(app: Any, settings: uvicorn.Config, config: ServerConfig) -> Callable[[], None] | None:
+def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
     """What reads the files of keys and of the certificate again, if there are such files."""
-    certificate = certificate_of(config)
+    certificate = app.state.certificate
     if config.api_key_file is None and certificate is None:
         return None
 
     def reload() -> None:
         if config.api_key_file is not None:
             app.state.door.keys.reload()
-        if certificate is not None and settings.ssl is not None:
-            try:
-                certificate.load(settings.ssl)
-            except LoadError as error:
-                log.error("the certificate stays as it is: %s", error)
-            else:
-                log.info("read the certificate again")
+        if certificate is not None:
+            certificate.reload()
 
     return reload
 
@@ -165,8 +166,9 @@ def reloader(app: Any, settings: uvicorn.Config, config: ServerConfig) -> Callab
 def run_server(app: Any, config: ServerConfig) -> None:
     """Serve until told to stop."""
     allow_files(config.max_connections)
-    settings = settings_of(app, config, app.state.refusals, app.state.unsent)
-    server = DrainingServer(settings, config.drain_seconds, app.state.rpc, reloader(app, settings, config))
+    state = app.state
+    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
+    server = DrainingServer(settings, config.drain_seconds, state.rpc, reloader(app, config))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:

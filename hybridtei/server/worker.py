@@ -178,8 +178,8 @@ def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
         await app(scope, receive, send)
 
     allow_files(setup.server.max_connections)
-    settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent)
-    server = WorkerServer(settings, setup.server.drain_seconds, desk, reloader(app, settings, setup.server))
+    settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent, app.state.certificate)
+    server = WorkerServer(settings, setup.server.drain_seconds, desk, reloader(app, setup.server))
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
     if server.abandoned:

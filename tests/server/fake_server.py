@@ -16,7 +16,8 @@ from tests.engine import small
 if __name__ == "__main__":
     seconds, drain = float(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
     files = {name: os.environ.get(name.upper()) for name in ("api_key_file", "certfile", "keyfile")}
-    config = ServerConfig(hostname="127.0.0.1", port=0, drain_seconds=drain, **files)
+    grpc_port = int(os.environ["GRPC_PORT"]) if "GRPC_PORT" in os.environ else None
+    config = ServerConfig(hostname="127.0.0.1", port=0, grpc_port=grpc_port, drain_seconds=drain, **files)
     logs.configure(json_output=False, level="info")
     registry = Registry()
     service = small.service(registry=registry, budget_tokens=32, gate=lambda _: time.sleep(seconds))

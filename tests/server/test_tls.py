@@ -108,6 +108,39 @@ def test_a_new_certificate_is_taken_on_sighup(tmp_path):
         assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
 
 
+def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_takes_the_new(tmp_path):
+    files, old, new = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c")
+    port = free_port()
+    environment = {**{name.upper(): path for name, path in files.items()}, "GRPC_PORT": str(port)}
+    with process(["-m", "tests.server.fake_server", "0"], environment) as running:
+        url = running.wait_ready().replace("http:", "https:")
+
+        def reload(expected: str) -> None:
+            seen = sum(expected in line for line in running.lines)
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda: sum(expected in line for line in running.lines) > seen)
+
+        def check(trusted: dict[str, str]) -> None:
+            assert httpx.get(f"{url}/health", verify=trusting(trusted), trust_env=False).status_code == 200
+            credentials = grpc.ssl_channel_credentials(Path(trusted["certfile"]).read_bytes())
+            with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+                assert start(channel, "Embed", {"inputs": "one"}, timeout=10)[0].embeddings
+
+        for name in files:
+            shutil.copy(files[name], old[name])
+        check(old)
+        Path(files["certfile"]).write_bytes(Path(new["certfile"]).read_bytes())
+        reload("the certificate stays as it is: --certfile")
+        check(old)
+        Path(files["keyfile"]).write_bytes(Path(new["keyfile"]).read_bytes())
+        reload("read the certificate again")
+        check(new)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", verify=trusting(old), trust_env=False)
+        running.terminate()
+        assert running.wait() == 0
+
+
 def test_what_is_no_certificate_is_refused_by_name(files, tmp_path):
     assert certificate_of(ServerConfig()) is None
     assert certificate_of(ServerConfig(**files)) is not None
