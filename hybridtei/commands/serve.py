@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     from hybridtei.model_list import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
-    start.serve_several(models, engine, server, store)
+    start.serve_several(models, engine, server, store, model)
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:

@@ -136,4 +136,10 @@ def _edge(app: Litestar, server: ServerConfig) -> ASGIApp:
     for method, path in ALIASES:
         methods[path].add(method)
     table = {path: frozenset(names) for path, names in methods.items()}
-    return Edge(app.asgi_handler, server.cors_allow_origin, table, below_aliases=not server.only_tei_routes)
+    return Edge(
+        app.asgi_handler,
+        server.cors_allow_origin,
+        table,
+        below_aliases=not server.only_tei_routes,
+        of_process=fleet.PATHS,
+    )

@@ -30,17 +30,25 @@ Headers = list[tuple[bytes, bytes]]
 class Edge:
     """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at.
 
-    `below_aliases`: whether all routes are also there below `/m/ALIAS`.
+    `below_aliases`: whether routes are also there below `/m/ALIAS`: all but those at `of_process`, which belong to no model,
+    and which a proxy in front may guard by their one path.
     """
 
     def __init__(
-        self, app: Any, origins: tuple[str, ...], methods: Mapping[str, frozenset[str]], *, below_aliases: bool = True
+        self,
+        app: Any,
+        origins: tuple[str, ...],
+        methods: Mapping[str, frozenset[str]],
+        *,
+        below_aliases: bool = True,
+        of_process: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
         self._any_origin = not origins or "*" in origins
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
         self._methods = methods
         self._below_aliases = below_aliases
+        self._of_process = of_process
         self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -55,7 +63,8 @@ class Edge:
         if method == "OPTIONS":
             await _answer(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
             return
-        if "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+        misplaced = alias is not None and path in self._of_process
+        if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
             await _answer(404, headers, send)  # the framework would strip slashes, TEI does not
             return
         is_head = method == "HEAD"

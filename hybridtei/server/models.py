@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from hybridtei.config import NamedModel
+from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import HybridTeiError, InvalidInput, UnknownModel
 from hybridtei.metrics import Gauge, Registry
 from hybridtei.server.context import Context
@@ -42,9 +42,11 @@ class Entry:
 
 
 class Models:
-    """Used from the event loop's thread. `opener`: makes a started context of a configuration; None: nothing can be loaded."""
+    """Used from the event loop's thread. `opener`: makes a started context of a configuration; None: nothing can be loaded.
+    `flags`: of the process, whatever a model's own table says; no model that is loaded later may do more than they allow."""
 
-    def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None) -> None:
+    def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
+        self.flags = flags or ModelConfig()
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
         # What is counted of no model in particular; with the only one's where there is but one.
         self.registry = next(iter(contexts.values())).registry if len(contexts) == 1 and opener is None else Registry()

@@ -48,14 +48,19 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, st
 
 
 def serve_several(
-    configs: Sequence[NamedModel], engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None
+    configs: Sequence[NamedModel],
+    engine: EngineConfig,
+    server: ServerConfig,
+    store: StoreConfig | None = None,
+    flags: ModelConfig | None = None,
 ) -> None:
-    """Until told to stop. A model that does not load leaves the others serving. Raises LoadError if none does; OSError."""
+    """Until told to stop. A model that does not load leaves the others serving. `flags`: the settings that models loaded at run
+    time begin with. Raises LoadError if none does; OSError."""
     _check_files(server)
     _check_rpc(server)
     layouts = _layouts(store, server)
     with reserved(server) as port:
-        _serve_fleet(configs, engine, server, port, layouts)
+        _serve_fleet(configs, engine, server, port=port, layouts=layouts, flags=flags)
 
 
 def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
@@ -76,8 +81,10 @@ def _serve_fleet(
     configs: Sequence[NamedModel],
     engine: EngineConfig,
     server: ServerConfig,
+    *,
     port: MetricsPort | None,
     layouts: Layouts | None,
+    flags: ModelConfig | None,
 ) -> None:
     fleet = Fleet(engine)
     contexts: dict[str, Context] = {}
@@ -100,7 +107,7 @@ def _serve_fleet(
         await context.service.start()
         return context
 
-    models = Models(contexts, opener)
+    models = Models(contexts, opener, flags)
     models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
     run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], layouts=layouts), port), server)
 

@@ -41,7 +41,7 @@ def client(
     models = {"hybrid": hybrid, **checkpoints, "gone": hybrid.parent / "gone"}
     listed.write_text("".join(f"[[model]]\nmodel_id = '{path}'\nalias = '{alias}'\n" for alias, path in models.items()))
     with (
-        request.param("--models", str(listed), "--api-key", "secret") as url,
+        request.param("--models", str(listed), "--api-key", "secret", "--offline") as url,
         httpx.Client(base_url=url, headers=KEY, timeout=60, trust_env=False) as client,
     ):
         yield client
@@ -79,6 +79,8 @@ def test_a_model_has_all_routes_below_its_alias(client: httpx.Client) -> None:
         ("/models/load", {"model_id": "/nowhere", "alias": "hybrid"}, 422, "`hybrid` is ready already"),
         ("/models/load", {"alias": "a"}, 422, "`model_id` should be a text"),
         ("/models/load", {"model_id": "a", "trust_remote_code": True}, 422, "`trust_remote_code` is set for the whole process"),
+        ("/models/load", {"model_id": "org/name", "offline": False}, 422, "`offline` is set for the whole process"),
+        ("/models/load", {"model_id": "a", "quantization_ranges": "/dev/zero"}, 422, "`quantization_ranges` is set for the"),
         ("/models/unload", {"model": "nobody"}, 404, "not served here"),
     ],
 )
@@ -90,6 +92,14 @@ def test_what_is_wrong_is_named(client: httpx.Client, path: str, body: dict[str,
 
 def test_models_change_only_with_the_key(client: httpx.Client) -> None:
     assert client.post("/models/unload", json={"model": "hybrid"}, headers={"authorization": "Bearer x"}).status_code == 401
+
+
+@pytest.mark.parametrize("alias", ["hybrid", "zzz", ""])
+@pytest.mark.parametrize("route", ["load", "unload"])
+def test_models_change_at_one_path_only(client: httpx.Client, alias: str, route: str) -> None:
+    answer = client.post(f"/m/{alias}/models/{route}", json={"model": "tagger", "model_id": "/nowhere"})
+    assert (answer.status_code, answer.content) == (404, b"")
+    assert "tagger" in [model["id"] for model in client.get("/m/hybrid/v1/models").json()["data"]]
 
 
 def test_a_model_comes_and_goes_while_another_answers(client: httpx.Client, checkpoints: dict[str, Path]) -> None:

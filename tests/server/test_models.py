@@ -14,13 +14,14 @@ from hybridtei.metrics import Registry
 from hybridtei.server.context import Context
 from hybridtei.server.models import FAILURES_KEPT, Models
 from hybridtei.server.observe import RequestMetrics
+from hybridtei.server.routes import fleet
 from tests.engine import small
 
 
-def context(model_id: str, spec: Any = None) -> Context:
+def context(model_id: str, spec: Any = None, **settings: Any) -> Context:
     registry = Registry()
     service = small.service(spec, registry=registry)
-    return Context(service, ServerConfig(), ModelConfig(model_id=model_id), registry, RequestMetrics(registry, 64))
+    return Context(service, ServerConfig(), ModelConfig(model_id=model_id, **settings), registry, RequestMetrics(registry, 64))
 
 
 def is_splade(candidate: Context) -> bool:
@@ -107,6 +108,22 @@ def test_a_server_may_load_nothing() -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidInput, match="loads no models"):
             await Models({"only": context("only")}).load(NamedModel(model_id="a", alias="a"))
+
+    run(scenario)
+
+
+def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
+    loaded: list[NamedModel] = []
+
+    async def opener(config: NamedModel) -> Context:
+        loaded.append(config)
+        return context(config.model_id)
+
+    async def scenario() -> None:
+        models = Models({"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener)
+        await fleet.load(models, models.default, {"model_id": "later"})
+        assert (loaded[0].trust_remote_code, loaded[0].hf_token) == (False, None)
+        await models.stop()
 
     run(scenario)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import HybridTeiError, InvalidInput, LoadError
 from hybridtei.model_list import named_model
@@ -13,14 +11,14 @@ from hybridtei.server.models import Entry, Models
 from hybridtei.server.serve import managed
 from hybridtei.server.wire.fleet import ModelState, Table, UnloadRequest
 
-# Settings of a process, not of one model in it.
-NOT_HERE = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code"})
+# Settings of a process, not of one model in it; and a file that lies outside of the model, of which a request may name none.
+OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
 
 
 async def load(models: Models, default: Context, request: Table) -> Reply:
     """`/models/load`: answers when the model does, or cannot. Raises InvalidInput."""
     try:
-        return Reply(_state(await models.load(_configuration(request, default.model))))
+        return Reply(_state(await models.load(_configuration(request, models.flags))))
     except LoadError as error:
         raise InvalidInput(str(error)) from error
 
@@ -35,19 +33,21 @@ def _state(entry: Entry) -> ModelState:
     return ModelState(entry.alias, entry.state, entry.seconds, entry.error)
 
 
-def _configuration(table: Table, like: ModelConfig) -> NamedModel:
-    refused = sorted(NOT_HERE & table.keys())
+def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
+    """`flags`: of the process. What they forbid, no request allows. Raises InvalidInput."""
+    refused = sorted(OF_PROCESS & table.keys())
+    if flags.offline and table.get("offline") is False:
+        refused = ["offline"]
     if refused:
         raise InvalidInput(f"`{refused[0]}` is set for the whole process, when it starts")
-    flags = msgspec.structs.replace(
-        ModelConfig(),
-        hf_token=like.hf_token,
-        huggingface_hub_cache=like.huggingface_hub_cache,
-        offline=like.offline,
-        trust_remote_code=like.trust_remote_code,
+    base = ModelConfig(
+        hf_token=flags.hf_token,
+        huggingface_hub_cache=flags.huggingface_hub_cache,
+        offline=flags.offline,
+        trust_remote_code=flags.trust_remote_code,
     )
     try:
-        return named_model(table, flags, "model")
+        return named_model(table, base, "model")
     except LoadError as error:
         raise InvalidInput(str(error)) from None
 
@@ -57,3 +57,4 @@ ROUTES = (
     managed("/models/load", Table, load, errors=ERRORS),
     managed("/models/unload", UnloadRequest, unload, errors=ERRORS),
 )
+PATHS = frozenset(path for route in ROUTES for path in route.paths)
