@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hybridtei.engine.admission import Admission
 
 RESERVE = 8  # of so many permits, one is not given to those who wait
+GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
 
 _carried: ContextVar[int] = ContextVar("carried_permits", default=0)
 
@@ -34,6 +35,7 @@ class PatientAdmission(Admission):
         self._reserve = permits // RESERVE
         self._most = permits - self._reserve
         self._waiting: deque[_Waiter] = deque()
+        self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
     @property
     def waiting(self) -> int:

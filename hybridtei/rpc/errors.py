@@ -40,10 +40,20 @@ class Garbage(RequestError):
     """Bytes that are no message of the kind."""
 
 
+class Ended(RequestError):
+    """A call ends with a code and words that only gRPC has."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:
     """(code, details)."""
     if isinstance(error, NoKey):
         return grpc.StatusCode.UNAUTHENTICATED, str(error)
+    if isinstance(error, Ended):
+        return error.code, str(error)
     if isinstance(error, Garbage):
         return grpc.StatusCode.INTERNAL, str(error)  # what gRPC's own documentation says of it
     row = row_of(error)

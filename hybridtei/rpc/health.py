@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import grpc
@@ -12,7 +13,9 @@ from grpc_health.v1 import health_pb2
 
 from hybridtei.batch import Head
 from hybridtei.errors import Unhealthy
-from hybridtei.rpc.messages import PACKAGE
+from hybridtei.rpc.calls import Exchange, OpenCalls, Served
+from hybridtei.rpc.errors import Ended
+from hybridtei.rpc.messages import PACKAGE, parsed
 from hybridtei.server.context import Context
 from hybridtei.server.models import Models
 from hybridtei.server.routes.ops import capabilities
@@ -60,40 +63,45 @@ class Health:
                     return int(SERVING)
         return int(NOT_SERVING)
 
-    async def check(self, request: Any, call: Any) -> Any:
-        status = await self.status(request.service)
+    async def check(self, exchange: Exchange) -> bytes:
+        name = await _service_in(exchange)
+        status = await self.status(name)
         if status == UNKNOWN:
-            await call.abort(grpc.StatusCode.NOT_FOUND, f"no service `{request.service[:200]}`")
-        return health_pb2.HealthCheckResponse(status=status)
+            raise Ended(grpc.StatusCode.NOT_FOUND, f"no service `{name[:200]}`")
+        return _written(health_pb2.HealthCheckResponse(status=status))
 
-    async def list(self, _: Any, call: Any) -> Any:
+    async def list(self, exchange: Exchange) -> bytes:
+        await exchange.read()  # its request holds nothing
         statuses = {name: health_pb2.HealthCheckResponse(status=await self.status(name)) for name in FITS}
-        return health_pb2.HealthListResponse(statuses=statuses)
+        return _written(health_pb2.HealthListResponse(statuses=statuses))
 
-    async def watch(self, request: Any, call: Any) -> None:
+    async def watch(self, exchange: Exchange) -> None:
         """Tells the status now, and whenever it has changed."""
+        name = await _service_in(exchange)
         told = None
         while True:
             last = self._ending.is_set()
-            status = await self.status(request.service)
+            status = await self.status(name)
             if status != told:
-                await call.write(health_pb2.HealthCheckResponse(status=status))
+                await exchange.write(_written(health_pb2.HealthCheckResponse(status=status)))
                 told = status
             if last:
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), LOOK_SECONDS)
+                await exchange.turn(asyncio.wait_for(self._ending.wait(), LOOK_SECONDS), inf)
 
-    def handler(self) -> Any:
-        """What a gRPC server is given."""
-        read = health_pb2.HealthCheckRequest.FromString
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        calls = {
-            "Check": unary(self.check, read, _written),
-            "List": unary(self.list, None, _written),  # its request holds nothing
-            "Watch": stream(self.watch, read, _written),
+    def served(self, calls: OpenCalls) -> dict[str, Served]:
+        """What serves the methods, by full names. Without a key, as health checks are made."""
+        return {
+            f"/{NAME}/Check": Served(self.check, calls),
+            f"/{NAME}/List": Served(self.list, calls),
+            f"/{NAME}/Watch": Served(self.watch, calls, streams=True),
         }
-        return grpc.method_handlers_generic_handler(NAME, calls)
+
+
+async def _service_in(exchange: Exchange) -> str:
+    """The name that a request asks about. Raises Garbage, Ended."""
+    return str(parsed(health_pb2.HealthCheckRequest, await exchange.read()).service)
 
 
 def _written(message: Any) -> bytes:

@@ -12,6 +12,9 @@ from importlib.resources import files
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from hybridtei.rpc.errors import Garbage
 
 PACKAGE, FILE = "tei.v1", "tei.proto"
 SCALARS = {"string": 9, "bool": 8, "float": 2, "uint32": 13, "uint64": 4}  # numbers of FieldDescriptorProto.Type
@@ -69,6 +72,14 @@ POOL.AddSerializedFile(parse(files(__package__).joinpath(FILE).read_text(encodin
 def message(name: str) -> Any:
     """The class of a message."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """A message of a class. Raises Garbage."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Garbage(f"not a {kind.DESCRIPTOR.full_name}: {error}") from None
 
 
 def services() -> Iterator[Any]:

@@ -61,10 +61,18 @@ async def rerank(context: Context, message: Any) -> Reply:
 
 
 async def rerank_stream(context: Context, requests: AsyncIterator[bytes], decode: Decode) -> Reply:
-    """`RerankStream`. Waits for permits."""
+    """`RerankStream`. Waits for permits: for one before it reads, and then for those of its texts."""
     with context.counting_failures():
         _check(context)
-        given = await _collected(context, requests, decode)
+    admission = admission_of(context)
+    async with admission.gathering:
+        with context.counting_failures():
+            async with admission.held(1):  # not longer: those who hold one and wait for many would wait for each other
+                given = await _collected(context, requests, decode)
+        return await _ranked(context, given)
+
+
+async def _ranked(context: Context, given: Sequence[Any]) -> Reply:
     began_ns = perf_counter_ns()
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, message in enumerate(given):

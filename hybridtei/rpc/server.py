@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hybridtei.config import ServerConfig
-from hybridtei.rpc import health, messages
-from hybridtei.rpc.services import Front, handlers
+from hybridtei.rpc import health, reflection, services
+from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
 from hybridtei.server.auth import Door
 from hybridtei.server.models import Models
 from hybridtei.server.tls import Certificate
 from hybridtei.server.tracing import Recorder
 
-CALLS = 2048  # that may be open at once; further ones are RESOURCE_EXHAUSTED
+CALLS = 2048  # of `tei.v1` that may be open at once
+IDLE_SECONDS = 600.0  # between two messages of a stream
+HOUR_MS = 3_600_000
+# Of services that need no key. The longest call of health is `Watch`, which clients begin anew.
+HEALTH, REFLECTION = Bounds(256, age_seconds=3600.0), Bounds(64, age_seconds=600.0)
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # or two servers would share a port unawares
+    ("grpc.max_concurrent_streams", CALLS),  # of a connection
+    ("grpc.max_connection_idle_ms", HOUR_MS // 12),  # without a call; clients connect again when they have one
+    ("grpc.max_connection_age_ms", 12 * HOUR_MS),
+    ("grpc.max_connection_age_grace_ms", 12 * HOUR_MS),  # for the calls that are open then
+    ("grpc.keepalive_time_ms", 60_000),  # a client that is gone, or reads nothing, is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +50,14 @@ class RpcServer:
         door: Door,
         certificate: Certificate | None = None,
     ) -> None:
+        calls = Bounds(CALLS, config.body_timeout or inf, IDLE_SECONDS)
         self.port = 0  # known once it listens
         self._models = models
         self._config = config
         self._recorder = recorder
         self._door = door
         self._certificate = certificate
+        self._calls = OpenCalls(calls), OpenCalls(HEALTH), OpenCalls(REFLECTION)
         self._server: Any = None
         self._ending: asyncio.Event | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -51,14 +66,12 @@ class RpcServer:
 
     async def bind(self) -> None:
         """Take the port. Raises OSError."""
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._config.payload_limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # or two servers would share a port unawares
-            ],
-            maximum_concurrent_rpcs=CALLS,
-        )
+        options = [
+            *OPTIONS,
+            ("grpc.max_receive_message_length", self._config.payload_limit),
+            ("grpc.max_allowed_incoming_connections", self._config.max_connections),
+        ]
+        server = grpc.aio.server(options=options)
         address = _address(self._config.hostname, self._config.grpc_port or 0)
         try:
             self.port = _listen(server, address, self._certificate)
@@ -67,10 +80,14 @@ class RpcServer:
         if not self.port:
             raise OSError(f"cannot listen on {address} (gRPC)")
         self._ending = asyncio.Event()
-        checks = health.Health(self._models, self._ending)
-        server.add_generic_rpc_handlers((*handlers(Front(self._models, self._door, self._recorder)), checks.handler()))
-        _reflect(server)
+        server.add_generic_rpc_handlers((self._table(self._ending),))
         self._server, self._loop = server, asyncio.get_running_loop()
+
+    def _table(self, ending: asyncio.Event) -> CallTable:
+        tei, checks, reflections = self._calls
+        front = services.Front(self._models, self._door, self._recorder, tei.bounds.first_seconds)
+        known = health.Health(self._models, ending)
+        return CallTable({**services.served(front, tei), **known.served(checks), **reflection.served(reflections)})
 
     async def start(self) -> None:
         """Answer from now on. Raises OSError."""
@@ -83,6 +100,8 @@ class RpcServer:
         """Refuse new calls, and let open ones end, at most for `drain_seconds`; returns at once."""
         if self._draining is None and self._server is not None and self._ending is not None:
             self._ending.set()
+            for calls in self._calls:
+                calls.drain()
             self._draining = asyncio.ensure_future(self._server.stop(self._config.drain_seconds))
 
     def hurry(self) -> None:
@@ -123,12 +142,3 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
 
 def _address(hostname: str, port: int) -> str:
     return f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
-
-
-def _reflect(server: Any) -> None:
-    names = [service.full_name for service in messages.services()]
-    reflection.enable_server_reflection([*names, health.NAME, reflection.SERVICE_NAME], server, pool=messages.POOL)
-
-
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # what reflection tells, besides our own
-    messages.POOL.AddSerializedFile(_file.serialized_pb)

@@ -1,22 +1,23 @@
-"""The table of calls, and the one way from a call to its answer: key, model, permit, answer, status.
+"""The methods of `tei.v1`, and the one way from a call to its answer: model, permit, answer, status.
 
-Messages pass gRPC as bytes: a call without the key is not decoded, and floats are written from memory.
+Messages pass gRPC as bytes, and floats are written from memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
 from litestar.exceptions import NotAuthorizedException
 
 from hybridtei.rpc import answers, messages, rerank
 from hybridtei.rpc.admission import carrying
-from hybridtei.rpc.errors import Garbage, NoKey, refusing
+from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
+from hybridtei.rpc.errors import NoKey
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import jobs
 from hybridtei.server.auth import Door
@@ -28,6 +29,8 @@ from hybridtei.server.tracing import Recorder, arrived
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
 
 Answer = Callable[[Context, Any], Coroutine[Any, Any, Reply]]
+Decode = Callable[[bytes], Any]
+Metadata = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,97 +62,85 @@ class Front:
     models: Models
     door: Door
     recorder: Recorder | None = None
+    body_seconds: float = inf  # between two messages that have one answer
     parallel: int = field(default_factory=parallel_requests)
     beside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASIDE_STREAMS))
 
-    def context(self, call: Any, job: Sequence[Able]) -> Context:
-        """Of the model that is to answer. Raises NoKey before all else, UnknownModel."""
-        sent = call.invocation_metadata() or ()
-        if not self.door.keys.is_open:
-            given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
-            try:
-                self.door.let_in(self.door.keys.owner_of_header(given))
-            except NotAuthorizedException:
-                raise NoKey("No valid auth token") from None
+    def authenticate(self, sent: Metadata) -> None:
+        """Raises NoKey."""
+        if self.door.keys.is_open:
+            return
+        given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
+        try:
+            self.door.let_in(self.door.keys.owner_of_header(given))
+        except NotAuthorizedException:
+            raise NoKey("No valid auth token") from None
+
+    def context(self, exchange: Exchange, job: Sequence[Able]) -> Context:
+        """Of the model that is to answer. Raises UnknownModel."""
+        sent = exchange.context.invocation_metadata() or ()
         arrived(self.recorder, ((name.encode(), value.encode()) for name, value in sent if isinstance(value, str)))
         return self.models.choose(None, _text(sent, "model"), job)
 
 
-def _text(sent: Sequence[tuple[str, Any]], name: str) -> str | None:
+def _text(sent: Metadata, name: str) -> str | None:
     return next((value for key, value in sent if key == name and isinstance(value, str)), None)
 
 
-def handlers(front: Front) -> list[Any]:
-    """What a gRPC server is given, one a service."""
-    return [
-        grpc.method_handlers_generic_handler(
-            service.full_name, {method.name: _handler(front, method) for method in service.methods}
-        )
+def served(front: Front, calls: OpenCalls) -> dict[str, Served]:
+    """What serves the methods of all services, by full names."""
+    return {
+        f"/{service.full_name}/{method.name}": _served(front, method, calls)
         for service in messages.services()
-    ]
+        for method in service.methods
+    }
 
 
-def _handler(front: Front, described: Any) -> Any:
-    method, decode = METHODS[described.name.removesuffix("Stream")], _decoder(described.input_type.name)
-    if described.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streamed(front, method, decode))
-    if described.client_streaming:
-        return grpc.stream_unary_rpc_method_handler(_collected(front, method, decode))
-    return grpc.unary_unary_rpc_method_handler(_single(front, method, decode))
+def _served(front: Front, described: Any, calls: OpenCalls) -> Served:
+    method, decode = (
+        METHODS[described.name.removesuffix("Stream")],
+        partial(messages.parsed, messages.message(described.input_type.name)),
+    )
+    form = _streamed if described.server_streaming else _collected if described.client_streaming else _single
+    handle = form(front, method, decode)
+    return Served(handle, calls, streams=described.server_streaming, authenticate=front.authenticate)
 
 
-def _decoder(name: str) -> Callable[[bytes], Any]:
-    parse = messages.message(name).FromString
-
-    def decode(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError as error:
-            raise Garbage(f"not a {messages.PACKAGE}.{name}: {error}") from None
-
-    return decode
-
-
-def _single(front: Front, method: Method, decode: Callable[[bytes], Any]) -> Any:
-    async def handle(data: bytes, call: Any) -> bytes | None:
-        async with refusing(call):
-            context = front.context(call, method.job)
-            return await _sent(call, await method.answer(context, decode(data)))
-        return None
+def _single(front: Front, method: Method, decode: Decode) -> Handle:
+    async def handle(exchange: Exchange) -> bytes:
+        data = await exchange.read()
+        context = front.context(exchange, method.job)
+        return await _sent(exchange, await method.answer(context, decode(data)))
 
     return handle
 
 
-def _collected(front: Front, method: Method, decode: Callable[[bytes], Any]) -> Any:
-    async def handle(requests: AsyncIterator[bytes], call: Any) -> bytes | None:
-        async with refusing(call):
-            context = front.context(call, method.job)
-            return await _sent(call, await rerank.rerank_stream(context, requests, decode))
-        return None
+def _collected(front: Front, method: Method, decode: Decode) -> Handle:
+    async def handle(exchange: Exchange) -> bytes:
+        context = front.context(exchange, method.job)
+        return await _sent(exchange, await rerank.rerank_stream(context, exchange.messages(front.body_seconds), decode))
 
     return handle
 
 
-async def _sent(call: Any, reply: Reply) -> bytes:
+async def _sent(exchange: Exchange, reply: Reply) -> bytes:
     """The body, once the values of HTTP's `x-…` headers are on their way."""
     if reply.usage is not None:
-        await call.send_initial_metadata([(name.decode(), value.decode()) for name, value in reply.usage.headers()])
+        metadata = [(name.decode(), value.decode()) for name, value in reply.usage.headers()]
+        await exchange.context.send_initial_metadata(metadata)
     return bytes(reply.answer)
 
 
-def _streamed(front: Front, method: Method, decode: Callable[[bytes], Any]) -> Any:
-    async def handle(requests: AsyncIterator[bytes], call: Any) -> None:
-        async with refusing(call):
-            context = front.context(call, method.job)
+def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
+    async def handle(exchange: Exchange) -> None:
+        context = front.context(exchange, method.job)
 
-            async def answer(data: bytes) -> bytes:
-                with carrying(int(method.permits)):
-                    return bytes((await method.answer(context, decode(data))).answer)
+        async def answer(data: bytes) -> bytes:
+            with carrying(int(method.permits)):
+                return bytes((await method.answer(context, decode(data))).answer)
 
-            if method.permits:
-                await InOrder(answer, _permit(context), most=front.parallel).run(requests, call.write)
-            else:
-                await InOrder(answer, _place(front.beside), most=1).run(requests, call.write)
+        enter, most = (_permit(context), front.parallel) if method.permits else (_place(front.beside), 1)
+        await InOrder(answer, enter, most=most).run(exchange.messages(), exchange.write)
 
     return handle
 

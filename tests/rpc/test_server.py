@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import socket
 import sys
+import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import grpc
 import httpx
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -116,21 +120,45 @@ def test_a_stalled_stream_does_not_keep_it_alive(hybrid, drain):
         assert "Traceback" not in "".join([*running.lines, *running.errors])
 
 
-def test_a_second_interrupt_ends_the_wait(hybrid):
-    def stalled():
-        yield {"inputs": "baka"}
-        stop.result(HANG)
+def test_open_calls_whose_clients_say_nothing_do_not_keep_it_alive(hybrid):
+    ended = threading.Event()
 
-    with process(fake(hybrid, "0", "drain_seconds=3600")) as running, ThreadPoolExecutor(1) as pool:
+    def silent(*said):
+        yield from said
+        ended.wait(HANG)
+
+    with process(fake(hybrid, "0", "drain_seconds=3600")) as running, grpc.insecure_channel(address_of(running)) as channel:
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        calls = [
+            start(channel, "EmbedStream", silent({"inputs": "baka"})),
+            reflection(silent(reflection_pb2.ServerReflectionRequest(list_services=""))),
+        ]
+        assert all(next(call) for call in calls)
+        calls.append(channel.stream_stream("/tei.v1.Embed/Embed")(silent()))
+        running.terminate()
+        try:
+            assert running.wait() == 0
+        finally:
+            ended.set()
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_a_second_interrupt_ends_the_wait(hybrid):
+    with process(fake(hybrid, "0", "drain_seconds=3600")) as running:
         address = address_of(running)
-        stop = pool.submit(running.process.wait, HANG)
-        with grpc.insecure_channel(address) as channel:
-            answers = start(channel, "EmbedStream", stalled())
+        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(1) as pool:
+            answers = start(channel, "EmbedStream", itertools.repeat({"inputs": "baka"}))
             assert next(answers).embeddings
+            reading = pool.submit(deque, answers, maxlen=0)
             running.process.send_signal(signal.SIGINT)
             until(lambda: refused(channel))  # it drains
             running.process.send_signal(signal.SIGINT)
             assert running.wait() == 0  # how uvicorn breaks off the application is in the log
+            assert isinstance(reading.exception(HANG), grpc.RpcError)
 
 
 def refused(channel: grpc.Channel) -> bool:
