@@ -248,7 +248,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="File of further keys, a line `NAME:KEY` each; read again on SIGHUP. Names are counted and logged.",
+            description="File of further keys, a line `NAME:KEY` each, or `NAME roles=infer,search:KEY` for one that may do no "
+            "more; read again on SIGHUP. Names are counted and logged.",
             extra=SECURITY,
         ),
     ] = None

@@ -23,6 +23,7 @@ from hybridtei.server import jobs
 from hybridtei.server.auth import Door
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.jobs import Able
+from hybridtei.server.keys import Role
 from hybridtei.server.models import Models
 from hybridtei.server.tracing import Recorder, arrived
 
@@ -35,15 +36,17 @@ Metadata = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What answers a call, and which of several models. `permits`: a message of its stream waits for one."""
+    """What answers a call, and which of several models. `permits`: a message of its stream waits for one. `role`: that the
+    call's key should have; None: any key will do."""
 
     answer: Answer
     job: Sequence[Able] = jobs.ANY
     permits: bool = True
+    role: Role | None = "infer"
 
 
 METHODS: Mapping[str, Method] = {
-    "Info": Method(answers.info),
+    "Info": Method(answers.info, role=None),
     "Embed": Method(answers.embed, jobs.EMBED),
     "EmbedSparse": Method(answers.embed_sparse, jobs.EMBED_SPARSE),
     "EmbedAll": Method(answers.embed_all, jobs.EMBED),
@@ -66,13 +69,13 @@ class Front:
     parallel: int = field(default_factory=parallel_requests)
     beside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASIDE_STREAMS))
 
-    def authenticate(self, sent: Metadata) -> None:
-        """Raises NoKey."""
+    def authenticate(self, role: Role | None, sent: Metadata) -> None:
+        """Raises NoKey, RoleNeeded."""
         if self.door.keys.is_open:
             return
         given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
         try:
-            self.door.let_in(self.door.keys.owner_of_header(given))
+            self.door.let_in(self.door.keys.find_in_header(given), role)
         except NotAuthorizedException:
             raise NoKey("No valid auth token") from None
 
@@ -103,7 +106,7 @@ def _served(front: Front, described: Any, calls: OpenCalls) -> Served:
     )
     form = _streamed if described.server_streaming else _collected if described.client_streaming else _single
     handle = form(front, method, decode)
-    return Served(handle, calls, streams=described.server_streaming, authenticate=front.authenticate)
+    return Served(handle, calls, streams=described.server_streaming, authenticate=partial(front.authenticate, method.role))
 
 
 def _single(front: Front, method: Method, decode: Decode) -> Handle:

@@ -6,7 +6,7 @@ Framework errors (unknown route, wrong method) pass through here too, so no body
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,13 @@ class KeyNeeded(errors.RequestError):
         super().__init__(f"{what} only where the server was started with `--api-key`")
 
 
+class RoleNeeded(errors.RequestError):
+    """A key was given that may not be used for this."""
+
+    def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
+        super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
+
+
 class NoStore(errors.RequestError):
     """Something that only a server with a vector store offers."""
 
@@ -81,6 +88,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.UnknownCollection: Row(404, "NotFound"),
     NoStore: Row(404, "NotFound"),
     KeyNeeded: Row(403, "Forbidden"),
+    RoleNeeded: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
     errors.Overloaded: Row(429, "Overloaded"),
     errors.TimedOut: Row(503, "Overloaded"),

@@ -56,7 +56,7 @@ def posted(
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
-        check_key(scope)  # a guard would cost a copy of the route for each request
+        check_key(scope, "infer")  # a guard would cost a copy of the route for each request
         unsent_of(scope).check()
         try:
             body = await read_from_who_stays(scope, receive, models, limit=server.payload_limit, type_required=type_required)
@@ -80,7 +80,7 @@ def managed(path: str, kind: type[T], act: Act[T], *, errors: Mapping[Any, Any])
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         models, server = models_of(scope), server_of(scope)
-        check_key(scope)
+        check_key(scope, "manage")
         if door_of(scope).keys.is_open:
             raise KeyNeeded
         body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)

@@ -54,6 +54,7 @@ def code_of(call) -> str:
     with pytest.raises(grpc.RpcError) as caught:
         for _ in call:
             pass
+    assert caught.value.details() != "Deadline Exceeded"  # the client's own
     return caught.value.code().name
 
 
@@ -164,6 +165,19 @@ def test_a_call_may_be_open_for_so_long_and_no_longer(monkeypatch):
     with rpc_serving() as rpc, grpc.insecure_channel(rpc.address) as channel:
         assert code_of(watching(channel)) == "DEADLINE_EXCEEDED"
         assert is_serving(rpc)
+
+
+def test_connections_are_bounded():
+    options = [("grpc.use_local_subchannel_pool", 1)]  # or channels would share a connection
+    with rpc_serving(server={"max_connections": 2}) as rpc:
+        channels = [grpc.insecure_channel(rpc.address, options=options) for _ in range(3)]
+        for channel in channels[:2]:
+            assert start(channel, "Embed", {"inputs": "one"})[0].embeddings
+        with pytest.raises(grpc.RpcError) as caught:
+            start(channels[2], "Embed", {"inputs": "one"})
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        for channel in channels:
+            channel.close()
 
 
 def test_a_call_without_a_message_is_told_so(rpc):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.server.keys import FLAG_NAME, Keyring, is_sendable, read_keys
+from hybridtei.server.keys import FLAG_NAME, Key, Keyring, is_sendable, read_keys
 from hybridtei.spans import CURRENT
 from tests.server.live import JSON, process, serving
 from tests.server.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
@@ -31,19 +31,23 @@ def bearing(key: str) -> dict[str, str]:
     return {**JSON, "authorization": f"Bearer {key}"}
 
 
+def name_of(key: Key | None) -> str | None:
+    return key and key.name
+
+
 def test_each_key_opens_under_its_name_and_no_other_does(file):
     keys = Keyring("plain", file)
     assert not keys.is_open
-    assert {key: keys.owner(key.encode()) for key in ("s3cret-1", "s3:cret-2", "plain")} == {
+    assert {key: name_of(keys.find(key.encode())) for key in ("s3cret-1", "s3:cret-2", "plain")} == {
         "s3cret-1": "search",
         "s3:cret-2": "batch.jobs",
         "plain": FLAG_NAME,
     }
     for wrong in (b"", b"s3cret-", b"s3cret-11", b"search", b"search:s3cret-1", b"S3CRET-1"):
-        assert keys.owner(wrong) is None
+        assert keys.find(wrong) is None
     for header in (b"", b"s3cret-1", b"bearer s3cret-1", b"Bearer  s3cret-1", b"Bearer s3cret-1 ", b"Basic s3cret-1"):
-        assert keys.owner_of_header(header) is None
-    assert keys.owner_of_header(b"Bearer s3cret-1") == "search"
+        assert keys.find_in_header(header) is None
+    assert name_of(keys.find_in_header(b"Bearer s3cret-1")) == "search"
 
 
 def test_no_key_is_open():
@@ -144,10 +148,15 @@ def test_the_log_names_the_key(file):
         until(lambda: any("read the keys again: later" in line for line in running.lines))
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("s3cret-1")).status_code == 401
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 200
+        file.write_text("later roles=search:another\n")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: sum("read the keys again: later" in line for line in running.lines) == 2)
+        assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
         file.write_text("broken")
         running.process.send_signal(signal.SIGHUP)
         until(lambda: any("the keys stay as they are" in line for line in running.lines))
-        assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 200
+        assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
+        assert httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404  # there is no store
         running.terminate()
         assert running.wait() == 0
         assert any('embed{key="search"' in line for line in running.lines)

@@ -19,7 +19,7 @@ from hybridtei.server.answers.inference import inference
 from hybridtei.server.auth import check_key, is_keyless
 from hybridtei.server.body import BodyError, decode, keys_of, read_plain
 from hybridtei.server.edge import ALIAS
-from hybridtei.server.errors import row_of
+from hybridtei.server.errors import RoleNeeded, row_of
 from hybridtei.server.serve import models_of, respond, server_of, unsent_of, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.inference import InferenceRequest
@@ -29,7 +29,8 @@ PATH = "/qdrant/inference"
 
 def hook_error(request: Request[Any, Any, Any], error: HybridTeiError) -> Response[bytes]:
     """`{"error"}`."""
-    status = 400 if isinstance(error, RequestError) else row_of(error).status
+    mendable = isinstance(error, RequestError) and not isinstance(error, RoleNeeded)
+    status = 400 if mendable else row_of(error).status
     return Response(orjson.dumps({"error": str(error)}), status_code=status, media_type="application/json")
 
 
@@ -48,9 +49,9 @@ async def hook(scope: Scope, receive: Receive, send: Send) -> None:
     if is_keyless(scope):
         async with scope["app"].state.keyless.bounded(scope, receive) as receive_bounded:
             body = await read_plain(scope, receive_bounded, limit=server.payload_limit, type_required=False)
-        check_key(scope, keys_of(body, _Token).token)
+        check_key(scope, "infer", keys_of(body, _Token).token)
     else:
-        check_key(scope)
+        check_key(scope, "infer")
         body = await read_plain(scope, receive, limit=server.payload_limit, type_required=False)
     wire = decode(body, InferenceRequest)
     alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]

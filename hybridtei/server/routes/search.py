@@ -15,6 +15,7 @@ from hybridtei.server.auth import check_key
 from hybridtei.server.body import decode, read_plain
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.errors import NoStore
+from hybridtei.server.keys import Role
 from hybridtei.server.serve import models_of, respond, server_of, told, unsent_of, while_connected
 from hybridtei.server.tracing import arrived
 from hybridtei.server.wire.search import PointsRequest, SearchRequest
@@ -22,10 +23,10 @@ from hybridtei.server.wire.search import PointsRequest, SearchRequest
 T = TypeVar("T", SearchRequest, PointsRequest)
 
 
-async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
+async def asked(scope: Any, receive: Receive, kind: type[T], role: Role) -> tuple[Shelf, T]:
     """What a request is answered with, and what it says. Raises NoStore before the body is looked at, if there is no store."""
     server = server_of(scope)
-    check_key(scope)
+    check_key(scope, role)
     layouts = scope["app"].state.layouts
     if layouts is None:
         raise NoStore
@@ -42,14 +43,14 @@ async def asked(scope: Any, receive: Receive, kind: type[T]) -> tuple[Shelf, T]:
 @asgi("/search", copy_scope=False)
 async def search_route(scope: Scope, receive: Receive, send: Send) -> None:
     """POST of a `SearchRequest`."""
-    shelf, wire = await asked(scope, receive, SearchRequest)
+    shelf, wire = await asked(scope, receive, SearchRequest, "search")
     await respond(scope, await while_connected(scope, search(shelf, wire)), send)
 
 
 @post("/collections/{name:str}/points")  # ASGI routes of the framework's cannot hold parts of a path
 async def points_route(request: Request[Any, Any, Any]) -> ASGIResponse:
     """POST of a `PointsRequest`. What was begun is stored even if the client goes: it will ask again, for the same ids."""
-    shelf, wire = await asked(request.scope, request.receive, PointsRequest)
+    shelf, wire = await asked(request.scope, request.receive, PointsRequest, "write")
     reply = await asyncio.shield(upsert(shelf, request.path_params["name"], wire))
     return told(request.scope, reply.answer)
 
