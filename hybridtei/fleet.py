@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hybridtei.config import EngineConfig
-from hybridtei.engine.device import Device
+from hybridtei.engine.device import STOP_SECONDS, Device
 from hybridtei.engine.service import EngineService
 from hybridtei.lanes import LaneKind
 from hybridtei.load import LoadedModel
@@ -33,7 +33,7 @@ class Fleet:
     async def stop(self) -> None:
         """End the lanes, once the services have stopped."""
         for device in self._devices.values():
-            await asyncio.to_thread(device.stop)
+            await asyncio.to_thread(device.stop, STOP_SECONDS)
 
     def _device(self, lanes: tuple[LaneKind, ...]) -> Device:
         if lanes not in self._devices:

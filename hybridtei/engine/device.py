@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
@@ -26,6 +27,7 @@ from hybridtei.errors import BackendError, PassOverdue
 from hybridtei.lanes import LaneKind, lower_priority
 
 JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
+STOP_SECONDS = 2.0  # that the end of a process waits for passes that nobody waits for any more
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +118,15 @@ class Device:
             if thread.ident is None:
                 thread.start()
 
-    def stop(self) -> None:
-        """Let running batches end, then the lanes; not those that should have ended long ago. Whoever still waits should have
-        been failed by then."""
+    def stop(self, seconds: float = inf) -> None:
+        """Let running batches end, then the lanes; not those that should have ended long ago, nor those that take longer than
+        `seconds`. Whoever still waits should have been failed by then."""
+        end = monotonic() + seconds
         with self.lock:
             self._closing = True
             self._wake_all()
         for thread in self._threads:
-            while thread.is_alive() and not self.overdue:
+            while thread.is_alive() and not self.overdue and monotonic() < end:
                 thread.join(JOIN_SECONDS)
         self._watchdog.stop()
 
@@ -139,13 +142,13 @@ class Device:
                 if running:
                     self._threads[-1].start()
 
-    def leave(self, member: Member) -> None:
-        """Waits until no batch of it runs, but for those that should have ended; its queue is not served any more."""
+    def leave(self, member: Member, seconds: float | None = None) -> None:
+        """Waits until no batch of it runs, but for those that should have ended, at most so long; its queue is not served any
+        more."""
         with self.lock:
             if member in self._members:
                 self._members.remove(member)
-            while member.running > member.overdue and self.dead is None:
-                self._left.wait()
+            self._left.wait_for(lambda: member.running <= member.overdue or self.dead is not None, seconds)
 
     def added(self, member: Member) -> None:
         """Something was added to a model's queue; the caller holds the lock."""

@@ -137,18 +137,24 @@ class RemoteRides:
     def __init__(self, end: socket.socket) -> None:
         self.metrics = BatchMetrics(Registry())
         self._end = end
-        self._channel = Channel(self._received, self._lost)
+        self.dead: BackendError | None = None
+        self._channel = Channel(self._received, self._cut)
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[tuple[HeadOutputs, Timings]]] = {}
         self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """No pass runs in this process."""
+        return False
 
     async def start(self) -> None:
         """Answers will arrive on the running loop."""
         await self._channel.open(self._end)
 
-    async def stop(self) -> None:
-        """Fail what still waits."""
-        self._lost()
+    async def stop(self, seconds: float | None = None) -> None:
+        """Fail what still waits. No pass runs here to be waited for."""
+        self._fail()
         self._channel.close()
 
     async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
@@ -184,7 +190,12 @@ class RemoteRides:
         else:
             arrived.set_result((answer.outputs, answer.timings))
 
-    def _lost(self) -> None:
+    def _cut(self) -> None:
+        if not self._closed:
+            self.dead = BackendError("the way to the engine is lost")
+        self._fail()
+
+    def _fail(self) -> None:
         self._closed = True
         for arrived in self._waiting.values():
             if not arrived.done():

@@ -73,7 +73,13 @@ class Seat(Protocol):
 
     async def start(self) -> None: ...
 
-    async def stop(self) -> None: ...
+    @property
+    def dead(self) -> BackendError | None: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    async def stop(self, seconds: float | None = None) -> None: ...
 
     async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]: ...
 
@@ -101,14 +107,24 @@ class Rides:
         self._loop = asyncio.get_running_loop()
         self._device.join(self._member)
 
-    async def stop(self) -> None:
-        """Fail what still waits, and let running batches end."""
+    @property
+    def dead(self) -> BackendError | None:
+        """Why the lanes have ended, if they did so by themselves."""
+        return self._device.dead
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass of the model runs."""
+        return self._member.running > 0
+
+    async def stop(self, seconds: float | None = None) -> None:
+        """Fail what still waits, and let running batches end, at most for so long."""
         with self._device.lock:
             self._closing = True
             failed = self._core.fail_all(Unhealthy())
         self._wake(failed)
-        await asyncio.to_thread(self._device.leave, self._member)
-        if not self._member.overdue:  # under a pass that never ends, the weights stay where they are
+        await asyncio.to_thread(self._device.leave, self._member, seconds)
+        if not self.busy:  # under a pass that does not end, the weights stay where they are
             self._backend.close()
 
     async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:

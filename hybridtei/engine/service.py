@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter_ns
+from math import inf
+from time import monotonic, perf_counter_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from hybridtei.backends.base import Backend
@@ -108,20 +109,22 @@ class EngineService:
         if self._own_device is not None:
             self._own_device.start()
 
-    async def stop(self) -> None:
-        """Let running batches end, fail what still waits, and give the model's memory back."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Let running batches end, fail what still waits, and give the model's memory back. A batch that takes longer than
+        `seconds` is left alone, with the memory."""
         self._closing = True
-        await self.rides.stop()
+        end = monotonic() + (inf if seconds is None else seconds)
+        await self.rides.stop(seconds)
         self._deadlines.close()
         if self._own_device is not None:
-            await asyncio.to_thread(self._own_device.stop)
+            await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
             pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
 
     @property
     def dead(self) -> BackendError | None:
-        """Why the lanes of its own device have ended, if they did so by themselves."""
-        return None if self._own_device is None else self._own_device.dead
+        """Why its lanes have ended, if they did so by themselves; or why they cannot be reached."""
+        return self.rides.dead
 
     async def run(self, task: Task[T], *, inputs: int, characters: int | None = None) -> Answered[T]:
         """Admit, tokenise, queue, wait, finish. `inputs` permits are held all the while. `characters`: of them all, if counted.

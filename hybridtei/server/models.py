@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import Literal
 
 from hybridtei.config import ModelConfig, NamedModel
-from hybridtei.errors import HybridTeiError, InvalidInput, UnknownModel
+from hybridtei.engine.device import STOP_SECONDS
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, UnknownModel
 from hybridtei.metrics import Gauge, Registry
 from hybridtei.server.context import Context
 from hybridtei.server.jobs import Able, first_able
@@ -154,5 +155,15 @@ class Models:
         await asyncio.gather(*(context.service.start() for context in self.ready))
 
     async def stop(self) -> None:
-        """Stop the services of all."""
-        await asyncio.gather(*(context.service.stop() for context in self.ready))
+        """Stop the services of all, at the end of the process."""
+        await asyncio.gather(*(context.service.stop(STOP_SECONDS) for context in self.ready))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass of any model runs."""
+        return any(context.service.rides.busy for context in self.ready)
+
+    @property
+    def dead(self) -> BackendError | None:
+        """Why a model can answer nothing more until the process is started again; None while all can."""
+        return next((context.service.dead for context in self.ready if context.service.dead is not None), None)

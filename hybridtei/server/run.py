@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
@@ -33,6 +34,10 @@ KEEP_ALIVE_SECONDS = 75  # clients keep pools; the default of 5 would cut them o
 log = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """Nothing ends a server but a signal."""
+
+
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
 
@@ -42,10 +47,12 @@ class DrainingServer(uvicorn.Server):
         drain_seconds: float,
         rpc: RpcServer | None = None,
         reload: Callable[[], object] | None = None,
+        dead: Callable[[], object] = _nothing,
     ) -> None:
         """`rpc`: the application's own, which drains while this one does. `reload`: what SIGHUP asks for; None: it ends the
-        process, as it ends any."""
+        process, as it ends any. `dead`: looked at now and then; why the server should end by itself, or None."""
         super().__init__(settings)
+        self._dead = dead
         self._drain_seconds = drain_seconds
         self._rpc = rpc
         self._reload = reload
@@ -72,6 +79,11 @@ class DrainingServer(uvicorn.Server):
     def _read_again(self, sig: int, frame: FrameType | None) -> None:
         if self._reload is not None:
             self._reload()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second, by uvicorn. What could only say 503 from now on is better started again, by a supervisor."""
+        self.should_exit = self.should_exit or self._dead() is not None
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
@@ -164,12 +176,26 @@ def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
 
 
 def run_server(app: Any, config: ServerConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until told to stop. Raises OSError if the port is taken, BackendError if the engine dies."""
     allow_files(config.max_connections)
     state = app.state
+    models = state.models
     settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
-    server = DrainingServer(settings, config.drain_seconds, state.rpc, reloader(app, config))
+    server = DrainingServer(
+        settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead
+    )
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:
         raise OSError(f"cannot listen on {config.hostname}:{config.port}")
+    if models.dead is not None:
+        raise models.dead
+    if models.busy:
+        end_at_once()
+
+
+def end_at_once() -> NoReturn:
+    """With status 0, beside a pass that has not ended and that nobody waits for: an ordinary end would run the destructors of
+    the library under it, and abort."""
+    logging.shutdown()
+    os._exit(0)

@@ -110,8 +110,16 @@ class Desk:
 class WorkerServer(DrainingServer):
     """Tells nobody that it listens; drains when told to, by its desk or by a signal."""
 
-    def __init__(self, settings: uvicorn.Config, drain_seconds: float, desk: Desk, reload: Callable[[], object] | None) -> None:
-        super().__init__(settings, drain_seconds, reload=reload)
+    def __init__(
+        self,
+        settings: uvicorn.Config,
+        drain_seconds: float,
+        desk: Desk,
+        *,
+        reload: Callable[[], object] | None,
+        dead: Callable[[], object],
+    ) -> None:
+        super().__init__(settings, drain_seconds, reload=reload, dead=dead)
         self.abandoned = False
         self._desk = desk
         desk.server = self
@@ -178,14 +186,17 @@ def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
         await app(scope, receive, send)
 
     allow_files(setup.server.max_connections)
+    models = app.state.models
     settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent, app.state.certificate)
-    server = WorkerServer(settings, setup.server.drain_seconds, desk, reloader(app, setup.server))
+    server = WorkerServer(
+        settings, setup.server.drain_seconds, desk, reload=reloader(app, setup.server), dead=lambda: models.dead
+    )
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
     if server.abandoned:
         logging.shutdown()
         os._exit(1)  # whatever a thread may still do, nobody waits for it
-    return 0 if server.started else 1
+    return 0 if server.started and models.dead is None else 1
 
 
 if __name__ == "__main__":

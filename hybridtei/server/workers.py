@@ -26,6 +26,7 @@ from hybridtei import child_process, heap
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.channel import Channel
+from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.engine.remote import FarBackend, Porter
 from hybridtei.engine.service import EngineService
 from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
@@ -34,7 +35,7 @@ from hybridtei.metrics import Reading, Registry
 from hybridtei.server.listening import bound
 from hybridtei.server.metrics_port import MetricsPort
 from hybridtei.server.orders import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
-from hybridtei.server.run import BACKLOG, announce
+from hybridtei.server.run import BACKLOG, announce, end_at_once
 
 WATCH_SECONDS = 0.2  # between looks at the engine
 RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
@@ -56,6 +57,8 @@ def run_workers(
     engine dies. `registry`: the one the service counts in. `metrics_port`: served from here."""
     with bound(server.hostname, server.port) as listening:
         uvloop.run(_Office(service, server, model, registry, listening, metrics_port=metrics_port).run())
+    if service.rides.busy:
+        end_at_once()
 
 
 class _Worker:
@@ -175,7 +178,7 @@ class _Office:
             for task in self._tasks:
                 task.cancel()
             self._heap.stop()
-            await self.service.stop()
+            await self.service.stop(STOP_SECONDS)
         if self.service.dead is not None:
             raise self.service.dead
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,14 @@ import httpx
 import psutil
 import pytest
 
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.load import find_model, text_reader
+from hybridtei.metrics import Registry
+from hybridtei.server import workers
+from hybridtei.server.listening import bound
+from hybridtei.tasks.embed import Model
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts
 
@@ -174,14 +183,60 @@ def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, tmp_path,
         assert running.errors == []
 
 
-def test_a_dead_engine_ends_all(hybrid):
-    with process([*FAKE, str(hybrid), "0", "2"]) as running:
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_dead_engine_ends_all(hybrid, count):
+    with process([*FAKE, str(hybrid), "0", count]) as running:
         url, workers = running.wait_ready(), workers_of(running)
         answer = WEB.post(f"{url}/embed", json={"inputs": MURDER})
         assert (answer.status_code, answer.json()["error"]) == (424, "Backend error: the engine stopped: murder")
         assert running.wait() == 1
         assert running.errors == ["Error: the engine stopped: murder\n"]
         assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_pass_that_does_not_end_does_not_keep_it_alive(hybrid, count):
+    with process([*FAKE, str(hybrid), "3600", count, "drain_seconds=0"]) as running, ThreadPoolExecutor(1) as pool:
+        url = running.wait_ready()
+        stuck = pool.submit(WEB.post, f"{url}/embed", json={"inputs": HARMLESS[0]})
+        until(lambda: counted(url, "hybridtei_forward_passes") == 1)
+        running.terminate()
+        assert running.wait() == 0
+        assert isinstance(stuck.exception(HANG), httpx.TransportError)
+
+
+def test_a_worker_that_lost_its_way_to_the_engine_is_replaced(hybrid):
+    model = ModelConfig(model_id=str(hybrid))
+    engine, server = EngineConfig(), ServerConfig(hostname="127.0.0.1", port=0, http_workers=1)
+    spec, registry = find_model(model), Registry()
+    backend = FakeBackend(spec)
+    service = EngineService(Model(spec, text_reader(spec, engine)), backend, engine, budget_tokens=32, registry=registry)
+
+    async def scene(listening: socket.socket) -> None:
+        office = workers._Office(service, server, model, registry, listening, metrics_port=None)
+        running = asyncio.create_task(office.run())
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        async def serving() -> workers._Worker:
+            while not (office._workers and office._workers[0].serving):
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            return office._workers[0]
+
+        first = await serving()
+        async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
+            assert (await client.post(f"{url}/embed", json={"inputs": HARMLESS[0]})).status_code == 200
+            first.porter.close()
+            await asyncio.wait_for(first.gone.wait(), HANG)
+            while await serving() is first:
+                await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
+            assert (await client.post(f"{url}/embed", json={"inputs": HARMLESS[0]})).status_code == 200
+        office._tell(signal.SIGTERM)
+        await running
+
+    with bound("127.0.0.1", 0) as listening:
+        asyncio.run(asyncio.wait_for(scene(listening), HANG))
 
 
 def test_workers_do_not_outlive_the_engine(hybrid):
