@@ -261,7 +261,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="PEM file of the certificate's private key, without a password.", extra=SECURITY)
     ] = None
     cors_allow_origin: Annotated[
-        tuple[str, ...], Meta(description="Origin that browsers may call from; repeatable [default: any].", extra=SECURITY)
+        tuple[str, ...],
+        Meta(
+            description="Origin that browsers may call from; repeatable [default: any; but without a key none may write].",
+            extra=SECURITY,
+        ),
     ] = ()
     json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.", extra=OBSERVABILITY)] = False
     disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.", extra=OBSERVABILITY)] = False

@@ -11,6 +11,7 @@ from litestar.handlers import BaseRouteHandler
 from hybridtei.metrics import Registry
 from hybridtei.server.errors import RoleNeeded
 from hybridtei.server.keys import FLAG_NAME, Key, Keyring, Role
+from hybridtei.server.origins import check_origin
 from hybridtei.spans import CALLER
 
 
@@ -52,9 +53,11 @@ def is_keyless(scope: Any) -> bool:
 def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
     """To be called before the body is looked at, in the request's own task. `role`: that the key should have; None: any key
     will do. `token`: a key that came elsewhere, and will do as well. Raises NotAuthorizedException, which is written without a
-    body, and RoleNeeded."""
+    body, and RoleNeeded; where there are no keys, OtherOrigin."""
     door = door_of(scope)
     if door.keys.is_open:
+        if role == "write":
+            check_origin(scope, scope["app"].state.server.cors_allow_origin)
         return
     key = None if token is None else door.keys.find(token.encode("utf-8", "replace"))
     door.let_in(door.keys.find_in_header(_authorization(scope)) or key, role)

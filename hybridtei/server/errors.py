@@ -61,6 +61,16 @@ class RoleNeeded(errors.RequestError):
         super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
 
 
+class OtherOrigin(errors.RequestError):
+    """A page of another origin wants to write, and no key tells whether it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`origin`: pages of other origins may not write while the server has no key: "
+            "start it with --api-key, or name the origin with --cors-allow-origin"
+        )
+
+
 class NoStore(errors.RequestError):
     """Something that only a server with a vector store offers."""
 
@@ -89,6 +99,7 @@ TABLE: Mapping[type[Exception], Row] = {
     NoStore: Row(404, "NotFound"),
     KeyNeeded: Row(403, "Forbidden"),
     RoleNeeded: Row(403, "Forbidden"),
+    OtherOrigin: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
     errors.Overloaded: Row(429, "Overloaded"),
     errors.TimedOut: Row(503, "Overloaded"),

@@ -10,12 +10,13 @@ import gc
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -194,8 +195,9 @@ def run_server(app: Any, config: ServerConfig) -> None:
         end_at_once()
 
 
-def end_at_once() -> NoReturn:
+def end_at_once() -> None:
     """With status 0, beside a pass that has not ended and that nobody waits for: an ordinary end would run the destructors of
-    the library under it, and abort."""
-    logging.shutdown()
-    os._exit(0)
+    the library under it, and abort. Does nothing in a thread of a program that goes on."""
+    if threading.current_thread() is threading.main_thread():
+        logging.shutdown()
+        os._exit(0)

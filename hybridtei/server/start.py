@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -74,7 +75,17 @@ def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
     from hybridtei.qdrant.search_layouts import Layouts
 
+    _warn_of_strangers(server)
     return Layouts(opened)
+
+
+def _warn_of_strangers(server: ServerConfig) -> None:
+    if server.api_key is None and server.api_key_file is None and not ipaddress.ip_address(server.hostname).is_loopback:
+        log.warning(
+            "no --api-key, and the server listens on %s: EVERYBODY who reaches it may read and change the vector store, and "
+            "any page in their browsers may read it; set a key, or listen on --hostname 127.0.0.1",
+            server.hostname,
+        )
 
 
 def _serve_fleet(

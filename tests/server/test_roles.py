@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.server.keys import ROLES, Keyring, read_keys
+from hybridtei.server.keys import Keyring, read_keys
 from tests.rpc.live import Rpc, rpc_serving
 from tests.server.live import JSON, POSTS
 
+ROLES = ("infer", "search", "write", "manage")
 EVERYTHING = "everything"
 FILE = "".join(f"{role} roles={role}:key-{role}\n" for role in ROLES) + f"{EVERYTHING}:key-{EVERYTHING}\n"
 INFER = [
