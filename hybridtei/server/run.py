@@ -182,9 +182,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
     state = app.state
     models = state.models
     settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
-    server = DrainingServer(
-        settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead
-    )
+    server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run()
     if not server.started:
