@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hybridtei.server.encoding import Fragment, Written, to_json
 
 FLOAT32, ARRAY16, ARRAY32 = 0xCA, 0xDC, 0xDD
+LIST = ord("[")
 FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
 
 
@@ -22,8 +23,10 @@ def to_msgpack(answer: Any) -> bytes:
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, Fragment | Written):
+    if isinstance(value, Fragment):
         return orjson.loads(to_json(value))
+    if isinstance(value, Written):
+        return msgspec.Raw(_rewritten(value.body))
     if isinstance(value, np.ndarray):
         plain = value.dtype != np.float32 or value.ndim not in (1, 2) or not value.size
         return value.tolist() if plain else msgspec.Raw(_floats(value))
@@ -34,7 +37,20 @@ def _packed(value: Any) -> Any:
     raise TypeError(f"no MessagePack for {type(value).__name__}")
 
 
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
+
+
+def _rewritten(body: bytes | memoryview) -> bytes:
+    """JSON as MessagePack, lists item by item: as objects, all of them together take many times their JSON."""
+    if body[0] != LIST:
+        return msgspec.msgpack.encode(orjson.loads(body))
+    items = _ITEMS.decode(body)
+    packed = bytearray(_head(len(items)))
+    for item in items:
+        value = memoryview(item)
+        packed += _rewritten(value) if value[0] == LIST else msgspec.msgpack.encode(orjson.loads(value))
+    return bytes(packed)
 
 
 def _floats(array: NDArray[np.float32]) -> bytes:

@@ -65,8 +65,7 @@ def posted(
             context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
             if server.otlp_endpoint is not None:
                 arrived(scope["app"].state.recorder, scope["headers"])
-            reply = await while_connected(scope, answer(context, wire))
-            await respond(scope, reply, send)
+            await respond(scope, await while_connected(scope, answer(context, wire)), send)
         except ClientDisconnected:
             if departure_of(scope) is None:
                 raise
@@ -139,6 +138,7 @@ async def respond(scope: Any, reply: Reply, send: Send) -> None:
         unsent.add(-reserved)
     if reply.usage is not None:
         headers = [*reply.usage.headers(), *headers]
+    del reply  # its numbers need not wait for the client, too
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})

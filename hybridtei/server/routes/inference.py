@@ -57,8 +57,7 @@ async def hook(scope: Scope, receive: Receive, send: Send) -> None:
     alias: str | None = scope.get(ALIAS)  # type: ignore[assignment]
     if server.otlp_endpoint is not None:
         arrived(scope["app"].state.recorder, scope["headers"])
-    reply = await while_connected(scope, inference(models_of(scope), alias, wire))
-    await respond(scope, reply, send)
+    await respond(scope, await while_connected(scope, inference(models_of(scope), alias, wire)), send)
 
 
 class _Token(msgspec.Struct):

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
+
+import msgspec
 import pytest
+
+from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.metrics import Registry
+from hybridtei.server.answers.text import tokenize
+from hybridtei.server.app import context_for
+from hybridtei.server.coding import Form, written
+from hybridtei.server.context import OFFLOAD_NUMBERS
+from hybridtei.server.wire.tei import TokenizeRequest
+from tests.engine import small
 
 TEXT = "one two three"
 
@@ -56,3 +69,21 @@ def test_refusals_name_the_field(server, path, body, status, message):
 
 def test_inputs_make_it_teis(server):
     assert server.post("/tokenize", {"inputs": TEXT, "prompt": "two", "content": "three"}).json() == [of_tei(server)]
+
+
+@pytest.mark.parametrize("msgpack", [False, True])
+def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer(msgpack):
+    """As objects they would take ten times as much, and stand still all that the event loop has to do."""
+    context = context_for(small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry())
+    reply = asyncio.run(tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32)))
+    tracemalloc.start()
+    try:
+        body, _ = written(reply.answer, Form(msgpack=msgpack))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    texts = msgspec.msgpack.decode(body) if msgpack else msgspec.json.decode(body)
+    assert [len(tokens) for tokens in texts] == [4002] * 32
+    assert texts[0][1] == {"id": small.IDS["a"], "text": "a", "special": False, "start": 0, "stop": 1}
+    assert reply.numbers > OFFLOAD_NUMBERS
+    assert peak < 4 * len(body)
