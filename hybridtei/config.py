@@ -219,7 +219,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "`offset` + `limit`.",
             extra=LIMITS,
         ),
-    ] = 5_000
+    ] = 3_200  # of 32 queries, 100 each
     max_search_bytes: Annotated[
         Positive, Meta(description="Most bytes, as JSON, of the payloads that one /search finds.", extra=LIMITS)
     ] = 16_000_000

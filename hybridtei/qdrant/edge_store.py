@@ -20,6 +20,8 @@ from hybridtei.qdrant.layouts import plain_of, plan_from
 from hybridtei.qdrant.points import batches, checked
 from hybridtei.qdrant.store import CollectionPlan, PointId
 
+READ_ASIDE = 500  # points: to make models of more would hold up the event loop
+
 
 class EdgeStore:
     """One folder. A second process that opens it gets a StoreError at its first call."""
@@ -67,7 +69,10 @@ class EdgeStore:
             await self._of(name, "upsert", [_sent(point) for point in batch])
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        return [_scored(found) for found in await self._of(name, "query", _plain(request))]
+        found = await self._of(name, "query", _plain(request))
+        if len(found) > READ_ASIDE:
+            return await asyncio.to_thread(lambda: [_scored(one) for one in found])
+        return [_scored(one) for one in found]
 
     async def retrieve(
         self,

@@ -89,6 +89,8 @@ class Shelf:
 @handler("search")
 async def search(shelf: Shelf, request: SearchRequest) -> Reply:
     """`/search`: embed, find, fuse, rescore, rerank."""
+    if request.query is None:
+        shelf.models.default.check_batch(len(request.texts))
     options = options_of(request, shelf.server)
     rank = ranker(shelf.models, request.rerank)
     return await shelf.run(len(request.texts), lambda: _search(shelf, request, options, rank))

@@ -207,8 +207,8 @@ def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"query": "one", "prefetch_limit": 5001}, "`prefetch_limit` is 5001; one search looks at 5000 points"),
-        ({"query": "one", "limit": 4000, "offset": 1001}, "`offset` + `limit` is 5001; one search"),
+        ({"query": "one", "prefetch_limit": 3201}, "`prefetch_limit` is 3201; one search looks at 3200 points"),
+        ({"query": "one", "limit": 2000, "offset": 1201}, "`offset` + `limit` is 3201; one search"),
         ({"queries": ["one"] * 30, "limit": 200}, "`offset` + `limit` is 200 for each of 30 `queries`; one search"),
         ({"query": "one", "limit": 201, "highlights": True}, "`limit` is 201; with `highlights`, 200 hits are the most"),
         ({"queries": ["one"] * 3, "limit": 67, "highlights": True}, "`limit` is 67 for each of 3 `queries`; with `highl"),
