@@ -60,6 +60,14 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not load torch; read only."""
+    folder = tiny.write_bert(tmp_path_factory.mktemp("shipped"), **tiny.SHIPPED)
+    tiny.write_own_heads(folder, hidden=tiny.SHIPPED["hidden_size"])
+    return folder
+
+
+@pytest.fixture(scope="session")
 def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with its masked-language-model head; read only."""
     return tiny.write_family(tmp_path_factory.mktemp("splade"), "bert", task="ForMaskedLM")

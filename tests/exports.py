@@ -6,16 +6,15 @@ import functools
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
 from hybridtei.backends.export import export_graph
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graphs import Graph
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from tests import tiny
+from tests.sampled import sampled
 
 QUICK = ("bert", "xlm-roberta", "modernbert", "qwen3")  # positions from 0, from the padding id, windows, causal attention
-FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("distilbert", "mpnet"))]
+FAMILIES = sampled([*QUICK, "distilbert", "mpnet"], QUICK)
 _MADE: dict[tuple[str, bool], Graph] = {}
 
 

@@ -164,12 +164,12 @@ ROUTER = ["-c", "import sys; from hybridtei.cli import router; sys.exit(router()
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_serve_from_flag_to_answer_and_back(hybrid, is_json):
+def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     """A real model in a real process: logs that parse and cannot be forged, the key in none of them, an orderly end."""
     command = [
         *(["-m", "hybridtei", "serve"] if is_json else ROUTER),
         "--model-id",
-        str(hybrid),
+        str(shipped),
         f"--json-output={str(is_json).lower()}",
         "--api-key",
         KEY,
@@ -187,7 +187,7 @@ def test_serve_from_flag_to_answer_and_back(hybrid, is_json):
             assert set(item) == {"dense", "sparse", "multivector"}
             assert client.post("/embed", json={"inputs": "bake balo"}).json() == [item["dense"]]
             facts = client.get("/info").json()
-            assert (facts["model_id"], facts["served_model_name"]) == (str(hybrid), "tiny")
+            assert (facts["model_id"], facts["served_model_name"]) == (str(shipped), "tiny")
             assert facts["max_client_batch_size"] == 3
             assert client.post("/embed", json={"inputs": ["x"] * 4}).status_code == 422
             assert client.post("/embed", json={"inputs": "x", "prompt_name": BAD}).status_code == 422
@@ -205,7 +205,7 @@ def test_serve_from_flag_to_answer_and_back(hybrid, is_json):
     assert KEY not in output
     assert "secretsecret" not in output
     assert 'api_key: "[hidden]"' in output.replace('\\"', '"')
-    assert str(hybrid) not in running.lines[0]
+    assert str(shipped) not in running.lines[0]
     if not is_json:
         text_logs_are_well(running.lines)
         return
@@ -238,12 +238,12 @@ def text_logs_are_well(lines: list[str]) -> None:
     assert any("ERROR embed: hybridtei.server.errors: errors.py:" in line and r"one\n2026" in line for line in lines)
 
 
-def test_a_taken_port_is_an_error(bert):
+def test_a_taken_port_is_an_error(shipped):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = failing("serve", "--model-id", str(bert), "--hostname", "127.0.0.1", "--port", str(port))
+        done = failing("serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", str(port))
     assert done.returncode == 1
     assert f"Error: cannot listen on 127.0.0.1:{port}" in done.stderr
 

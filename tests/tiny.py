@@ -24,6 +24,7 @@ WINDOW = 16  # of families with local attention: shorter than the longest texts 
 SMALL = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 ENCODER = {**SMALL, "max_position_embeddings": LONGEST}
 ROBERTA = {**SMALL, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
+SHIPPED = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}  # of a BERT
 DECODER = {**ENCODER, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]
 
@@ -146,19 +147,20 @@ def write_own_heads(
     width: int = 8,
     inputs: Sequence[str] = ("hidden", "embedding"),
     seed: int = 0,
+    hidden: int = HIDDEN,
     **changes: Any,
 ) -> dict[str, Tensor]:
     """`hybridtei_heads.safetensors`: a perceptron for lexical weights, a projection for multi-vectors. Returns the tensors."""
     tensors = {
-        "sparse.hidden.weight": _random(width, HIDDEN * len(inputs), seed=seed),
+        "sparse.hidden.weight": _random(width, hidden * len(inputs), seed=seed),
         "sparse.hidden.bias": _random(width, seed=seed + 1),
         "sparse.out.weight": _random(1, width, seed=seed + 2),
         "sparse.out.bias": _random(1, seed=seed + 3),
-        "multivector.weight": _random(dim, HIDDEN, seed=seed + 4),
+        "multivector.weight": _random(dim, hidden, seed=seed + 4),
     }
     described = {
         "version": 1,
-        "hidden_size": HIDDEN,
+        "hidden_size": hidden,
         "sparse": {"inputs": list(inputs), "activation": "gelu", "idf": True},
         "multivector": {"dim": dim, "drop": "specials"},
         **changes,

@@ -3,6 +3,7 @@ one. Only a GPU can show what it is for."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.trunk.fused_qkv import fuse
 from tests import tiny
 from tests.backends.test_cuda_graphs import Player, by_offsets
+from tests.sampled import sampled
 
 HANG = 120
 BATCHES = ([5, 9], [2], [120, 3, 40], [1, 1, 1], [1])
@@ -74,16 +76,10 @@ def deviations(backend: TorchBackend) -> list[float]:
 
 @pytest.mark.parametrize(
     ("model_type", "joined"),
-    [
-        ("bert", False),
-        ("modernbert", True),
-        *(
-            pytest.param(model_type, joined, marks=pytest.mark.slow)
-            for model_type in ("bert", "modernbert", "qwen3", "gemma3_text", "nomic_bert")
-            for joined in (False, True)
-            if (model_type, joined) not in (("bert", False), ("modernbert", True))
-        ),
-    ],
+    sampled(
+        itertools.product(["bert", "modernbert", "qwen3", "gemma3_text", "nomic_bert"], [False, True]),
+        {("bert", False), ("modernbert", True)},
+    ),
 )
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str, joined: bool) -> None:
     compiler = Counting()

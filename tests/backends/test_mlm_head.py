@@ -21,7 +21,8 @@ from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 from tests import tiny, tolerances
 from tests.backends.test_export import change
-from tests.exports import QUICK, graph_of
+from tests.exports import graph_of
+from tests.sampled import sampled
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -52,14 +53,10 @@ def agree(folder: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        pytest.param(family, marks=[] if family in QUICK else pytest.mark.slow)
-        for family in FAMILIES
-        if family not in ("roberta", "camembert")
-    ],
-)
+OTHERS = [family for family in FAMILIES if family not in ("roberta", "camembert")]  # those are as xlm-roberta is
+
+
+@pytest.mark.parametrize("model_type", sampled(OTHERS, {"bert", "modernbert", "xlm-roberta"}))
 def test_families_agree_with_torch(tmp_path: Path, model_type: str) -> None:
     agree(tiny.write_family(tmp_path, model_type, task="ForMaskedLM", seed=3))
 

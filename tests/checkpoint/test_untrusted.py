@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from hybridtei.checkpoint.files import FILES_MOST, JSON_BYTES_MOST, check_links, read_json
+from hybridtei.checkpoint import files
+from hybridtei.checkpoint.files import JSON_BYTES_MOST, check_links, read_json
 from hybridtei.checkpoint.finite import check_finite
 from hybridtei.checkpoint.sizes import check_sizes, least_weights
 from hybridtei.checkpoint.weights import Weights
@@ -191,8 +192,12 @@ def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path: Path) -> No
         check_links(snapshot)
 
 
-def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path: Path) -> None:
-    for number in range(FILES_MOST + 1):
+def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FILES_MOST", 20)
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    check_links(tmp_path)
+    for number in range(20, 22):
         (tmp_path / str(number)).touch()
     with pytest.raises(LoadError, match="not the folder of a model"):
         check_links(tmp_path)
