@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -71,6 +71,13 @@ def test_every_route_is_asked():
     assert {path for path, methods in paths.items() if "get" in methods} - {*GETS} == set()
 
 
+def read_or_refused(body: bytes, kind: type) -> bool:
+    try:
+        return isinstance(decode(body, kind), kind)
+    except BodyError as error:
+        return error.status in (400, 413, 415, 422)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(seed=st.integers(0, 2**32), noise=st.binary(max_size=60))
 def test_bytes_are_read_or_refused(kind: type, seed: int, noise: bytes):
@@ -78,8 +85,7 @@ def test_bytes_are_read_or_refused(kind: type, seed: int, noise: bytes):
     draw = Random(seed)
     route = draw.choice([*POSTS])
     for body in (noise, b'{"inputs":' + noise + b"}", mutated(draw, POSTS[route](draw))):
-        with suppress(BodyError):
-            decode(body, kind)
+        assert read_or_refused(body, kind)
 
 
 def test_the_same_seed_makes_the_same_shots():

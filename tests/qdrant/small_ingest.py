@@ -1,13 +1,14 @@
 """An ingest over the small model and the fake backend: the real pipeline, ledger and stores, without weights.
 
-Also a process of its own, to be killed: python -m tests.qdrant.small_ingest SOURCE FOLDER [SECONDS_A_BATCH]
+Also a process of its own, to be killed: python -m tests.qdrant.small_ingest SOURCE FOLDER [TEXTS]; it
+stands still, for ever, once it has embedded so many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,19 +106,26 @@ async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
             return records
 
 
-def paused(seconds: float) -> Callable[[Any], None]:
-    """A gate that makes passes take time, so that there is a moment to be killed in."""
-    return lambda batch: time.sleep(seconds)
+def standing_still(after: int) -> Callable[[Any], None]:
+    """A gate that no pass leaves once so many texts went through, so that there is a moment to be killed in."""
+    embedded = [0]
+
+    def gate(batch: Any) -> None:
+        embedded[0] += len(batch.cu_seqlens) - 1
+        if embedded[0] > after:
+            threading.Event().wait()
+
+    return gate
 
 
-async def main(source: Path, folder: Path, seconds: float) -> None:
+async def main(source: Path, folder: Path, texts: int | None) -> None:
     preparing.BATCH_CHUNKS = 64
     store = EdgeStore(str(folder / "qdrant"))
     try:
-        await Ingest(folder, {"gate": paused(seconds)}).run(source, store)
+        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}).run(source, store)
     finally:
         await store.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -42,7 +42,7 @@ def asked(kind: str, folder: Path) -> Iterator[Asked]:
     """An open store of the kind, with a collection's name that is nobody else's."""
     with asyncio.Runner() as runner:
         store = opened(kind, folder)
-        name = f"tests-{uuid4().hex}"
+        name = new_name()
 
         async def waited(call: Awaitable[T]) -> T:
             async with asyncio.timeout(60):
@@ -54,6 +54,20 @@ def asked(kind: str, folder: Path) -> Iterator[Asked]:
             if kind == "server":
                 runner.run(store.drop(name))
             runner.run(store.close())
+
+
+@contextmanager
+def emptied(shared: Asked) -> Iterator[Asked]:
+    """A store that others ask too, with a name of its own, which is dropped in the end."""
+    own = replace(shared, name=new_name())
+    try:
+        yield own
+    finally:
+        own.run(own.store.drop(own.name))
+
+
+def new_name() -> str:
+    return f"tests-{uuid4().hex}"
 
 
 def opened(kind: str, folder: Path) -> Store:

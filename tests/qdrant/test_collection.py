@@ -14,6 +14,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.qdrant.collection import check_fits, check_name, plan_for
 from hybridtei.qdrant.layouts import plain_of, plan_from
+from tests.qdrant.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'
 
@@ -134,6 +135,7 @@ def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
 
 def test_tuning_is_no_difference(spec: ModelSpec) -> None:
     tuned = plan_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2, multivector_index=True)
+    assert tuned != plan_for(spec, "m")
     check_fits(tuned, plan_for(spec, "m"))
 
 
@@ -153,6 +155,11 @@ def test_a_name_that_some_store_refuses(name: str) -> None:
         check_name(name)
 
 
-def test_a_name_that_all_take() -> None:
-    for name in ("docs", "a-b_c.d", "ä ö", "a" * 200):
-        check_name(name)
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_a_name_that_all_take(kind: str, tmp_path: Path) -> None:
+    names = {"docs", "a-b_c.d", "ä ö", "a" * 200}
+    with asked(kind, tmp_path) as given:
+        for name in names:
+            check_name(name)
+            given.run(given.store.create(name, plan()))
+        assert {*given.run(given.store.collections())} == names

@@ -37,11 +37,12 @@ def copied() -> list[models.PointStruct]:
     return to_points(several, ids, [{"place": place} for place in range(len(ids))])
 
 
-@pytest.fixture(params=KINDS)
-def stored(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
+@pytest.fixture(scope="module", params=KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Read only."""
     if request.param == "server" and SERVER is None:
         pytest.skip("QDRANT_TEST_URL names no server")
-    with asked(request.param, tmp_path / "store") as one:
+    with asked(request.param, tmp_path_factory.mktemp("store")) as one:
         one.run(one.store.create(one.name, plan()))
         one.run(one.store.upsert(one.name, copied()))
         yield one

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from hybridtei.qdrant import fusion
 from hybridtei.qdrant.collection import _quantization, check_fits
 from hybridtei.qdrant.points import point_id, to_points
 from hybridtei.qdrant.query import hybrid_query, score_requests
-from tests.qdrant.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, plan
+from tests.qdrant.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, plan
 
 COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
@@ -41,9 +40,15 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[kind for kind in KINDS if kind != "server" or SERVER])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Asked]:
-    with asked(request.param, tmp_path / "vectors") as given:
+@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "server" or SERVER])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked(request.param, tmp_path_factory.mktemp("vectors")) as given:
+        yield given
+
+
+@pytest.fixture
+def empty(shared: Asked) -> Iterator[Asked]:
+    with emptied(shared) as given:
         yield given
 
 
