@@ -98,3 +98,23 @@ def test_no_outputs_at_all(server):
     response = server.post("/embed_hybrid", {"inputs": "one", "outputs": []})
     assert response.status_code == 422
     assert response.text.startswith("Failed to deserialize the JSON body into the target type: outputs: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")]
+)
+def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
+    response = server.post(path, {field: ["one"] * 17 + [""] + ["one"] * 3})
+    told = response.json()
+    assert (response.status_code, told.get("error") or told["message"]) == (
+        400,
+        f"Input validation error: `{field}[17]` cannot be empty",
+    )
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
+def test_routes_that_are_teis_keep_its_words(server, path):
+    assert server.post(path, {"inputs": ["one", ""]}).json() == {
+        "error": "Input validation error: `inputs` cannot be empty",
+        "error_type": "Empty",
+    }
