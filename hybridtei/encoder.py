@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +15,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.crew import run_all
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.lanes import LaneKind
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, SparseVectors
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hybridtei.engine.service import Task
 
 T = TypeVar("T")
+Listed = TypeVar("Listed", Embed, Classify, Tag)
 MAX_ID = 2**32  # as on the wire
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
 
@@ -155,10 +156,12 @@ class Encoder:
         if not documents:
             return []
         known, parts = None, list[Scored]()
+        done = 0
         for part in task.parts():
-            scored: Scored = self._answer(part.knowing(known))
+            scored: Scored = self._answer(part.knowing(known), field="documents", first=done)
             known = scored.query
             parts.append(scored)
+            done += len(part.documents)
         scores = Scored.concat(parts).scores
         return [Ranked(int(i), float(scores[i]), documents[i]) for i in best_first(scores)[:top_n]]
 
@@ -179,8 +182,7 @@ class Encoder:
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
         task = Classify(inputs, truncate, truncation_direction, raw_scores)
         task.check(self.spec)
-        chunks = [replace(task, inputs=inputs[i : i + CHUNK]) for i in range(0, len(inputs), CHUNK)]
-        answers: list[Classified] = [self._answer(chunk) for chunk in chunks]
+        answers: list[Classified] = [self._answer(chunk, first=first) for first, chunk in _chunks(task)]
         return [answer.best_first(row) for answer in answers for row in range(len(answer.scores))]
 
     def tag(
@@ -201,8 +203,7 @@ class Encoder:
             raise InvalidInput(f"`aggregation_strategy` is {aggregation_strategy!r}; known: {', '.join(AGGREGATIONS)}")
         task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
         task.check(self.spec)
-        chunks = [replace(task, inputs=inputs[i : i + CHUNK]) for i in range(0, len(inputs), CHUNK)]
-        return [list(tagged.spans) for chunk in chunks for tagged in self._answer(chunk)]
+        return [list(tagged.spans) for first, chunk in _chunks(task) for tagged in self._answer(chunk, first=first)]
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -211,14 +212,17 @@ class Encoder:
     def _run(self, task: Embed, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return _nothing(task.heads, self.spec)
-        starts = range(0, len(task.inputs), CHUNK)
         with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
-            chunks = (replace(task, inputs=task.inputs[i : i + CHUNK]) for i in starts)
-            parts = [self._answer(embed_task(self.spec, chunk), bar.update) for chunk in chunks]
+            parts = [self._answer(embed_task(self.spec, chunk), bar.update, first=first) for first, chunk in _chunks(task)]
         return Embeddings.concat(parts)
 
-    def _answer(self, task: Task[T], advance: Callable[[int], object] = lambda done: None) -> T:
-        encodings = task.prepare(self._model)
+    def _answer(
+        self, task: Task[T], advance: Callable[[int], object] = lambda done: None, *, field: str = "texts", first: int = 0
+    ) -> T:
+        try:
+            encodings = task.prepare(self._model)
+        except EmptyInput as error:
+            raise error.named(field, first) from None
         callers = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
@@ -230,6 +234,12 @@ class Encoder:
         ticket = core.add(encodings, task.heads)
         run_all(core, self._backend, callers, advance)
         return task.finish(self._model, encodings, ticket.outputs())
+
+
+def _chunks(task: Listed) -> Iterator[tuple[int, Listed]]:
+    """The same task about some inputs each, and the place of the first of them."""
+    for first in range(0, len(task.inputs), CHUNK):
+        yield first, replace(task, inputs=task.inputs[first : first + CHUNK])
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:

@@ -52,7 +52,15 @@ class RequestError(HybridTeiError):
 
 
 class EmptyInput(RequestError):
-    """An input holds no characters or no ids."""
+    """An input holds no characters or no ids. `place`: which one of a list, if that is known; TEI's words do not tell it."""
+
+    def __init__(self, message: str, place: int | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+    def named(self, field: str, shift: int = 0) -> EmptyInput:
+        """With the place, from `shift` on, in the message."""
+        return self if self.place is None else EmptyInput(f"`{field}[{self.place + shift}]` cannot be empty")
 
 
 class InvalidInput(RequestError):

@@ -303,8 +303,11 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong:
 
 
 def test_an_empty_text_is_refused(encoder: Encoder) -> None:
-    with pytest.raises(EmptyInput):
+    with pytest.raises(EmptyInput, match=r"^`texts\[1\]` cannot be empty$"):
         encoder.encode(["baka", ""])
+    texts = ["baka"] * 1_100
+    with pytest.raises(EmptyInput, match=r"^`texts\[1099\]` cannot be empty$"):
+        encoder.encode([*texts[:-1], "", *texts])
 
 
 def test_a_text_too_long_is_cut_or_refused(encoder: Encoder) -> None:

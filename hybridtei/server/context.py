@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.service import Answered, EngineService, Task
-from hybridtei.errors import HybridTeiError, InvalidDimensions
+from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions
 from hybridtei.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.server.errors import TooManyInputs
@@ -106,11 +106,13 @@ class Context:
         *,
         refusal: HybridTeiError | None = None,
         numbers: int = 0,
+        field: str | None = None,
     ) -> Reply:
         """Embed, and write the answer. Raises HybridTeiError; counts and times whatever happens.
 
         `refusal`: why this model cannot do it; raised in its turn, after the batch size and the permits. `numbers`: how many
-        will be written, where that is more than the answer holds.
+        will be written, where that is more than the answer holds. `field`: of the inputs, on routes that are not TEI's: its
+        errors name the input that is empty.
         """
         load = inputs.load
 
@@ -118,7 +120,10 @@ class Context:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
         if refusal is None and numbers > ANSWER_NUMBERS and self.plan(load.inputs) is not None:
             refusal = too_much_to_answer()
-        answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
+        try:
+            answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
+        except EmptyInput as error:
+            raise error if field is None or not load.is_batch else error.named(field) from None
         return await self.reply(write, answer, usage, max(numbers, numbers_in(answer)))
 
     async def measured(

@@ -15,6 +15,7 @@ import numpy as np
 
 from hybridtei.engine.admission import most_of_turns
 from hybridtei.engine.service import Answered, EngineService, Task
+from hybridtei.errors import EmptyInput
 from hybridtei.outputs import Embeddings, Timings
 from hybridtei.server.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
@@ -84,9 +85,13 @@ async def run_in_parts(service: EngineService, task: Any, plan: Plan) -> Answere
     """A task with `inputs`, through the engine. Raises what its first part that fails raises; Overloaded, RequestRefused."""
     numbers = 0
 
-    async def run(part: Task[Any]) -> Answered[Any]:
+    async def run(part: Task[Any], first: int) -> Answered[Any]:
         nonlocal numbers
-        answered = await service.run(part, inputs=0)
+        try:
+            answered = await service.run(part, inputs=0)
+        except EmptyInput as error:
+            error.place = None if error.place is None else error.place + first
+            raise
         numbers += numbers_in(answered.answer)
         if numbers > ANSWER_NUMBERS:
             raise too_much_to_answer()
@@ -95,7 +100,7 @@ async def run_in_parts(service: EngineService, task: Any, plan: Plan) -> Answere
     def starts() -> Iterator[Start[Answered[Any]]]:
         for inputs in plan.ranges():
             part = replace(task, inputs=task.inputs[inputs])
-            yield lambda part=part: run(part)  # type: ignore[misc]
+            yield lambda part=part, first=inputs.start: run(part, first)  # type: ignore[misc]
 
     with service.admission.inside(plan.permits, turns=plan.turns):
         task.check(service.model.spec)

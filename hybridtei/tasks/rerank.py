@@ -169,7 +169,7 @@ class RerankByVectors(_Question):
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
         if not self.query and not all(self.documents):
-            raise EmptyInput("`inputs` cannot be empty")
+            raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(self.documents) if not text))
         documents = Embed(self.documents, self.heads, self.truncate, self.direction, input_type="document").read(model)
         if self.known is not None:
             return documents

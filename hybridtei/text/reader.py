@@ -6,8 +6,9 @@ tokens, as TEI does: clients that send ids rely on seeing the same counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -21,8 +22,10 @@ from hybridtei.text.tokenizer import Direction, Text, Token, Tokenizer
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)
+Some = TypeVar("Some", bound=Text)
 Item = TypeVar("Item")
 CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
+PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 bytes a token until what is too long is cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class TextReader:
         bodies = [str(item.text) for item in ready]
         if self.lowercase:
             bodies = [_lowered(body) for body in bodies]
-        raws = self.tokenizer.encode(bodies, offsets=True) if bodies else []
+        raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
         encodings = []
         for text, body, raw in zip(texts, bodies, raws, strict=False):
             self._check_length(raw, truncate)
@@ -134,6 +137,11 @@ class TextReader:
             raise refused
         return self.tokenizer.tokens([str(item.text) for item in ready], add_special_tokens=add_special_tokens)
 
+    def check_ids(self, input_ids: Sequence[int], field: str) -> None:
+        """Of ids to be spelled out. Raises InvalidInput for more of them than an input may have characters."""
+        if len(input_ids) > self._most_characters:
+            raise InvalidInput(f"`{field}` must have less than {self._most_characters} ids. Given: {len(input_ids)}")
+
     def _prepare(
         self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None, *, allow_empty: bool = False
     ) -> _Ready:
@@ -143,7 +151,9 @@ class TextReader:
         item = self._bounded(item, truncate, direction)
         # Under a prompt, the ids' own special tokens give way to those put around the whole.
         whole = isinstance(item, str) or prompt is not None
-        text = (prompt or "") + (item if isinstance(item, str) else self.tokenizer.text_of(item, skip_special_tokens=whole))
+        if not isinstance(item, str):  # a single id may stand for a long piece of text
+            item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
+        text = (prompt or "") + item
         return _Ready(text.lower() if self.lowercase else text, special_tokens=whole)
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
@@ -171,13 +181,18 @@ class TextReader:
         return _cut(item, limit, direction)
 
     def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
-        raws: dict[int, RawEncoding] = {}
-        for special_tokens in (True, False):
-            places = [i for i, item in enumerate(ready) if item.special_tokens is special_tokens]
-            if places:
-                texts = [ready[i].text for i in places]
-                raws.update(zip(places, self.tokenizer.encode(texts, add_special_tokens=special_tokens), strict=True))
-        return [self._fitted(raws[i], truncate, direction) for i in range(len(ready))]
+        encodings: list[Encoding] = []
+        rest = iter(ready)
+        for texts in _portions([item.text for item in ready]):
+            raws: dict[int, RawEncoding] = {}
+            some = [*islice(rest, len(texts))]
+            for special_tokens in (True, False):
+                places = [i for i, item in enumerate(some) if item.special_tokens is special_tokens]
+                if places:
+                    chosen = [texts[i] for i in places]
+                    raws.update(zip(places, self.tokenizer.encode(chosen, add_special_tokens=special_tokens), strict=True))
+            encodings += [self._fitted(raws[i], truncate, direction) for i in range(len(some))]
+        return encodings
 
     def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
         if len(raw) > self.max_input_length and not truncate:
@@ -195,6 +210,19 @@ class TextReader:
                 f"`inputs` becomes the token id {encoding.input_ids.max()}, but the model knows ids below {self.vocab_size}"
             )
         return encoding
+
+
+def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
+    """All texts, in order, so many at once as hold `PORTION_CHARACTERS`; one that holds more by itself."""
+    begin = characters = 0
+    for place, text in enumerate(texts):
+        size = len(text) if isinstance(text, str) else sum(map(len, text))
+        if place > begin and characters + size > PORTION_CHARACTERS:
+            yield texts[begin:place]
+            begin, characters = place, 0
+        characters += size
+    if begin < len(texts):
+        yield texts[begin:]
 
 
 def _filled(slot: str, instruction: str, pair: Text) -> str:
@@ -225,6 +253,9 @@ def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> 
     for item in items:
         try:
             ready.append(prepare(item))
+        except EmptyInput as error:
+            error.place = len(ready)
+            return ready, error
         except RequestError as error:
             return ready, error
     return ready, None

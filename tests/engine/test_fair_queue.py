@@ -46,3 +46,32 @@ def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(look
     again = Leaving(iter(range(100)))
     queue.add(again, [0, 1, 2], encodings)  # none of them waits there already
     assert (len(queue), queue.shared) == (3, 0)
+
+
+@dataclass(eq=False)
+class Staying:
+    """A caller who waits as long as it takes."""
+
+    heads: frozenset[Head] = frozenset({Head.DENSE})
+    added_ns: int = 0
+    cancelled: bool = False
+    done: bool = False
+
+
+def turns(queue: FairQueue) -> list[int]:
+    """First ids of all that waits, in the order in which they ride."""
+    return [int(waiting.encoding.input_ids[0]) for waiting in queue.head(len(queue))]
+
+
+def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two() -> None:
+    queue, bulk, query = FairQueue(), Staying(), Staying()
+    queue.add(bulk, range(30), [text(number, 0) for number in range(30)])
+    queue.add(query, [0, 1], [text(29, 0), text(28, 0)])
+    assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
+    assert (len(queue), queue.tokens, queue.shared) == (30, 60, 2)
+    first = queue.head(2)[1]
+    assert [caller for caller, _ in first.riders] == [bulk, query]
+    queue.add(Staying(), [0], [text(0, 0)])  # whose turn is early enough stays where it is
+    assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
+    queue.remove(queue.head(30), range(30))
+    assert (len(queue), queue.tokens) == (0, 0)

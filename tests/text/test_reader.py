@@ -175,3 +175,38 @@ def test_tokens_are_never_cut_and_may_have_a_prompt() -> None:
 
 def test_encodings_are_int64() -> None:
     assert reader_of().read(["baka"], truncate=True)[0].input_ids.dtype == np.int64
+
+
+class Counting(Tokenizer):
+    """Notes how many characters it is given at once."""
+
+    most = 0
+
+    def encode(self, texts, **settings):
+        self.most = max(self.most, sum(map(len, texts)))
+        return super().encode(texts, **settings)
+
+
+def counting(limit: int) -> tuple[TextReader, Counting]:
+    tokenizer = Counting(vocabulary.tokenizer("wordpiece")._tokenizer)
+    return TextReader(tokenizer, Prompts(TABLE, None), limit, tokenizer.vocab_size), tokenizer
+
+
+def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone() -> None:
+    reader, tokenizer = counting(100)
+    texts: list[Input] = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
+    together = ids_of(reader, texts, truncate=True, direction="left")
+    assert together == [ids_of(reader, [text], truncate=True, direction="left")[0] for text in texts]
+    assert len({*map(tuple, together)}) == len(texts)
+    assert tokenizer.most <= 65_536
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_what_ids_stand_for_is_bounded_as_a_text_is(direction: str) -> None:
+    reader, tokenizer = counting(LIMIT)
+    ids = words(reader, "baka", "bulo") * (CHARACTERS // 4)
+    assert len(reader.tokenizer.text_of(ids)) > CHARACTERS
+    cut = ids_of(reader, [ids], truncate=True, direction=direction)
+    assert tokenizer.most <= CHARACTERS
+    assert cut == [(ids[-LIMIT:] if direction == "left" else ids[:LIMIT])]
+    assert f"less than {CHARACTERS} characters" in str(refused(reader, [ids]))

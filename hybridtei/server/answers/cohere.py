@@ -62,7 +62,7 @@ async def _embed(context: Context, request: CohereEmbedRequest, *, version: str,
             "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": usage.tokens}},
         }
 
-    return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole)
+    return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole, field="texts")
 
 
 def _maker(context: Context, form: EmbeddingType, width: int) -> Quantise:

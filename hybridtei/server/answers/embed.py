@@ -78,7 +78,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions, input_type=request.input_type)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions)
-    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector))
+    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector), field="inputs")
 
 
 @handler("embed_hybrid")
@@ -97,7 +97,11 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     )
     pieces = context.service.model.reader.tokenizer.pieces
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
-    return await context.embed(task, inputs, lambda answer, _: encoding.hybrid(smaller(answer), request.sparse_format, pieces))
+
+    def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
+        return encoding.hybrid(smaller(answer), request.sparse_format, pieces)
+
+    return await context.embed(task, inputs, write, field="inputs")
 
 
 @handler("similarity")

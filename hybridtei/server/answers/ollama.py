@@ -38,4 +38,5 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
             "prompt_eval_count": usage.tokens,
         }
 
-    return await context.embed(task, inputs, write, refusal=refusal)
+    field = None if isinstance(request.input, str) else "input"
+    return await context.embed(task, inputs, write, refusal=refusal, field=field)

@@ -119,3 +119,23 @@ def test_of_a_short_body_the_place_and_the_known_fields_are_told(server):
         "`inputs`, `truncate`, `truncation_direction`, `prompt_name`, `dimensions`, `output_dtype`, `input_type`, `model` "
         "at line 1 column 29"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")]
+)
+def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
+    response = server.post(path, {field: ["one"] * 17 + [""] + ["one"] * 3})
+    told = response.json()
+    assert (response.status_code, told.get("error") or told["message"]) == (
+        400,
+        f"Input validation error: `{field}[17]` cannot be empty",
+    )
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
+def test_routes_that_are_teis_keep_its_words(server, path):
+    assert server.post(path, {"inputs": ["one", ""]}).json() == {
+        "error": "Input validation error: `inputs` cannot be empty",
+        "error_type": "Empty",
+    }

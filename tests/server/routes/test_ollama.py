@@ -30,6 +30,7 @@ def test_what_is_too_long_is_cut_unless_told_otherwise(server):
     [
         ({"input": []}, 400, "`input` cannot be empty"),
         ({"input": ""}, 400, "Input validation error: `inputs` cannot be empty"),
+        ({"input": ["x", "", ""]}, 400, "Input validation error: `input[1]` cannot be empty"),
         ({"input": ["x"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
     ],
 )

@@ -59,6 +59,8 @@ def test_back_again(server):
         ("/tokenize", {"model": "any"}, 422, "field `inputs`"),
         ("/detokenize", {"tokens": []}, 400, "`tokens` cannot be empty"),
         ("/detokenize", {"tokens": [10**6]}, 422, "holds the id 1000000"),
+        ("/detokenize", {"tokens": [5] * 70_000}, 422, "`tokens` must have less than 16000 ids. Given: 70000"),
+        ("/decode", {"ids": [[5], [5] * 70_000]}, 422, "`ids` must have less than 16000 ids. Given: 70000"),
     ],
 )
 def test_refusals_name_the_field(server, path, body, status, message):
