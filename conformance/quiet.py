@@ -138,16 +138,19 @@ def example(schema: Any, document: Any, name: str = "") -> Any:
     """A small value of a schema: what is required and nothing else, the first of alternatives."""
     if "$ref" in schema:
         return example(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document, name)
-    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
-        return example(next(one for one in alternatives if one.get("type") != "null"), document, name)
+    alternatives = schema.get("anyOf") or schema.get("oneOf") or [{}]
     if schema.get("type") == "object":
-        fields = schema.get("properties", {})
-        return {each: example(fields[each], document, each) for each in schema.get("required", ())}
+        fields, required = schema.get("properties", {}), {*schema.get("required", ()), *alternatives[0].get("required", ())}
+        return {each: example(fields[each], document, each) for each in sorted(required)}
+    if alternatives != [{}]:
+        return example(next(one for one in alternatives if one.get("type") != "null"), document, name)
     if schema.get("type") == "array":
         items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, schema.get("minItems", 1))
         return [example(one, document, name) for one in items]
     text = COLLECTION if name == "collection" else "the display shows E41"
     simple = {"integer": max(1, schema.get("minimum", 1)), "number": 1, "boolean": False}
+    if "const" in schema:
+        return schema["const"]
     return schema["enum"][0] if "enum" in schema else simple.get(schema.get("type", "string"), text)
 
 

@@ -6,7 +6,9 @@ hyper does for TEI. Paths are compared as they are: nothing is stripped from the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from hybridtei.server.browsers import PAGE, wants_page
@@ -70,8 +72,9 @@ class Edge:
         is_head = method == "HEAD"
         if is_head:  # answered wherever GET is
             method = "GET"
-        if path in self._methods and method not in self._methods[path]:
-            await _answer(405, [*headers, *self._allow[path]], send)
+        route = self._route(path)
+        if route is not None and method not in self._methods[route]:
+            await _answer(405, [*headers, *self._allow[route]], send)
             return
         path = ALIASES.get((method, path), path)
         if path == "/" and not is_head and PAGE in self._methods and wants_page(scope["headers"]):
@@ -91,11 +94,22 @@ class Edge:
             scope = {**scope, "method": method, "path": path, "raw_path": path.encode()}
         await self._app(scope, receive, send_with_cors)
 
+    def _route(self, path: str) -> str | None:
+        """The path as it was registered, with parameters such as `{name:str}`; None for one that nobody serves."""
+        if path in self._methods:
+            return path
+        return next((route for route in self._methods if "{" in route and _pattern(route).fullmatch(path)), None)
+
     def _cors(self, request_headers: Headers) -> Headers:
         if self._any_origin:
             return [VARY, (b"access-control-allow-origin", b"*")]
         origin = next((value for name, value in request_headers if name == b"origin"), None)
         return [VARY, (b"access-control-allow-origin", origin)] if origin in self._origins else [VARY]
+
+
+@cache
+def _pattern(route: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{\w+:(\w+)\}", lambda found: ".+" if found[1] == "path" else "[^/]+", route))
 
 
 def split_alias(path: str) -> tuple[str | None, str]:

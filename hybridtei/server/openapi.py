@@ -8,9 +8,19 @@ from typing import Any
 import msgspec
 
 from hybridtei import __version__
+from hybridtei.server.openapi_bounds import INPUT_TYPE, narrow
 from hybridtei.server.operations import ANSWERS, FIELDS, OPERATIONS, Operation
+from hybridtei.server.wire import inference, openai, tei
 
-ERRORS = {"400": "Empty input", "422": "Invalid input", "424": "Wrong kind of model, or a failed pass", "429": "Overloaded"}
+ERRORS = {
+    "400": "Empty input",
+    "404": "No such model, or collection",
+    "422": "Invalid input",
+    "424": "Wrong kind of model, or a failed pass",
+    "429": "Overloaded",
+    "503": "Not in time, or the vector store is away",
+}
+NO_KEY = "No key, or one that is not known"
 BODY_ERRORS = {
     "400": "No JSON",
     "413": "Too large a body",
@@ -20,6 +30,19 @@ BODY_ERRORS = {
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 PARTS = re.compile(r"\{(\w+)\}")  # of a path, that are for the client to choose
 
+
+def _of(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": [*fields]}
+
+
+TEXT, CODE = {"type": "string"}, {"type": "integer"}
+KIND = {"const": "NotFound"}  # not one of TEI's kinds of errors
+NOT_FOUND = {
+    tei.ErrorResponse: _of(error=TEXT, error_type=KIND),
+    inference.InferenceError: _of(error=TEXT),
+    openai.OpenAICompatErrorResponse: _of(message=TEXT, code=CODE, type=KIND),
+    openai.ListedErrorResponse: _of(message=TEXT, code=CODE, type=KIND, detail={"type": "array"}),
+}
 REFERENCE = "#/components/schemas/"
 
 
@@ -33,6 +56,7 @@ def document(*, only_tei: bool = False) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of, components)
+    narrow(components)
     _name_fields(components)
     return {
         "openapi": "3.1.0",
@@ -56,9 +80,9 @@ def _name_fields(components: dict[str, Any]) -> None:
             kept = {key: fields[field].pop(key) for key in ("description", "default") if key in fields[field]}
             components.setdefault(name, fields[field])
             fields[field] = {"$ref": REFERENCE + name, **kept}
-    items: dict[str, Any] = next(one for one in components["Input"]["anyOf"] if one["type"] == "array")
-    components["InputType"] = items["items"]
-    items["items"] = {"$ref": f"{REFERENCE}InputType"}
+    one = {"$ref": f"{REFERENCE}InputType"}
+    components["InputType"] = INPUT_TYPE
+    components["Input"] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
 def _operation(operation: Operation, schema_of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +97,9 @@ def _operation(operation: Operation, schema_of: dict[str, Any], components: dict
     if operation.takes is not None:
         described["requestBody"] = {"required": True, "content": _json(_schema(operation.takes, schema_of))}
         for status, meaning in ERRORS.items():
-            answers[status] = {"description": meaning, "content": _json(_schema(operation.error, schema_of))}
+            schema = NOT_FOUND[operation.error] if status == "404" else _schema(operation.error, schema_of)
+            answers[status] = {"description": meaning, "content": _json(schema)}
+        answers["401"] = {"description": NO_KEY}
         refused = PLAIN_TEXT if operation.is_refused_in_text else _json(_schema(operation.error, schema_of))
         for status, meaning in BODY_ERRORS.items():
             known = answers.setdefault(status, {"description": meaning, "content": {}})

@@ -1,0 +1,40 @@
+"""schemathesis over our own OpenAPI document, all its checks: what the schemas admit is taken, all else refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.server.conftest import LABELS, TAGS, labelled
+from tests.server.live import ROOT, serving
+
+pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+HANG = 600
+PATHS = {
+    "embeds": (None, ()),
+    "classifies": (labelled(*LABELS), ("/predict", "/classify", "/v1/classify")),
+    "tags": (labelled(*TAGS, tags=True), ("/predict_tokens",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PATHS)
+def test_the_document_and_the_server_agree(kind: str) -> None:
+    spec, paths = PATHS[kind]
+    only = [word for path in paths for word in ("--include-path", path)]
+    with serving(spec) as server:
+        words = ["run", f"{server.url}/api-doc/openapi.json", "--checks", "all", "--max-examples", "5", "--seed", "1", *only]
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(ROOT / "schemathesis.toml"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+        assert server.service.admission.free == server.service.config.max_concurrent_requests
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+@pytest.mark.parametrize("path", ["/collections/notes/points", "/embed", "/docs/index.html"])
+@pytest.mark.parametrize("method", ["TRACE", "PUT"])
+def test_405_says_which_methods_there_are(path: str, method: str) -> None:
+    with serving() as server:
+        answer = server.client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET,HEAD" if "docs" in path else "POST")
