@@ -134,7 +134,8 @@ def commanded(*flags: str) -> Iterator[str]:
             settled.set()
 
     def command() -> None:
-        statuses.append(cli.main(["serve", "--hostname", "127.0.0.1", "--port", "0", *flags]))
+        hostname = () if "--hostname" in flags else ("--hostname", "127.0.0.1")
+        statuses.append(cli.main(["serve", *hostname, "--port", "0", *flags]))
         settled.set()
 
     with pytest.MonkeyPatch.context() as patch:
