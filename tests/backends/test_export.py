@@ -61,14 +61,20 @@ def test_a_graph_keeps_nothing_of_the_machine_that_made_it(model_type: str) -> N
 
 @pytest.mark.parametrize("model_type", sampled(sorted(FREE_SIZES), {"bert"}))
 def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_type: str) -> None:
-    """Byte for byte: other numbers of words and of positions, another padding id where the name leaves it out too."""
+    """Byte for byte: other numbers of words and of positions, another padding id where the name leaves it out too; and of the
+    precision that weights are stored in."""
     others = {
         key: size for key, size in {"vocab_size": 333, "max_position_embeddings": 777}.items() if key in FREE_SIZES[model_type]
     }
     if "pad_token_id" in FAMILY_IRRELEVANT.get(model_type, ()):
         others["pad_token_id"] = 7
     spec = read_spec(tiny.write_family(tmp_path / "one", model_type), pooling="mean")
-    other = read_spec(tiny.write_family(tmp_path / "other", model_type, **others), pooling="mean")
+    half = change(
+        tiny.write_family(tmp_path / "other", model_type, **others),
+        lambda tensors: {name: tensor.half() for name, tensor in tensors.items()},
+    )
+    tiny.edit_json(half / "config.json", dtype="float16")
+    other = read_spec(half, pooling="mean")
     assert graph_name(spec) == graph_name(other)
     graphs = exported(spec), export_graph(other)
     for graph, name in zip(graphs, ("one.zip", "other.zip"), strict=True):
@@ -172,6 +178,7 @@ def run_module(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -228,13 +228,15 @@ def test_texts_as_long_as_the_table_of_positions_run(tmp_path: Path) -> None:
 
 
 @ON_LINUX
-@pytest.mark.parametrize(("kind", "niceness"), [(LaneKind.BULK, 7), (LaneKind.EXPRESS, 0)])
-def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: LaneKind, niceness: int) -> None:
+@pytest.mark.parametrize("kind", [LaneKind.BULK, LaneKind.EXPRESS])
+def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: LaneKind) -> None:
     """Also after other models were closed, whose idle threads OpenVINO keeps for the next one that is compiled alike."""
     keeper = ov.Core()  # or the threads would end with the last model
-    for other in (0, 7):
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    lower = min(ours + 7, 19)
+    for other in (0, lower):
         openvino(read_spec(hybrid), bulk_niceness=other).close()
-    backend = openvino(read_spec(hybrid), bulk_niceness=7)
+    backend = openvino(read_spec(hybrid), bulk_niceness=lower)
     texts = sixty_four(backend.spec.vocab_size)
     own: set[int] = set()
 
@@ -252,7 +254,7 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: Lane
             if ticks[busiest] > 5:
                 break
         assert ticks[busiest] > 5
-        assert os.getpriority(os.PRIO_PROCESS, busiest) == niceness
+        assert os.getpriority(os.PRIO_PROCESS, busiest) == (lower if kind is LaneKind.BULK else ours)
     del keeper
 
 

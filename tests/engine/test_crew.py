@@ -46,7 +46,7 @@ def test_outputs_do_not_depend_on_how_many_compute(callers: int, count: int) -> 
 
 
 def test_several_compute_at_once() -> None:
-    met = threading.Barrier(2, timeout=20)
+    met = threading.Barrier(2, timeout=120)
 
     class Meeting(FakeBackend):
         def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:

@@ -20,7 +20,7 @@ from hybridtei.lanes import LaneKind
 from hybridtei.metrics import Registry
 from tests.engine import small
 
-HANG = 30
+HANG = 120
 DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 

@@ -20,7 +20,7 @@ from hybridtei.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from tests.engine import small
 
-HANG = 30
+HANG = 120
 DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 

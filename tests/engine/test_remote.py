@@ -25,7 +25,7 @@ from hybridtei.metrics import Registry
 from tests.engine import small
 from tests.engine.test_frames import same_columns
 
-HANG = 30
+HANG = 120
 SPEC = small.model_spec()
 DENSE = frozenset({Head.DENSE})
 

@@ -22,7 +22,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.tasks.embed import Embed, Model
 from tests.engine import small
 
-HANG = 30  # seconds after which a test that should end at once has hung
+HANG = 120  # seconds after which a test that should end at once has hung
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 POISON = small.IDS["poison"]
 
