@@ -25,7 +25,10 @@ expect = playwright_api.expect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no browser on the PATH: {', '.join(NAMES)}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser on the PATH: {', '.join(NAMES)}"),
+]
 
 QUERY = "hybrid search"
 DOCUMENTS = [
