@@ -31,6 +31,7 @@ KEPT = Path(__file__).with_name("kept.jsonl")  # requests that once cost too muc
 POINTS, REQUESTS_OF_POINTS = 1000, 3
 TEXT = "hybrid search finds words and meanings in documents "
 REPEATS = 3
+HEAD = f"{'MB':>8} {'ms':>7} {'answer MB':>9} {'status':>7}  request"
 WORDS = 3  # at most, of texts that are not made large
 
 
@@ -48,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="amplify-") as folder, serving(Path(folder)) as target:
         store_collection(target)
         if lines:
-            cases = [Case(request, target.measure(request)) for request in map(Request.read, lines) for _ in range(REPEATS)]
-            print(table(cases))
+            print(HEAD)
+            for request in map(Request.read, lines):
+                for _ in range(REPEATS):
+                    print(told(Case(request, target.measure(request))), flush=True)
             return 0
         found = _search(target, arguments)
     return _report(found, arguments.seed, arguments.findings)
@@ -84,21 +87,18 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
     beyond = [case for case in found.confirmed if case.excess > 1]
     tried = " ".join(f"{route} {number}" for route, number in sorted(found.tried.items()))
     print(f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}")
-    print(table(sorted(found.confirmed, key=lambda case: -case.excess)))
+    print("\n".join([HEAD, *map(told, sorted(found.confirmed, key=lambda case: -case.excess))]))
     print(f"beyond the bounds: {len(beyond)} of {len(found.confirmed)} that were asked again")
     if findings is not None:
         findings.write_text("".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8")
     return int(bool(beyond))
 
 
-def table(cases: Sequence[Case]) -> str:
-    """A line for each."""
-    lines = [f"{'MB':>8} {'ms':>7} {'answer MB':>9} {'status':>7}  request"]
-    for case in cases:
-        cost = case.cost
-        figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
-        lines.append(f"{figures} {cost.status:>7}  {case.request.told()}")
-    return "\n".join(lines)
+def told(case: Case) -> str:
+    """A line of the report."""
+    cost = case.cost
+    figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
+    return f"{figures} {cost.status:>7}  {case.request.told()}"
 
 
 if __name__ == "__main__":

@@ -82,6 +82,11 @@ class Request:
         return (one * self.copies,)
 
 
+def route_of(request: Request) -> str:
+    """A path without its model."""
+    return "/" + request.path.split("/", 3)[3] if request.path.startswith("/m/") else request.path
+
+
 def _long(value: str | Sequence[Any]) -> str:
     return value if isinstance(value, str) else value[0] * value[1]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from conformance.amplify.request import Request
+from conformance.amplify.request import Request, route_of
 from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Cost
 
@@ -47,11 +47,6 @@ class Found:
         self.tried[route_of(case.request)] += 1
         self.statuses[case.cost.status] += 1
         self.cases.append(case)
-
-
-def route_of(request: Request) -> str:
-    """A path without its model."""
-    return "/" + request.path.split("/", 3)[3] if request.path.startswith("/m/") else request.path
 
 
 def search(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from conformance.amplify.request import Request, encode
+from conformance.amplify.request import Request, encode, route_of
 from conformance.fuzz.bodies import POSTS
 
 BODY_BYTES = 1_990_000  # what the default `--payload-limit` lets through, names and braces aside
@@ -75,7 +75,7 @@ class Shapes:
 
     def changed(self, request: Request) -> Request:
         """A request like another one."""
-        route = next((one for one in self.routes if request.path.endswith(one.path)), None)
+        route = next((one for one in self.routes if one.path == route_of(request)), None)
         roll = self._draw.random()
         if route is None or route.schema is None:
             return request if route is None else self._bodiless(route)
@@ -245,7 +245,7 @@ def fitted(body: Any) -> Any:
     path, mark = next(marked(body))
     ((key, given),) = mark.items()
     *rest, times = given if isinstance(given, list) else [given]
-    fewer = max(times * BODY_BYTES // size, 1)
+    fewer = max(times * (BODY_BYTES - 1_000) // size, 1)
     return placed(body, path, {key: [*rest, fewer] if rest else fewer})
 
 

@@ -1,0 +1,47 @@
+"""A server of which each route costs something known: `python -m tests.conformance.costly_app DESCRIPTOR PORT`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import uvicorn
+
+from conformance.amplify.probe import watch
+
+TAKEN_BYTES, ANSWER_BYTES, STALL_SECONDS = 100_000_000, 30_000_000, 0.2
+
+
+async def costly(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        pass
+    body = b"{}"
+    if scope["path"] == "/memory":
+        bytes(bytearray(b"x" * (TAKEN_BYTES // 2)))  # twice, for a moment
+    elif scope["path"] == "/stall":
+        burn()
+    elif scope["path"] == "/thread":
+        await asyncio.to_thread(pow, 3, 1_500_000)  # in C, which keeps the lock
+    elif scope["path"] == "/wait":
+        await asyncio.sleep(STALL_SECONDS)
+    elif scope["path"] == "/answer":
+        body = b"x" * ANSWER_BYTES
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def burn() -> None:
+    """Take so much time of the processor, however busy it is."""
+    began = time.thread_time()
+    while time.thread_time() - began < STALL_SECONDS:
+        pass
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))
+    uvicorn.run(costly, port=int(sys.argv[2]), log_level="warning")
