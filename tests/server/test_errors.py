@@ -10,7 +10,17 @@ import pytest
 from litestar import Litestar, get
 
 from hybridtei import errors
-from hybridtei.server.errors import HANDLERS, TABLE, NoInputs, RequestRefused, openai_error, row_of, tei_error
+from hybridtei.server.errors import (
+    HANDLERS,
+    TABLE,
+    NoInputs,
+    OtherOrigin,
+    RequestRefused,
+    RoleNeeded,
+    openai_error,
+    row_of,
+    tei_error,
+)
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
@@ -23,7 +33,9 @@ def family(kind: type[Exception]) -> set[type[Exception]]:
 
 
 def make(kind: type[Exception]) -> Exception:
-    return kind() if kind in (errors.Overloaded, errors.Unhealthy) else kind("what went wrong")
+    if kind is RoleNeeded:
+        return RoleNeeded("write", "dashboard", ["search"])
+    return kind() if kind in (errors.Overloaded, errors.Unhealthy, OtherOrigin) else kind("what went wrong")
 
 
 @pytest.mark.parametrize("kind", sorted(family(errors.HybridTeiError), key=lambda kind: kind.__name__))
