@@ -279,9 +279,11 @@ def test_a_closed_output_ends_nothing(root, monkeypatch):
     monkeypatch.setattr(sys, "stderr", errors)  # where logging tells that it failed
     logs.configure(json_output=False, level="info")
     logging.getLogger("hybridtei.x").error("heard")
+    flush()
     assert "heard" in out.getvalue()
     out.close()
     logging.getLogger("hybridtei.x").error("nobody hears it")
+    flush()
     assert errors.getvalue() == ""
 
 
