@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("HYBRIDTEI_CACHE", str(scratch / "cache"))
         with serving(PLANS[0], partial(write_model, folder=scratch / "models"), scratch) as server:
             url = f"http://{server.host}:{server.port}/api-doc/openapi.json"
-            return subprocess.run([*command, url, *flags, *arguments.more], check=False).returncode
+            return subprocess.run([*command, url, *flags, *arguments.more], cwd=scratch, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +22,13 @@ PATHS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PATHS)
-def test_the_document_and_the_server_agree(kind: str) -> None:
+def test_the_document_and_the_server_agree(kind: str, tmp_path: Path) -> None:
     spec, paths = PATHS[kind]
     only = [word for path in paths for word in ("--include-path", path)]
     with serving(spec) as server:
         words = ["run", f"{server.url}/api-doc/openapi.json", "--checks", "all", "--max-examples", "5", "--seed", "1", *only]
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(ROOT / "schemathesis.toml"), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
         assert server.service.admission.free == server.service.config.max_concurrent_requests
     assert done.returncode == 0, done.stdout[-5000:]
 
