@@ -30,7 +30,7 @@ from hybridtei.qdrant.preparing import Preparation
 from hybridtei.qdrant.progress import Tally
 from hybridtei.qdrant.quarantine import Quarantine
 from hybridtei.qdrant.sources.limits import MAX_RECORD_BYTES, ReadOptions
-from hybridtei.qdrant.sources.walk import SourceFile, label_of, source_files
+from hybridtei.qdrant.sources.walk import QUARANTINE, SourceFile, label_of, source_files
 from hybridtei.qdrant.store import CollectionPlan, Store
 from hybridtei.qdrant.stores import open_store
 from hybridtei.qdrant.summary import Summary
@@ -72,7 +72,8 @@ def run_ingest(
 ) -> Summary:
     """Ingest a source. Raises HybridTeiError or OSError, with what to do about it; what was stored until then stays noted."""
     check_name(request.collection)
-    files = list(source_files(Path(request.source), request.source_name))
+    quarantine = Path(request.quarantine or f"{request.collection}{QUARANTINE}")
+    files = list(source_files(Path(request.source), request.source_name, quarantine))
     if not files:
         raise InvalidInput(f"{request.source}: holds no files")
     store = with_default(store)
@@ -81,15 +82,15 @@ def run_ingest(
     ledger = Ledger(state_folder(store) / f"{request.collection}.ledger.jsonl")
     try:
         tell(f"store     {place_of(store)}")
-        parts = _parts(request, files, ledger, model=model, engine=engine, store=store, tell=tell)
+        parts = _parts(request, files, ledger, quarantine, model=model, engine=engine, store=store, tell=tell)
         outcome = asyncio.run(_run(parts, opened, tell, quiet=request.quiet))
-        quarantine = parts.preparation.quarantine
+        rejected = parts.preparation.quarantine
         return Summary(
             request.collection,
             place_of(store),
             parts.preparation.tally,
             outcome,
-            str(quarantine.path) if len(quarantine) else None,
+            str(rejected.path) if len(rejected) else None,
             request.delete_missing,
         )
     finally:
@@ -115,6 +116,7 @@ def _parts(
     request: IngestRequest,
     files: list[SourceFile],
     ledger: Ledger,
+    quarantine: Path,
     *,
     model: ModelConfig,
     engine: EngineConfig,
@@ -138,7 +140,7 @@ def _parts(
         options=options,
         chunker=_chunker(text, spec, chunks),
         ledger=ledger,
-        quarantine=Quarantine(Path(request.quarantine or f"{request.collection}.quarantine.jsonl")),
+        quarantine=Quarantine(quarantine),
         settings=_settings(model, spec, heads, chunks, options),
         tally=Tally(),
         label=label_of(Path(request.source), request.source_name),

@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from hybridtei.errors import InvalidInput
+from hybridtei.qdrant.sources.limits import MAX_DOCUMENT_CHARACTERS
 from hybridtei.qdrant.sources.walk import SourceFile
 
 
@@ -139,6 +140,8 @@ class Ledger:
         self._file.seek(0, os.SEEK_END)
 
     def _apply(self, entry: dict[str, Any]) -> None:
+        if not 0 <= int(entry["n"]) <= MAX_DOCUMENT_CHARACTERS and "d" in entry:
+            raise ValueError(f"{entry['n']} chunks")
         if "f" in entry:
             self._files[entry["f"]] = FinishedFile(int(entry["s"]), int(entry["m"]), str(entry["h"]), int(entry["n"]))
         elif entry["n"]:

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import orjson
 
+from hybridtei.errors import InvalidInput
 from hybridtei.qdrant.documents import Rejected
 
 MOST_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MOST_FIRST_BYTES = 100_000
 
 
 class Quarantine:
-    """The file is there only if something is in it."""
+    """The file is there only if something is in it. Raises InvalidInput where a file of that name holds something else."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._counts: Counter[str] = Counter()
+        if path.exists() and not _is_quarantine(path):
+            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
         path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -45,3 +49,10 @@ class Quarantine:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(orjson.dumps(entry) + b"\n")
+
+
+def _is_quarantine(path: Path) -> bool:
+    """By its first line, which may be torn."""
+    with path.open("rb") as file:
+        first = file.readline(MOST_FIRST_BYTES)
+    return not first or (first.startswith(b'{"source":') and b'"location":' in first)

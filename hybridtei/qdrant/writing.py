@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from qdrant_client import models
@@ -234,14 +235,10 @@ async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: 
     wanted = list(ledger.items())
     if sample is not None and len(wanted) > sample:
         wanted = [wanted[i] for i in np.linspace(0, len(wanted) - 1, sample, dtype=int)]
-    keys: list[str] = []
-    ids: list[str] = []
+    chunks_of = ((key, number) for key, chunks in wanted for number in range(chunks))
     missing: dict[str, None] = {}
-    for place, (key, chunks) in enumerate(wanted):
-        ids += [point_id(key, number) for number in range(chunks)]
-        keys += [key] * chunks
-        if len(ids) >= IDS_AT_ONCE or place == len(wanted) - 1:
-            found = {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
-            missing |= dict.fromkeys(key for key, one in zip(keys, ids, strict=True) if one not in found)
-            keys, ids = [], []
+    while part := list(islice(chunks_of, IDS_AT_ONCE)):
+        ids = [point_id(key, number) for key, number in part]
+        found = {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
+        missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in found)
     return list(missing)

@@ -138,3 +138,19 @@ def test_a_folder_that_may_not_be_entered_is_not_empty(corpus):
         (corpus.source / "deep").chmod(0o700)
     assert (status, told["quarantined"], told["documents_deleted"]) == (0, 1, 0)
     assert corpus.stored() == ALL | {"d1"}
+
+
+def test_the_working_folder_as_the_source_twice(corpus):
+    """It holds the store and the file of what could not be taken."""
+    (corpus.source / "odd.docx").write_text("x")
+    for _ in range(2):
+        status, told = corpus.ingest("--collection", "all", source=".")
+        assert (status, told["points"], told["quarantined"]) == (0, 5, 1)
+        assert told["documents_missing"] == 0
+    assert (corpus.source.parent / "all.quarantine.jsonl").exists()
+
+
+def test_a_corpus_is_not_taken_for_the_quarantine(corpus):
+    before = (corpus.source / "a.jsonl").read_bytes()
+    status, _ = corpus.ingest("--quarantine", "corpus/a.jsonl")
+    assert (status, (corpus.source / "a.jsonl").read_bytes()) == (1, before)

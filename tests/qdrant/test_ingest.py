@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from qdrant_client.models import PointStruct
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreUnavailable
@@ -123,6 +124,28 @@ def test_without_a_ledger_the_collection_itself_tells_of_longer_versions(tmp_pat
         (tmp_path / "ledger.jsonl").unlink()
         await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), store)
         assert ids_of(await points(store)) == Counter([("a", 0)])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("told", ["x", 300_000_000, None, -1, 1e300, [5]])
+def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
+    """Points of a longer version, which no ledger knows, whose payloads somebody changed."""
+    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
+
+    async def run():
+        store, ingest = EdgeStore(str(tmp_path / "qdrant")), Ingest(tmp_path, chunk_tokens=32)
+        await ingest.run(write(tmp_path / "in.jsonl", {"a": text}), store)
+        records = await points(store, with_vectors=True)
+        assert len(records) > 3
+        changed = [PointStruct(id=one.id, vector=one.vector, payload={**one.payload, CHUNKS: told}) for one in records]
+        await store.upsert(NAME, changed)
+        (tmp_path / "ledger.jsonl").unlink()
+        async with asyncio.timeout(HANG):
+            outcome = await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), store)
+        assert ids_of(await points(store)) == Counter([("a", 0)])
+        assert (outcome.points, outcome.expected) == (1, 1)
+        await store.close()
 
     asyncio.run(run())
 

@@ -101,3 +101,12 @@ def test_clear(path):
     ledger.add([("b", DIGEST, 1)])
     ledger.close()
     assert known(path) == {"b": 1}
+
+
+def test_a_count_of_chunks_that_no_document_has_is_not_trusted(path):
+    ledger = Ledger(path)
+    ledger.add([("a", DIGEST, 1)])
+    ledger.close()
+    with path.open("ab") as opened:
+        opened.write(b'{"d": "b", "h": "00", "n": 300000000}\n')
+    assert known(path) == {"a": 1}

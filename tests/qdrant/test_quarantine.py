@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from hybridtei.errors import InvalidInput
 from hybridtei.qdrant import quarantine as module
 from hybridtei.qdrant.documents import Rejected
 from hybridtei.qdrant.quarantine import Quarantine
@@ -30,3 +33,11 @@ def test_a_file_of_nothing_else_does_not_fill_the_disk(tmp_path, monkeypatch):
     assert len(quarantine) == 11
     assert [line["source"] for line in lines] == ["s"] * 4 + ["t"]
     assert "only 3" in lines[3]["reason"]
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "a", "text": "one"}\n')
+    with pytest.raises(InvalidInput, match="holds something else"):
+        Quarantine(path)
+    assert path.read_text() == '{"id": "a", "text": "one"}\n'

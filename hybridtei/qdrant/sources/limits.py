@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 EXCERPT_CHARACTERS = 200
 MAX_RECORD_BYTES = 1_000_000
+MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class ReadOptions:
     id_field: str | None = None
     max_record_bytes: int = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
-    max_document_characters: int = 10_000_000
+    max_document_characters: int = MAX_DOCUMENT_CHARACTERS
     max_metadata_bytes: int = 64_000
     max_id_characters: int = 512
 

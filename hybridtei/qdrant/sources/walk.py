@@ -1,13 +1,16 @@
 """What SOURCE names: a file, a BEIR folder, or a folder of any of them; in the same order every time.
 
 A file's label is the folder's name and the path below it, so that a collection stays the same when the folder moves. Hidden
-files are left out, and so are links that lead out of the folder; folders behind links are not entered at all.
+files are left out, and so are links that lead out of the folder; folders behind links are not entered at all. What an ingest
+itself writes is no source either: collections of the embedded engine, and files of what could not be taken.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,33 +26,41 @@ TABLES = {
     ".parquet": read_parquet,
 }
 KINDS = (*TABLES, *PARSERS)
+QUARANTINE = ".quarantine.jsonl"  # what the name of such a file ends in, if the user gives none
+COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds: see `edge_folder`
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # of a file that vanished, or of a link to none
 BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read: its label in ids and payloads, its size, and when it was changed."""
+    """A file to read: its label in ids and payloads, its size, and when it was changed. `unreadable`: why it cannot be read; it
+    may be a folder then."""
 
     path: Path
     label: str
     size: int
     modified_ns: int
+    unreadable: str | None = None
 
 
-def source_files(source: Path, name: str | None = None) -> Iterator[SourceFile]:
-    """Every file of `source`, whether there is a reader for it or not. `name` stands for the source's own in labels.
+def source_files(source: Path, name: str | None = None, quarantine: Path | None = None) -> Iterator[SourceFile]:
+    """Every file of `source`, whether there is a reader for it or not. `name` stands for the source's own in labels;
+    `quarantine` is left out.
 
-    Raises InvalidInput if it is not there, or is a file of another kind.
+    Raises InvalidInput if it is not there, or is a file of another kind, and OSError if it is a folder that cannot be read.
     """
     root, label = source.resolve(), label_of(source, name)
     if root.is_dir():
-        yield from _below(root, root, label)
+        entries = sorted(root.iterdir())
+        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None)
         return
     if not root.exists():
         raise InvalidInput(f"{source}: no such file or folder")
     if root.suffix.lower() not in KINDS:
         raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
-    yield _described(root, label)
+    found = root.stat()
+    yield SourceFile(root, label, found.st_size, found.st_mtime_ns)
 
 
 def label_of(source: Path, name: str | None = None) -> str:
@@ -62,7 +73,9 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
     that its kind needs."""
     suffix = file.path.suffix.lower()
     try:
-        if suffix in TABLES:
+        if file.unreadable is not None:
+            yield Rejected(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
+        elif suffix in TABLES:
             yield from TABLES[suffix](file.path, file.label, options)
         elif suffix in PARSERS:
             yield read_whole(file.path, file.label, options), file.size
@@ -73,32 +86,35 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
         yield Rejected(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
 
 
-def _below(folder: Path, root: Path, label: str) -> Iterator[SourceFile]:
-    entries = sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=lambda entry: entry.name)
+def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | None) -> Iterator[SourceFile]:
     names = {entry.name for entry in entries}
+    if names >= COLLECTION:
+        return
     if {BEIR_CORPUS, BEIR_QUERIES} <= names:
-        entries = [folder / BEIR_CORPUS]
+        entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
     for entry in entries:
         here = f"{label}/{_printable(entry.name)}"
-        if entry.is_symlink() and (entry.is_dir() or not entry.resolve().is_relative_to(root)):
+        if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
             continue
-        if entry.is_dir():
-            yield from _below(entry, root, here)
-        elif _is_regular(entry):
-            yield _described(entry, here)
+        try:
+            found = entry.stat()
+            if stat.S_ISDIR(found.st_mode):
+                below = [] if entry.is_symlink() else sorted(entry.iterdir())
+            elif not stat.S_ISREG(found.st_mode):  # a pipe would be waited for until for ever
+                continue
+        except OSError as error:
+            if error.errno not in GONE:
+                yield SourceFile(entry, here, 0, 0, error.strerror or str(error))
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            yield from _below(below, root, here, quarantine)
+        elif _is_within(entry, root):
+            yield SourceFile(entry, here, found.st_size, found.st_mtime_ns)
 
 
-def _is_regular(path: Path) -> bool:
-    """A pipe would be waited for until for ever."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
-
-
-def _described(path: Path, label: str) -> SourceFile:
-    found = path.stat()
-    return SourceFile(path, label, found.st_size, found.st_mtime_ns)
+def _is_within(entry: Path, root: Path) -> bool:
+    """Of links, where they lead."""
+    return Path(os.path.realpath(entry)).is_relative_to(root)
 
 
 def _printable(name: str) -> str:

@@ -77,3 +77,42 @@ def test_no_source(tmp_path, name, why):
     (tmp_path / "a.docx").write_text("x")
     with pytest.raises(InvalidInput, match=why):
         list(source_files(tmp_path / name))
+
+
+def test_what_ingests_write_is_no_source(tmp_path):
+    for name in (
+        "a.txt",
+        "notes.quarantine.jsonl",
+        "qdrant/.lock",
+        "qdrant/notes/layout.json",
+        "qdrant/notes/shard/wal/open-1",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert labels(tmp_path, "here") == ["here/a.txt"]
+
+
+@pytest.mark.parametrize("looked_at", range(1, 6))
+@pytest.mark.parametrize("name", ["b.txt", "b"])
+def test_what_vanishes_during_the_walk_is_not_there(tmp_path, monkeypatch, looked_at, name):
+    for file in ("a.txt", f"{name}/deep.txt" if name == "b" else name, "c.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("x")
+    seen, stat = [], Path.stat
+
+    def vanishing(path: Path, **settings):
+        found = stat(path, **settings)
+        if path.name == name:
+            seen.append(1)
+            if len(seen) == looked_at:
+                path.rename(tmp_path.parent / f"{tmp_path.name}-{name}")
+        return found
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    assert {"docs/a.txt", "docs/c.txt"} <= set(labels(tmp_path, "docs"))
+
+
+def test_a_link_to_itself_is_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    assert labels(tmp_path, "docs") == ["docs/a.txt"]
