@@ -22,16 +22,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.on_ray.attempts import MAX_TRIES, Attempts, embed_block
 from hybridtei.on_ray.blocks import Sent, Vectors, packed, packed_vectors, unpacked, unpacked_vectors
 from hybridtei.on_ray.cluster import keep_to
 from hybridtei.on_ray.reading import Known, Recipe, blocks
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.embedders import LocalEmbedder, embed_each
+from hybridtei.qdrant.embedders import LocalEmbedder
 from hybridtei.qdrant.sources.walk import SourceFile
 
 READER, NUMBER, BATCH, VECTORS = "reader", "number", "batch", "vectors"
 AHEAD = 2  # blocks that an actor has beside the one in hand
-TRIES = 5  # of a block; one that kills five actors would kill all there will ever be
 PROCESSORS = 1  # of an actor
 Arrival = tuple[int, int, tuple[Sent, Vectors]]
 
@@ -67,19 +67,43 @@ def _tables(recipe: Recipe, reader: int, files: list[SourceFile], known: Any) ->
 class Embedding:
     """An actor's work: it holds the engine, and gives each batch its vectors."""
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig, heads: frozenset[Head]) -> None:
+    def __init__(self, model: ModelConfig, engine: EngineConfig, heads: frozenset[Head], attempts: Any) -> None:
         keep_to(PROCESSORS)  # before anything counts them
         from hybridtei.encoder import Encoder
 
         self._embedder = LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
+        self._attempts = _Remote(attempts)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """A row with its batch -> the row with vectors too."""
-        found = [packed_vectors(self._vectors(unpacked(row.as_py()))) for row in table[BATCH]]
+        names = zip(table[READER].to_pylist(), table[NUMBER].to_pylist(), strict=True)
+        found = [
+            packed_vectors(self._vectors(name, unpacked(row.as_py()))) for name, row in zip(names, table[BATCH], strict=True)
+        ]
         return table.append_column(VECTORS, pa.array(found, pa.large_binary()))
 
-    def _vectors(self, block: Sent) -> Vectors:
-        return embed_each(self._embedder.embed, block.texts) if block.texts else (Embeddings(), [])
+    def _vectors(self, name: tuple[int, int], block: Sent) -> Vectors:
+        return embed_block(self._attempts, name, self._embedder.embed, block.texts) if block.texts else (Embeddings(), [])
+
+
+class _Remote:
+    """`Attempts` in an actor of their own, which outlives those that embed. Every call waits until it is noted."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def begin(self, block: tuple[int, int]) -> tuple[int, list[int]]:
+        """See `Attempts.begin`."""
+        found: tuple[int, list[int]] = ray.get(self._actor.begin.remote(block))
+        return found
+
+    def note(self, block: tuple[int, int], place: int) -> None:
+        """See `Attempts.note`."""
+        ray.get(self._actor.note.remote(block, place))
+
+    def end(self, block: tuple[int, int]) -> None:
+        """See `Attempts.end`."""
+        ray.get(self._actor.end.remote(block))
 
 
 def arrivals(
@@ -99,6 +123,7 @@ def _pipeline(
     recipe: Recipe, shares: Sequence[tuple[list[SourceFile], Known]], heads: frozenset[Head], workers: int
 ) -> ray.data.Dataset:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    attempts = ray.remote(num_cpus=0, scheduling_strategy=here)(Attempts).remote()
     context = ray.data.DataContext.get_current().copy()
     context.target_max_block_size = 1
     context.enable_progress_bars = False
@@ -108,13 +133,13 @@ def _pipeline(
         )
         return source.map_batches(
             Embedding,
-            fn_constructor_args=(recipe.model, recipe.engine, heads),
+            fn_constructor_args=(recipe.model, recipe.engine, heads, attempts),
             batch_size=None,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1 + AHEAD),
             num_cpus=PROCESSORS,
             max_restarts=-1,
-            max_task_retries=TRIES,
+            max_task_retries=MAX_TRIES - 1,
         )
 
 
