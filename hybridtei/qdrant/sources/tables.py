@@ -1,4 +1,4 @@
-"""Files of many records: jsonl (BEIR's corpus too), csv and tsv, parquet; each record comes with the bytes behind it."""
+"""Files of many records: jsonl (BEIR's corpus too), csv and tsv; each record comes with the bytes behind it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from hybridtei.errors import LoadError
 from hybridtei.qdrant.documents import Document, Rejected
 from hybridtei.qdrant.sources.limits import ReadOptions, excerpt
 from hybridtei.qdrant.sources.lines import Line, bounded_lines, decoded
@@ -17,7 +16,6 @@ from hybridtei.qdrant.sources.records import Unfit, id_of, text_and_rest
 
 Found = Document | Rejected
 Progress = tuple[Found, int]  # and how many bytes of the file are behind it
-PARQUET_ROWS = 64  # read at a time
 
 
 def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
@@ -35,9 +33,9 @@ def _from_line(line: Line, source: str, options: ReadOptions) -> Found:
         if not line.is_whole:
             raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
         decoded(line)
-        return _document(_parsed(line.data, options), source, location, f"line-{line.number}", options)
+        return document_of(_parsed(line.data, options), source, location, f"line-{line.number}", options)
     except ValueError as error:
-        return _rejected(source, location, error, line.data)
+        return rejected(source, location, error, line.data)
 
 
 def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
@@ -52,7 +50,8 @@ def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
     return value
 
 
-def _document(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
+def document_of(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
+    """Raises Unfit."""
     try:
         document_id, text, title, metadata = text_and_rest(record, options, fallback)
     except Unfit as error:
@@ -61,7 +60,7 @@ def _document(record: Mapping[str, Any], source: str, location: str, fallback: s
     return Document(source, document_id, text, title, metadata, location)
 
 
-def _rejected(source: str, location: str, error: ValueError, written: bytes | str) -> Rejected:
+def rejected(source: str, location: str, error: ValueError, written: bytes | str) -> Rejected:
     """`written`: the record as the source has it."""
     return Rejected(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
 
@@ -74,7 +73,7 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
         rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header: list[str] | None = None
         while True:
-            began = lines.number + 1
+            began, lines.row_bytes = lines.number + 1, 0
             try:
                 row = next(rows)
                 lines.raise_if_broken()
@@ -96,9 +95,9 @@ def _from_row(header: list[str], row: list[str], source: str, location: str, opt
     try:
         if len(row) != len(header):
             raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
-        return _document(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
+        return document_of(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
     except Unfit as error:
-        return _rejected(source, location, error, ",".join(row))
+        return rejected(source, location, error, ",".join(row))
 
 
 class _CsvLines:
@@ -107,7 +106,7 @@ class _CsvLines:
     def __init__(self, file: Any, max_bytes: int) -> None:
         self._lines = bounded_lines(file, max_bytes)
         self._max_bytes = max_bytes
-        self.number = self.offset = 0
+        self.number = self.offset = self.row_bytes = 0
         self.last = b""
         self.broken: str | None = None
 
@@ -117,6 +116,9 @@ class _CsvLines:
     def __next__(self) -> str:
         line = next(self._lines)
         self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
+        self.row_bytes += line.length
+        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader begins anew after an exception
+            raise ValueError(f"the row has more than {self._max_bytes} bytes")
         if not line.is_whole:
             self.broken = f"the line has {line.length} bytes, allowed are {self._max_bytes}"
             return "\n"
@@ -130,45 +132,3 @@ class _CsvLines:
     def raise_if_broken(self) -> None:
         if self.broken is not None:
             raise ValueError(self.broken)
-
-
-def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """A row a document. Raises LoadError without pyarrow."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise LoadError("parquet files need pyarrow: pip install 'hybridtei[qdrant]'") from error
-    size = path.stat().st_size
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            total = max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                for row in range(batch.num_rows):
-                    number += 1
-                    yield _from_table_row(batch, row, number, source, options), size * number // total
-    except (pyarrow.ArrowException, OSError) as error:
-        yield Rejected(source, f"after row {number}", f"not readable as parquet: {error}"), size
-
-
-def _from_table_row(batch: Any, row: int, number: int, source: str, options: ReadOptions) -> Found:
-    location = f"row {number}"
-    record: dict[str, Any] = {}
-    try:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                record[name] = column[row].as_py()
-            except UnicodeDecodeError as error:
-                raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
-        present = {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
-        _check_cells(present, options)
-        return _document(present, source, location, f"row-{number}", options)
-    except ValueError as error:
-        return _rejected(source, location, error, str(record))
-
-
-def _check_cells(record: Mapping[str, Any], options: ReadOptions) -> None:
-    for name, value in record.items():
-        if isinstance(value, str | bytes) and len(value) > options.max_record_bytes:
-            raise Unfit(f"`{name}` has {len(value)} characters, allowed are {options.max_record_bytes}")

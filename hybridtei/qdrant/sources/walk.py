@@ -17,7 +17,8 @@ from pathlib import Path
 from hybridtei.errors import InvalidInput
 from hybridtei.qdrant.documents import Document, Rejected
 from hybridtei.qdrant.sources.limits import ReadOptions
-from hybridtei.qdrant.sources.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.qdrant.sources.parquet import read_parquet
+from hybridtei.qdrant.sources.tables import Progress, read_csv, read_jsonl
 from hybridtei.qdrant.sources.whole_files import PARSERS, read_whole
 
 TABLES = {

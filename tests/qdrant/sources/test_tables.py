@@ -11,7 +11,8 @@ import pytest
 
 from hybridtei.qdrant.documents import Document, Rejected
 from hybridtei.qdrant.sources.limits import ReadOptions
-from hybridtei.qdrant.sources.tables import read_csv, read_jsonl, read_parquet
+from hybridtei.qdrant.sources.parquet import read_parquet
+from hybridtei.qdrant.sources.tables import read_csv, read_jsonl
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 
@@ -157,3 +158,13 @@ def test_bytes_behind_a_document_only_grow(tmp_path):
     places = [place for _, place in read_jsonl(path, "s", SMALL)]
     assert places == sorted(places)
     assert places[-1] <= path.stat().st_size
+
+
+def test_a_row_of_many_lines_is_bounded(tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_text(
+        'id,text\n1,"' + '",\n"'.join(["x" * 50] * 5) + '"\n' + '2,"' + 'y\n","' * 10_000 + '"\n' + "3,last\n" * 1000
+    )
+    documents, rejected = read(read_csv, path)
+    assert documents[-1].text == "last"
+    assert any("more than 1000 bytes" in reason for reason in rejected.values())
