@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
 
 def to_msgpack(answer: Any) -> bytes:
     """The same data as `encoding.to_json` takes. Numbers that are none stay what they are."""
-    return _ENCODER.encode(answer)
+    return _rewritten(answer.body) if isinstance(answer, Written) else _ENCODER.encode(answer)
 
 
 def _packed(value: Any) -> Any:
@@ -46,11 +47,11 @@ def _rewritten(body: bytes | memoryview) -> bytes:
     if body[0] != LIST:
         return msgspec.msgpack.encode(orjson.loads(body))
     items = _ITEMS.decode(body)
-    packed = bytearray(_head(len(items)))
+    packed = BytesIO()
+    packed.write(_head(len(items)))
     for item in items:
-        value = memoryview(item)
-        packed += _rewritten(value) if value[0] == LIST else msgspec.msgpack.encode(orjson.loads(value))
-    return bytes(packed)
+        packed.write(_rewritten(memoryview(item)))
+    return packed.getvalue()  # what it holds, and no copy
 
 
 def _floats(array: NDArray[np.float32]) -> bytes:
