@@ -6,7 +6,10 @@ known field given twice is an error, which no fast JSON library reports.
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -22,6 +25,7 @@ SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
 
+LONG_BYTES = 100_000  # of a body whose decoding garbage collection would interrupt
 NAMES_LOOKED_AT = 10_000  # keys of an object among which a field given twice is looked for
 
 T = TypeVar("T")
@@ -200,7 +204,8 @@ def _told(body: bytes, kind: type) -> BodyError | None:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    return _without_trailing(_decoder(kind), body)  # type: ignore[no-any-return, arg-type]
+    with _uncollected() if len(body) > LONG_BYTES and gc.isenabled() else nullcontext():
+        return _without_trailing(_decoder(kind), body)  # type: ignore[no-any-return, arg-type]
 
 
 def _without_trailing(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -213,6 +218,16 @@ def _without_trailing(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         if trailing is None:
             raise
         return decoder.decode(body[: int(trailing[1]) - 1])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which a body of many lists would set off again and again, and which finds nothing there."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @cache

@@ -6,7 +6,7 @@ An answer is plain data whose leaves may be arrays, numpy's numbers, and JSON th
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -23,27 +23,18 @@ Fragment = orjson.Fragment
 
 
 class Written:
-    """A list whose items are JSON already. To write it takes it apart, so that a large one is never there twice."""
+    """An answer, or part of one, that is JSON already; a whole one is not copied once more, however large it is."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("body",)
 
-    def __init__(self, items: list[bytes]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def take(self) -> Iterator[bytes]:
-        """Each item, which is let go then."""
-        self._items.reverse()
-        while self._items:
-            yield self._items.pop()
+    def __init__(self, body: bytes) -> None:
+        self.body = body
 
 
 def to_json(answer: Any) -> bytes:
     """Compact, UTF-8; NaN and infinities become null, as TEI's do."""
     if isinstance(answer, Written):
-        return joined(answer.take())
+        return answer.body
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -53,7 +44,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
     if isinstance(value, Written):
-        return Fragment(joined(value.take()))
+        return Fragment(value.body)
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
@@ -72,7 +63,7 @@ def piecewise(answer: Any) -> Any:
     if isinstance(answer, dict):
         return {key: piecewise(value) for key, value in answer.items()}
     if isinstance(answer, list) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
-        return Written([*map(to_json, answer)])
+        return Written(joined(map(to_json, answer)))
     return answer
 
 

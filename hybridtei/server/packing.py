@@ -20,14 +20,14 @@ FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
 
 def to_msgpack(answer: Any) -> bytes:
     """The same data as `encoding.to_json` takes. Numbers that are none stay what they are."""
-    return _rewritten(answer) if isinstance(answer, Written) else _ENCODER.encode(answer)
+    return _rewritten(answer.body) if isinstance(answer, Written) else _ENCODER.encode(answer)
 
 
 def _packed(value: Any) -> Any:
     if isinstance(value, Fragment):
         return orjson.loads(to_json(value))
     if isinstance(value, Written):
-        return msgspec.Raw(_rewritten(value))
+        return msgspec.Raw(_rewritten(value.body))
     if isinstance(value, np.ndarray):
         plain = value.dtype != np.float32 or value.ndim not in (1, 2) or not value.size
         return value.tolist() if plain else msgspec.Raw(_floats(value))
@@ -42,23 +42,16 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
 
 
-def _rewritten(answer: Written) -> bytes:
-    packed = BytesIO()
-    packed.write(_head(len(answer)))
-    for item in answer.take():
-        packed.write(_from_json(item))
-    return packed.getvalue()  # what it holds, and no copy
-
-
-def _from_json(body: bytes | memoryview) -> bytes:
+def _rewritten(body: bytes | memoryview) -> bytes:
     """JSON as MessagePack, lists item by item: as objects, all of them together take many times their JSON."""
     if body[0] != LIST:
         return msgspec.msgpack.encode(orjson.loads(body))
     items = _ITEMS.decode(body)
-    packed = bytearray(_head(len(items)))
+    packed = BytesIO()
+    packed.write(_head(len(items)))
     for item in items:
-        packed += _from_json(memoryview(item))
-    return bytes(packed)
+        packed.write(_rewritten(memoryview(item)))
+    return packed.getvalue()  # what it holds, and no copy
 
 
 def _floats(array: NDArray[np.float32]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
 from typing import TypeVar
 
 from hybridtei.engine.service import BYTES_PER_NUMBER
@@ -53,14 +54,16 @@ async def decode(context: Context, request: DecodeRequest) -> Reply:
 
 async def _aside(context: Context, items: Sequence[T], write: Callable[[T], bytes]) -> Reply:
     """In parts, so that the thread for such work is free for others in between. Raises RequestRefused."""
-    part, size, written = context.server.max_client_batch_size, 0, list[bytes]()
+    part, written = context.server.max_client_batch_size, BytesIO()
     for begin in range(0, len(items), part):
-        written += await context.service.aside(partial(_written, items[begin : begin + part], write))
-        size += sum(map(len, written[begin:]))
-        if size > ANSWER_BYTES and len(items) > part:
+        await context.service.aside(partial(_append, written, items[begin : begin + part], write))
+        if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_much_to_answer()
-    return Reply(Written(written), numbers=size // BYTES_PER_NUMBER)
+    written.write(b"]")
+    return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
 
 
-def _written(items: Sequence[T], write: Callable[[T], bytes]) -> list[bytes]:
-    return [*map(write, items)]
+def _append(written: BytesIO, items: Sequence[T], write: Callable[[T], bytes]) -> None:
+    for item in items:
+        written.write(b"," if written.tell() else b"[")
+        written.write(write(item))

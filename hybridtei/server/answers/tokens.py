@@ -12,7 +12,7 @@ from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.server.answers.text import tokenize
 from hybridtei.server.body import decode, keys_of
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.encoding import Fragment, to_json
+from hybridtei.server.encoding import Written, to_json
 from hybridtei.server.tracing import passes_on
 from hybridtei.server.wire.tei import TokenizeRequest
 from hybridtei.server.wire.tokens import DetokenizeRequest, LlamaTokenizeRequest, TokenizeKeys, VllmTokenizeRequest
@@ -68,10 +68,10 @@ async def _tokenize(
 ) -> Reply:
     """The answer is written beside the event loop, too: a long text has many tokens."""
 
-    def work() -> Fragment:
+    def work() -> Written:
         read = context.service.model.reader.tokens
         (tokens,) = read([text], add_special_tokens=add_special_tokens, prompt_name=None)
-        return Fragment(to_json(write(tokens)))
+        return Written(to_json(write(tokens)))
 
     with context.counting_failures():
         return Reply(await context.service.aside(work))

@@ -247,9 +247,9 @@ def check_predict(raw: str | list[str | list[str]]) -> None:
     kinds = set(map(type, raw))
     if len(kinds) > 1:
         raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
-    lengths = map(len, raw) if kinds == {list} else (len(raw),)
-    wrong = next((length for length in lengths if not 1 <= length <= 2), None)
-    if wrong is not None:
+    lengths = [*map(len, raw)] if kinds == {list} else [len(raw)]
+    if not {1, 2}.issuperset(lengths):
+        wrong = next(length for length in lengths if not 1 <= length <= 2)
         raise SchemaError(f"inputs: invalid length {wrong}, {PREDICT_FORMS}")
 
 
@@ -258,9 +258,5 @@ def parse_predict(raw: Any) -> Texts:
     if isinstance(raw, str):
         return Texts([raw], is_batch=False)
     if isinstance(raw[0], str):
-        return Texts([_text(raw)], is_batch=False)
-    return Texts([*map(_text, raw)], is_batch=True)
-
-
-def _text(parts: list[str]) -> Text:
-    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+        return Texts([raw[0] if len(raw) == 1 else (raw[0], raw[1])], is_batch=False)
+    return Texts([parts[0] if len(parts) == 1 else (parts[0], parts[1]) for parts in raw], is_batch=True)
