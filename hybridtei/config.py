@@ -105,7 +105,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.", extra=LIMITS)] = None
     max_answer_bytes: Annotated[
         Positive, Meta(description="Most bytes, as JSON, of an answer with a vector for each token.", extra=LIMITS)
-    ] = 1_000_000_000
+    ] = 256_000_000
     request_timeout: Annotated[
         Seconds,
         Meta(
