@@ -146,7 +146,7 @@ class EngineService:
         else:
             encodings = await self._in(self._pool, partial(task.prepare, self.model))
         if isinstance(task, Embed):
-            self._check_answer(task.token_numbers(self.model.spec, sum(len(encoding) for encoding in encodings)))
+            self.check_answer(task.token_numbers(self.model.spec, sum(len(encoding) for encoding in encodings)))
         tokenised = perf_counter_ns()
         outputs, timings = await self.rides.ride(encodings, task.heads, tokenised)
         answer = task.finish(self.model, encodings, outputs)
@@ -163,7 +163,8 @@ class EngineService:
         """The result of work that asks others besides this engine, within the bound of time of a request. Raises TimedOut."""
         return await self._deadlines.within(work)
 
-    def _check_answer(self, numbers: int) -> None:
+    def check_answer(self, numbers: int) -> None:
+        """Raises AnswerTooLarge if so many numbers would pass `--max-answer-bytes` as JSON."""
         size, most = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
         if size > most:
             raise AnswerTooLarge(

@@ -6,6 +6,7 @@ hyper does for TEI. Paths are compared as they are: nothing is stripped from the
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -126,6 +127,7 @@ async def _send_sliced(message: Any, send: Any) -> None:
     for begin in range(0, len(body), SLICE_BYTES):
         end = begin + SLICE_BYTES
         await send({"type": "http.response.body", "body": body[begin:end], "more_body": more or end < len(body)})
+        await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
 
 
 async def _answer(status: int, headers: Headers, send: Any) -> None:

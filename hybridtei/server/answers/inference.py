@@ -78,19 +78,26 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
     by_key = dict(zip(passes, done, strict=True))
     heads = _heads_of(wishes)
     embeddings = []
+    written: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
+    numbers = 0
     tokens: dict[str, int] = {}
     counted: set[tuple[Any, ...]] = set()
     for place, wish in enumerate(wishes):
         one = by_key[_key(wish, heads)]
         row = one.asked.texts[wish.text]
-        embeddings.append(_written(one.embedded, row, wish, place))
+        alike = (id(one), row, wish.head, wish.dimensions)
+        if alike not in written:
+            written[alike] = _written(one.embedded, row, wish, place)
+        embeddings.append(written[alike])
+        numbers += _size(written[alike])
+        wish.context.service.check_answer(numbers)  # a text may be wanted any number of times
         if (*_reading(wish), wish.text) not in counted:  # a text that was read once is paid once
             counted.add((*_reading(wish), wish.text))
             tokens[wish.name] = tokens.get(wish.name, 0) + one.lengths[row]
         else:
             tokens.setdefault(wish.name, 0)
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
-    return Reply({"embeddings": embeddings, "usage": usage}, numbers=sum(_size(one) for one in embeddings))
+    return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
 
 def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, side: InputType | None) -> _Wish:

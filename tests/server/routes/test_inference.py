@@ -146,6 +146,15 @@ def test_more_texts_than_permits_go_in_parts():
         assert running.service.admission.free == 4
 
 
+def test_a_text_that_is_wanted_very_often_is_bounded_as_an_answer():
+    """It is computed once, so that only the answer grows."""
+    with serving(engine={"max_answer_bytes": 100_000}) as running:
+        answer = hook(running, [of("one two three", "small/multivector")] * 5_000)
+        assert answer.status_code == 400
+        assert "maximum allowed 100000 (max-answer-bytes)" in answer.json()["error"]
+        assert hook(running, [of("one two three", "small/multivector")] * 50).status_code == 200
+
+
 def test_the_key_in_the_body_or_in_the_header():
     with serving(server={"api_key": "secret"}) as running:
         inputs = [of("one")]
