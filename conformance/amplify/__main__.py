@@ -6,7 +6,7 @@
 
 Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store that holds a collection; passes
 take rows out of a table (`launch`). Requests are drawn for every route of its OpenAPI document, and over gRPC where that is
-installed. Memory is the growth at the peak of server and store, less the bytes of the request and of its encoded answer; a
+installed. Memory is the growth at the server's peak, less the bytes of the request and of its encoded answer; a
 stall is counted in processor time (`probe`). The worst of each route are asked again, and the least of three counts. Exit
 status is 1 if one of these is beyond 64 MB or 100 ms. The same seed draws the same requests, as far as the time goes.
 """

@@ -1,9 +1,10 @@
 """What one request costs the process that serves it: memory at its peak, and how long the event loop stood still.
 
-Runs inside that process, and is told over a socket when a request begins and when it has ended. Memory is that of the process
-and its children. The surprise is how a stall is counted: a timer on the loop that comes late may have been kept by our own
-code, or by a neighbour who had the processor. So of the time it was late and the processor time that this process took
-meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long callback.
+Runs inside that process, and is told over a socket when a request begins and when it has ended. Memory is that of this process
+alone: what the owner of an embedded store maps is what it stores. The surprise is how a stall is counted: a timer on the loop
+that comes late may have been kept by our own code, or by a neighbour who had the processor. So of the time it was late and the
+processor time that this process took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a
+long callback.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-import psutil
 import uvicorn
 
 from hybridtei.heap import trim
@@ -53,17 +53,14 @@ class Probe:
     def _begin(self) -> dict[str, Any]:
         gc.collect()
         trim()
-        processes = _family()
-        self._rest = sum(_kilobytes(process, RESIDENT) for process in processes)
-        for process in processes:
-            Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        self._rest = _kilobytes(RESIDENT)
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
         self._on_loop(self._start)
         return {"rest_bytes": self._rest * 1024}
 
     def _end(self) -> dict[str, Any]:
         self._on_loop(self._stop)
-        peak = sum(_kilobytes(process, PEAK) for process in _family())
-        return {"growth_bytes": (peak - self._rest) * 1024, "stall_seconds": self._stall}
+        return {"growth_bytes": (_kilobytes(PEAK) - self._rest) * 1024, "stall_seconds": self._stall}
 
     def _on_loop(self, act: Any) -> None:
         done = threading.Event()
@@ -107,11 +104,6 @@ def watch(descriptor: int) -> None:
     uvicorn.Server.startup = watched  # type: ignore[method-assign]
 
 
-def _family() -> list[int]:
-    whole = psutil.Process()
-    return [process.pid for process in (whole, *whole.children(recursive=True))]
-
-
-def _kilobytes(process: int, what: re.Pattern[str]) -> int:
-    found = what.search(Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace"))
+def _kilobytes(what: re.Pattern[str]) -> int:
+    found = what.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
     return int(found[1]) if found else 0

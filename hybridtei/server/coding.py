@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -53,6 +54,7 @@ class Form:
 
 
 PLAIN = Form()
+FORM: ContextVar[Form] = ContextVar("form", default=PLAIN)  # of the answer to the request at work
 
 
 def wanted_form(accept: bytes | None, accept_encoding: bytes | None) -> Form:

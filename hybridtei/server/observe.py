@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal, get_args
@@ -55,6 +56,23 @@ class Usage:
             (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
             (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
         ]
+
+
+def together(usages: Sequence[Usage]) -> Usage | None:
+    """Of a request that went through the engine several times: sums, and means over all inputs. None if it never did."""
+    inputs = sum(len(one.lengths) for one in usages)
+    if not inputs:
+        return None
+
+    def mean(of: Callable[[Timings], int]) -> int:
+        return sum(of(one.timings) * len(one.lengths) for one in usages) // inputs
+
+    return Usage(
+        Load(sum(one.load.inputs for one in usages), sum(one.load.characters for one in usages), is_batch=True),
+        [length for one in usages for length in one.lengths],
+        Timings(mean(lambda it: it.tokenization_ns), mean(lambda it: it.queue_ns), mean(lambda it: it.inference_ns)),
+        usages[0].began_ns,
+    )
 
 
 class RequestMetrics:

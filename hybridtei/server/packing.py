@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -14,20 +13,28 @@ from numpy.typing import NDArray
 from hybridtei.server.encoding import Fragment, Written, to_json
 
 FLOAT32, ARRAY16, ARRAY32 = 0xCA, 0xDC, 0xDD
-LIST = ord("[")
 FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
+
+
+class Packed:
+    """An answer, or part of one, that is MessagePack already."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
 
 
 def to_msgpack(answer: Any) -> bytes:
     """The same data as `encoding.to_json` takes. Numbers that are none stay what they are."""
-    return _rewritten(answer.body) if isinstance(answer, Written) else _ENCODER.encode(answer)
+    return answer.body if isinstance(answer, Packed) else _ENCODER.encode(answer)
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, Fragment):
+    if isinstance(value, Fragment | Written):
         return orjson.loads(to_json(value))
-    if isinstance(value, Written):
-        return msgspec.Raw(_rewritten(value.body))
+    if isinstance(value, Packed):
+        return msgspec.Raw(value.body)
     if isinstance(value, np.ndarray):
         plain = value.dtype != np.float32 or value.ndim not in (1, 2) or not value.size
         return value.tolist() if plain else msgspec.Raw(_floats(value))
@@ -38,20 +45,7 @@ def _packed(value: Any) -> Any:
     raise TypeError(f"no MessagePack for {type(value).__name__}")
 
 
-_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
-
-
-def _rewritten(body: bytes | memoryview) -> bytes:
-    """JSON as MessagePack, lists item by item: as objects, all of them together take many times their JSON."""
-    if body[0] != LIST:
-        return msgspec.msgpack.encode(orjson.loads(body))
-    items = _ITEMS.decode(body)
-    packed = BytesIO()
-    packed.write(_head(len(items)))
-    for item in items:
-        packed.write(_rewritten(memoryview(item)))
-    return packed.getvalue()  # what it holds, and no copy
 
 
 def _floats(array: NDArray[np.float32]) -> bytes:
@@ -59,13 +53,14 @@ def _floats(array: NDArray[np.float32]) -> bytes:
     rows = array.reshape(-1, array.shape[-1])
     cells = np.empty(rows.shape, dtype=[("kind", "u1"), ("value", ">f4")])
     cells["kind"], cells["value"] = FLOAT32, rows
-    head = np.frombuffer(_head(rows.shape[1]), dtype=np.uint8)
+    head = np.frombuffer(list_head(rows.shape[1]), dtype=np.uint8)
     body = cells.view(np.uint8).reshape(len(rows), -1)
     laid = np.hstack([np.broadcast_to(head, (len(rows), len(head))), body]).tobytes()
-    return laid if array.ndim == 1 else _head(len(rows)) + laid
+    return laid if array.ndim == 1 else list_head(len(rows)) + laid
 
 
-def _head(length: int) -> bytes:
+def list_head(length: int) -> bytes:
+    """What stands before the items of a list."""
     if length < FIXED_LIMIT:
         return bytes([FIXED_ARRAY | length])
     return struct.pack(">BH", ARRAY16, length) if length < LIMIT_16 else struct.pack(">BI", ARRAY32, length)

@@ -19,7 +19,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.auth import check_key, door_of
 from hybridtei.server.body import ClientDisconnected, decode, model_name, read_plain
-from hybridtei.server.coding import Form, wanted_form, written
+from hybridtei.server.coding import FORM, Form, wanted_form, written
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
 from hybridtei.server.edge import ALIAS
 from hybridtei.server.encoding import piecewise
@@ -65,6 +65,7 @@ def posted(
             context = models.choose(alias, None if alias or models.is_one else model_name(body), job)
             if server.otlp_endpoint is not None:
                 arrived(scope["app"].state.recorder, scope["headers"])
+            FORM.set(form_of(scope))
             await respond(scope, await while_connected(scope, answer(context, wire)), send)
         except ClientDisconnected:
             if departure_of(scope) is None:

@@ -12,7 +12,7 @@ from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.outputs import Embeddings
 from hybridtei.server.answers.search import Shelf, embed_documents
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.observe import Usage
+from hybridtei.server.observe import Usage, together
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.search import FailedPoint, Point, PointsRequest, PointsResponse
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hybridtei.qdrant.store import CollectionPlan, PointId
 
 
+PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
 LARGEST_ID = 2**64 - 1
 
 
@@ -49,23 +50,26 @@ async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
 
     context, plan, created = await _collection(shelf, name, create=request.create)
     given, failed = _given(request.points)
-    good, embedded, usage = await _embedded(
-        context, given, common_heads(plan, context.service.model.spec), failed, truncate=request.truncate
-    )
-    ready: list[models.PointStruct] = []
+    heads = common_heads(plan, context.service.model.spec)
     stored: list[PointId] = []
-    if embedded is not None:
-        points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
-        for one, point in zip(good, points, strict=True):
-            try:
-                ready.extend(checked([point], plan))
-                stored.append(one.identity)
-            except InvalidPoint as error:
-                failed.append(FailedPoint(one.index, one.named, str(error)))
-    if ready:
-        await shelf.layouts.store.upsert(name, ready)
+    usages: list[Usage] = []
+    for begin in range(0, len(given), PORTION_POINTS):
+        portion = given[begin : begin + PORTION_POINTS]
+        good, embedded, usage = await _embedded(context, portion, heads, failed, truncate=request.truncate)
+        ready: list[models.PointStruct] = []
+        if embedded is not None and usage is not None:
+            usages.append(usage)
+            points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
+            for one, point in zip(good, points, strict=True):
+                try:
+                    ready.extend(checked([point], plan))
+                    stored.append(one.identity)
+                except InvalidPoint as error:
+                    failed.append(FailedPoint(one.index, one.named, str(error)))
+        if ready:
+            await shelf.layouts.store.upsert(name, ready)
     failed.sort(key=lambda one: one.index)
-    return Reply(PointsResponse(name, created, len(ready), stored, failed), usage)
+    return Reply(PointsResponse(name, created, len(stored), stored, failed), together(usages))
 
 
 async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:

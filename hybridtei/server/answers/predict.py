@@ -34,7 +34,7 @@ FUNCTIONS = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
 @handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """`/predict`: each label's score, the best first; a list of such lists for a batch, and for Hugging Face's clients."""
-    texts = parse_predict(request.inputs)
+    texts = _texts(context, request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
     task = Classify(
@@ -51,6 +51,14 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
         return rows if texts.is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, texts, write)
+
+
+def _texts(context: Context, raw: Any) -> Texts:
+    """Of what will be refused for its number, only that: to read it all would hold up others."""
+    is_batch = isinstance(raw, list) and isinstance(raw[0], list)
+    if is_batch and len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
+        return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
+    return parse_predict(raw)
 
 
 def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import EmptyInput
+from hybridtei.server.coding import FORM
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.encoding import Written, to_json
 from hybridtei.server.errors import NoInputs
+from hybridtei.server.packing import Packed, list_head, to_msgpack
 from hybridtei.server.parts import too_much_to_answer
 from hybridtei.server.tracing import handler
 from hybridtei.server.wire.tei import DecodeRequest, TokenizeRequest, parse_ids
@@ -35,7 +37,7 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
             prompt_name=request.prompt_name,
         )
         # Text by text, and written there too: the tokens of a long request are many times its size.
-        return await _aside(context, texts, lambda text: to_json(read([text])[0]))
+        return await _aside(context, texts, lambda text: read([text])[0])
 
 
 @handler("decode")
@@ -49,21 +51,31 @@ async def decode(context: Context, request: DecodeRequest) -> Reply:
         for ids in sequences:
             context.service.model.reader.check_ids(ids, "ids")
         text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
-        return await _aside(context, sequences, lambda ids: to_json(text_of(ids)))
+        return await _aside(context, sequences, text_of)
 
 
-async def _aside(context: Context, items: Sequence[T], write: Callable[[T], bytes]) -> Reply:
-    """In parts, so that the thread for such work is free for others in between. Raises RequestRefused."""
+async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
+    """What is made of each item, written in the form that the client wants: in parts, so that the thread for such work is free
+    for others in between. Raises RequestRefused."""
+    packs = FORM.get().msgpack
     part, written = context.server.max_client_batch_size, BytesIO()
+    written.write(list_head(len(items)) if packs else b"[")
     for begin in range(0, len(items), part):
-        await context.service.aside(partial(_append, written, items[begin : begin + part], write))
+        append = _append_packed if packs else _append_json
+        await context.service.aside(partial(append, written, items[begin : begin + part], make))
         if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_much_to_answer()
-    written.write(b"]")
-    return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
+    written.write(b"" if packs else b"]")
+    numbers = written.tell() // BYTES_PER_NUMBER
+    return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)
 
 
-def _append(written: BytesIO, items: Sequence[T], write: Callable[[T], bytes]) -> None:
+def _append_json(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
     for item in items:
-        written.write(b"," if written.tell() else b"[")
-        written.write(write(item))
+        written.write(b"," if written.tell() > 1 else b"")
+        written.write(to_json(make(item)))
+
+
+def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
+    for item in items:
+        written.write(to_msgpack(make(item)))

@@ -247,9 +247,9 @@ def check_predict(raw: str | list[str | list[str]]) -> None:
     kinds = set(map(type, raw))
     if len(kinds) > 1:
         raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
-    lengths = [*map(len, raw)] if kinds == {list} else [len(raw)]
-    if not {1, 2}.issuperset(lengths):
-        wrong = next(length for length in lengths if not 1 <= length <= 2)
+    parts = raw if kinds == {list} else [raw]
+    if not {1, 2}.issuperset(map(len, parts)):
+        wrong = next(length for length in map(len, parts) if not 1 <= length <= 2)
         raise SchemaError(f"inputs: invalid length {wrong}, {PREDICT_FORMS}")
 
 

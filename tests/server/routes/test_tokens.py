@@ -12,8 +12,8 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.metrics import Registry
 from hybridtei.server.answers.text import tokenize
 from hybridtei.server.app import context_for
-from hybridtei.server.coding import Form, written
-from hybridtei.server.context import OFFLOAD_NUMBERS
+from hybridtei.server.coding import FORM, Form, written
+from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.server.wire.tei import TokenizeRequest
 from tests.engine import small
 
@@ -77,10 +77,16 @@ def test_inputs_make_it_teis(server):
 def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer(msgpack):
     """As objects they would take ten times as much, and stand still all that the event loop has to do."""
     context = context_for(small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry())
-    reply = asyncio.run(tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32)))
+    form = Form(msgpack=msgpack)
+
+    async def asked() -> Reply:
+        FORM.set(form)
+        return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))
+
+    reply = asyncio.run(asked())
     tracemalloc.start()
     try:
-        body, _ = written(reply.answer, Form(msgpack=msgpack))
+        body, _ = written(reply.answer, form)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
