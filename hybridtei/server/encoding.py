@@ -48,23 +48,35 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-def joined(items: Iterable[bytes]) -> bytes:
-    """JSON values -> a JSON list. Each is let go as soon as it is copied."""
-    written = BytesIO()
-    for item in items:
-        written.write(b"," if written.tell() else b"[")
-        written.write(item)
-    written.write(b"]" if written.tell() else b"[]")
-    return written.getvalue()  # what it holds, and no copy
+def piecewise(answer: Any) -> Written:
+    """The same JSON, written an item of a list at a time: for a thread, which at once would let no other run.
+
+    All goes into one buffer, so that a large answer is not copied once more as a whole.
+    """
+    if isinstance(answer, Written):
+        return answer
+    buffer = BytesIO()
+    _write(answer, buffer)
+    return Written(buffer.getvalue())  # what it holds, and no copy
 
 
-def piecewise(answer: Any) -> Any:
-    """The same answer with its lists written, an item at a time: for a thread, which at once would let no other run."""
+def _write(answer: Any, buffer: BytesIO) -> None:
     if isinstance(answer, dict):
-        return {key: piecewise(value) for key, value in answer.items()}
-    if isinstance(answer, list) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
-        return Written(joined(map(to_json, answer)))
-    return answer
+        buffer.write(b"{")
+        for place, (key, value) in enumerate(answer.items()):
+            buffer.write(b"," if place else b"")
+            buffer.write(to_json(key))
+            buffer.write(b":")
+            _write(value, buffer)
+        buffer.write(b"}")
+    elif isinstance(answer, list) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
+        buffer.write(b"[")
+        for place, item in enumerate(answer):
+            buffer.write(b"," if place else b"")
+            buffer.write(to_json(item))
+        buffer.write(b"]")
+    else:
+        buffer.write(to_json(answer))
 
 
 def as_base64(row: NDArray[np.generic]) -> str:
