@@ -164,3 +164,24 @@ def test_of_models_that_fail_only_the_last_are_remembered() -> None:
         assert [*models.entries] == ["first", *(f"broken-{number}" for number in range(FAILURES_KEPT, 2 * FAILURES_KEPT))]
 
     run(scenario)
+
+
+def test_so_many_models_load_at_once_and_no_more() -> None:
+    async def scenario() -> None:
+        go_on = asyncio.Event()
+
+        async def opener(config: NamedModel) -> Context:
+            await go_on.wait()
+            return context(config.model_id)
+
+        models = Models({"only": context("org/only")}, opener)
+        loads = [asyncio.ensure_future(models.load(NamedModel(model_id="org/x", alias=f"x{n}"))) for n in range(8)]
+        await asyncio.sleep(0)  # each has begun
+        with pytest.raises(InvalidInput, match="8 models are loading already"):
+            await models.load(NamedModel(model_id="org/x", alias="ninth"))
+        go_on.set()
+        await asyncio.gather(*loads)
+        assert len(models.ready) == 9
+        await models.load(NamedModel(model_id="org/x", alias="ninth"))
+
+    run(scenario)
