@@ -6,11 +6,15 @@ kept it waiting longest.
 
 The handlers of gRPC read the message of a single call before ours is called, so single calls are served as streams of one
 message: only what is read here can be given a time limit and a status.
+
+A status waits behind the answers that a client has not taken, and gRPC keeps these as long as the connection lives, so the
+connection of a client that takes nothing is closed. gRPC tells that a message was taken only when all of it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -20,11 +24,17 @@ import grpc
 from grpc.aio import EOF
 
 from hybridtei.errors import HybridTeiError
+from hybridtei.rpc import sockets
 from hybridtei.rpc.errors import Ended, Garbage, refusing
+from hybridtei.server import limits
 
 LOOK_SECONDS = 1.0  # between looks for calls that have waited too long
 DRAIN_SECONDS = 1.0  # how long a stopping server waits for the next message of an open call
+UNREAD_BYTES_PER_SECOND = 1_000_000  # at least, of a large answer
+TOO_SLOW = "the client took too long over its next message"
+UNREAD = "the client took too long to read its answer"
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -79,12 +89,10 @@ class OpenCalls:
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        if self._draining:
+        if self._draining and reads:
             deadline = min(deadline, loop.time() + DRAIN_SECONDS)
         one = _Wait(task, deadline, reads)
-        self._waits[one] = None
-        if self._timer is None:
-            self._timer = loop.call_later(self._look_seconds, self._look)
+        self._watch(one)
         try:
             return await wait
         except asyncio.CancelledError:
@@ -94,12 +102,31 @@ class OpenCalls:
         finally:
             self._waits.pop(one, None)
 
+    def end_after(self, deadline: float, done: Callable[[Ended | None], object]) -> None:
+        """End the running task unless it has ended by itself by `deadline`; `done` is told why, then or when it ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        one = _Wait(task, deadline, reads=False)
+        self._watch(one)
+
+        def ended(_: Any) -> None:
+            self._waits.pop(one, None)
+            done(one.reason)
+
+        task.add_done_callback(ended)
+
+    def _watch(self, one: _Wait) -> None:
+        self._waits[one] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._look_seconds, self._look)
+
     def drain(self) -> None:
         """End calls whose clients have nothing to say."""
         self._draining = True
         soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
         for one in self._waits:
-            one.deadline = min(one.deadline, soon)
+            if one.reads:
+                one.deadline = min(one.deadline, soon)
 
     def _make_room(self) -> None:
         oldest = next((one for one in self._waits if one.reads), None)
@@ -118,10 +145,12 @@ class OpenCalls:
         now = loop.time()
         for one in [one for one in self._waits if one.deadline <= now]:
             del self._waits[one]
-            if self._draining:
+            if not one.reads:
+                one.end(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, UNREAD))
+            elif self._draining:
                 one.end(Ended(grpc.StatusCode.UNAVAILABLE, "the server stops"))
             else:
-                one.end(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "the client took too long over its next message"))
+                one.end(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, TOO_SLOW))
         self._timer = loop.call_later(self._look_seconds, self._look) if self._waits else None
 
 
@@ -155,8 +184,37 @@ class Exchange:
             yield data
 
     async def write(self, data: bytes) -> None:
-        """One message, as soon as the client has read enough of what came before. Raises Ended."""
-        await self.turn(self.context.write(data), self._calls.bounds.idle_seconds, reads=False)
+        """One message; returns when the client has taken enough of it. Raises Ended, and closes the connection then."""
+        try:
+            await self.turn(self.context.write(data), _unread_seconds(len(data)), reads=False)
+        except Ended:
+            self._close_when_done()
+            raise
+
+    def hand_over(self, size: int, done: Callable[[], object]) -> None:
+        """The handler is about to return an answer of `size` bytes; `done` is called when it is sent, or never will be."""
+
+        def ended(reason: Ended | None) -> None:
+            done()
+            if reason is not None:
+                self._close()
+
+        self._calls.end_after(asyncio.get_running_loop().time() + _unread_seconds(size), ended)
+
+    def _close_when_done(self) -> None:
+        """Close the connection once gRPC has the call's status: it would report a connection that closes before as an error."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _: self._close())
+
+    def _close(self) -> None:
+        log.warning("%s; the connection is closed", UNREAD)
+        asyncio.get_running_loop().run_in_executor(None, sockets.close, self.context.peer())
+
+
+def _unread_seconds(size: int) -> float:
+    """That a client may take over an answer of so many bytes."""
+    return limits.UNREAD_SECONDS + size / UNREAD_BYTES_PER_SECOND
 
 
 Handle = Callable[[Exchange], Awaitable[bytes | None]]  # what it returns is the answer of a call that has one

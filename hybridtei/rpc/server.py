@@ -19,6 +19,7 @@ from hybridtei.server.auth import Door
 from hybridtei.server.models import Models
 from hybridtei.server.tls import Certificate
 from hybridtei.server.tracing import Recorder
+from hybridtei.server.unsent import Unsent
 
 CALLS = 2048  # of `tei.v1` that may be open at once
 IDLE_SECONDS = 600.0  # between two messages of a stream
@@ -48,6 +49,8 @@ class RpcServer:
         config: ServerConfig,
         recorder: Recorder | None,
         door: Door,
+        *,
+        unsent: Unsent,
         certificate: Certificate | None = None,
     ) -> None:
         calls = Bounds(CALLS, config.body_timeout or inf, IDLE_SECONDS)
@@ -56,6 +59,7 @@ class RpcServer:
         self._config = config
         self._recorder = recorder
         self._door = door
+        self._unsent = unsent
         self._certificate = certificate
         self._calls = OpenCalls(calls), OpenCalls(HEALTH), OpenCalls(REFLECTION)
         self._server: Any = None
@@ -85,7 +89,7 @@ class RpcServer:
 
     def _table(self, ending: asyncio.Event) -> CallTable:
         tei, checks, reflections = self._calls
-        front = services.Front(self._models, self._door, self._recorder, tei.bounds.first_seconds)
+        front = services.Front(self._models, self._door, self._unsent, self._recorder, tei.bounds.first_seconds)
         known = health.Health(self._models, ending)
         return CallTable({**services.served(front, tei), **known.served(checks), **reflection.served(reflections)})
 

@@ -26,35 +26,53 @@ from hybridtei.server.jobs import Able
 from hybridtei.server.keys import Role
 from hybridtei.server.models import Models
 from hybridtei.server.tracing import Recorder, arrived
+from hybridtei.server.unsent import SMALL_BYTES, Unsent
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
 
 Answer = Callable[[Context, Any], Coroutine[Any, Any, Reply]]
 Decode = Callable[[bytes], Any]
 Metadata = Sequence[tuple[str, Any]]
+AnswerBytes = Callable[[Context, int], int]  # bytes of a message -> bytes of its answer, about
+
+
+def _small(_: Context, size: int) -> int:
+    """An answer that does not grow with its message."""
+    return 0
+
+
+def _tokens(context: Context, size: int) -> int:
+    """A vector of float32 a token; a text has no more tokens than bytes, about."""
+    spec = context.service.model.spec
+    return min(size, spec.max_input_length) * spec.hidden_size * 4
+
+
+def _times(factor: int) -> AnswerBytes:
+    return lambda _, size: factor * size
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """What answers a call, and which of several models. `permits`: a message of its stream waits for one. `role`: that the
-    call's key should have; None: any key will do."""
+    call's key should have; None: any key will do. `size`: of its answer."""
 
     answer: Answer
     job: Sequence[Able] = jobs.ANY
     permits: bool = True
     role: Role | None = "infer"
+    size: AnswerBytes = _small
 
 
 METHODS: Mapping[str, Method] = {
     "Info": Method(answers.info, role=None),
     "Embed": Method(answers.embed, jobs.EMBED),
     "EmbedSparse": Method(answers.embed_sparse, jobs.EMBED_SPARSE),
-    "EmbedAll": Method(answers.embed_all, jobs.EMBED),
+    "EmbedAll": Method(answers.embed_all, jobs.EMBED, size=_tokens),
     "Predict": Method(answers.predict, jobs.CLASSIFY),
     "PredictPair": Method(answers.predict_pair, jobs.CLASSIFY),
-    "Rerank": Method(rerank.rerank, jobs.RANK),
-    "Tokenize": Method(answers.tokenize, permits=False),
-    "Decode": Method(answers.decode, permits=False),
+    "Rerank": Method(rerank.rerank, jobs.RANK, size=_times(1)),
+    "Tokenize": Method(answers.tokenize, permits=False, size=_times(20)),
+    "Decode": Method(answers.decode, permits=False, size=_times(8)),
 }
 
 
@@ -64,6 +82,7 @@ class Front:
 
     models: Models
     door: Door
+    unsent: Unsent
     recorder: Recorder | None = None
     body_seconds: float = inf  # between two messages that have one answer
     parallel: int = field(default_factory=parallel_requests)
@@ -80,7 +99,8 @@ class Front:
             raise NoKey("No valid auth token") from None
 
     def context(self, exchange: Exchange, job: Sequence[Able]) -> Context:
-        """Of the model that is to answer. Raises UnknownModel."""
+        """Of the model that is to answer. Raises AnswersUnsent, UnknownModel."""
+        self.unsent.check()
         sent = exchange.context.invocation_metadata() or ()
         arrived(self.recorder, ((name.encode(), value.encode()) for name, value in sent if isinstance(value, str)))
         return self.models.choose(None, _text(sent, "model"), job)
@@ -113,7 +133,13 @@ def _single(front: Front, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> bytes:
         data = await exchange.read()
         context = front.context(exchange, method.job)
-        return await _sent(exchange, await method.answer(context, decode(data)))
+        estimate = method.size(context, len(data))
+        reserved = 0 if estimate <= SMALL_BYTES else await front.unsent.room(estimate)
+        try:
+            reply = await method.answer(context, decode(data))
+        finally:
+            front.unsent.add(-reserved)
+        return await _sent(front, exchange, reply)
 
     return handle
 
@@ -121,17 +147,21 @@ def _single(front: Front, method: Method, decode: Decode) -> Handle:
 def _collected(front: Front, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> bytes:
         context = front.context(exchange, method.job)
-        return await _sent(exchange, await rerank.rerank_stream(context, exchange.messages(front.body_seconds), decode))
+        reply = await rerank.rerank_stream(context, exchange.messages(front.body_seconds), decode)
+        return await _sent(front, exchange, reply)
 
     return handle
 
 
-async def _sent(exchange: Exchange, reply: Reply) -> bytes:
-    """The body, once the values of HTTP's `x-…` headers are on their way."""
+async def _sent(front: Front, exchange: Exchange, reply: Reply) -> bytes:
+    """The body, which is counted until it is sent, once the values of HTTP's `x-…` headers are on their way."""
+    body = bytes(reply.answer)
+    front.unsent.add(len(body))
+    exchange.hand_over(len(body), partial(front.unsent.add, -len(body)))
     if reply.usage is not None:
         metadata = [(name.decode(), value.decode()) for name, value in reply.usage.headers()]
         await exchange.context.send_initial_metadata(metadata)
-    return bytes(reply.answer)
+    return body
 
 
 def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
@@ -143,7 +173,8 @@ def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
                 return bytes((await method.answer(context, decode(data))).answer)
 
         enter, most = (_permit(context), front.parallel) if method.permits else (_place(front.beside), 1)
-        await InOrder(answer, enter, most=most).run(exchange.messages(), exchange.write)
+        stream = InOrder(answer, enter, front.unsent, most=most, estimate=partial(method.size, context))
+        await stream.run(exchange.messages(), exchange.write)
 
     return handle
 

@@ -77,7 +77,9 @@ def create_fleet_app(
     door, refusals = Door(Keyring.of(server), models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
     models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes)
-    rpc = None if server.grpc_port is None else rpc_server_class()(models, server, recorder, door, certificate)
+    rpc = None
+    if server.grpc_port is not None:
+        rpc = rpc_server_class()(models, server, recorder, door, unsent=unsent, certificate=certificate)
 
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))

@@ -28,9 +28,13 @@ class Unsent:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiting_bytes = 0
 
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._limit
+
     def check(self) -> None:
         """To be called before any work for a request. Raises AnswersUnsent at the bound."""
-        if self.bytes >= self._limit:
+        if self.is_full:
             raise self._refusal()
 
     def add(self, size: int) -> None:
