@@ -1,4 +1,10 @@
-"""Graphs exported once a run: an export takes seconds, and its graph serves every checkpoint of its architecture."""
+"""Graphs of the tiny families: an export takes seconds, so those that the quick tests need lie in `graphs`, by their names.
+
+    python -m tests.exports
+
+makes them anew: after a change of the exporter, or with another torch or transformers. Whatever is not there is exported when a
+test first asks for it, once a run, since a graph serves every checkpoint of its architecture.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,24 @@ from tests.sampled import sampled
 
 QUICK = ("bert", "xlm-roberta", "modernbert", "qwen3")  # positions from 0, from the padding id, windows, causal attention
 FAMILIES = sampled([*QUICK, "distilbert", "mpnet"], QUICK)
-_MADE: dict[tuple[str, bool], Graph] = {}
+KEPT = [*((name, False) for name in QUICK), ("bert", True)]  # (family, rectangle)
+GRAPHS = Path(__file__).with_name("graphs")
+_MADE: dict[str, Graph] = {}
+
+
+def file_name(spec: ModelSpec, rectangle: bool) -> str:
+    """Of the graph among those that are kept."""
+    return f"{'rectangle-' if rectangle else ''}{graph_name(spec)}"
 
 
 def exported(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
-    """What `export_graph` gives for this architecture, made when it is first asked for."""
-    key = graph_name(spec), rectangle
-    if key not in _MADE:
-        _MADE[key] = export_graph(spec, rectangle=rectangle)
-    return _MADE[key]
+    """What `export_graph` gives for this architecture."""
+    name = file_name(spec, rectangle)
+    if (GRAPHS / name).exists():
+        return Graph.read(GRAPHS / name, spec.config)
+    if name not in _MADE:
+        _MADE[name] = export_graph(spec, rectangle=rectangle)
+    return _MADE[name]
 
 
 @functools.cache
@@ -31,3 +46,17 @@ def graph_of(model_type: str, rectangle: bool = False) -> Graph:
     """The graph of a tiny family; the checkpoint it was made from is gone by then."""
     with TemporaryDirectory() as folder:
         return exported(read_spec(tiny.write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle)
+
+
+def write(folder: Path) -> None:
+    """Export what is kept into a folder."""
+    for model_type, rectangle in KEPT:
+        with TemporaryDirectory() as made:
+            spec = read_spec(tiny.write_family(Path(made), model_type), pooling="mean")
+            export_graph(spec, rectangle=rectangle).write(folder / file_name(spec, rectangle))
+
+
+if __name__ == "__main__":
+    for old in GRAPHS.glob("*.zip"):
+        old.unlink()
+    write(GRAPHS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +12,15 @@ import pytest
 def sampled(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """All of `every`, in their order; those that are not in `quick` are marked slow. Tuples are several arguments."""
     every = list(every)
-    assert set(quick) <= set(every), f"not among the parameters: {set(quick) - set(every)}"
+    assert all(one in every for one in quick), f"not all of these are parameters: {quick}"
     return [
         pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=[] if one in quick else pytest.mark.slow)
         for one in every
     ]
+
+
+def crossed(*axes: Sequence[Any]) -> list[Any]:
+    """The product of the axes. Quick are as many as the longest axis has, among which every value of each axis occurs."""
+    most = range(max(map(len, axes)))
+    quick = [tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most]
+    return sampled(itertools.product(*axes), quick)

@@ -30,6 +30,7 @@ from hybridtei.errors import (
 from hybridtei.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
 from tests.exports import exported
+from tests.sampled import crossed
 
 FAMILIES = [
     *("bert", "xlm-roberta", "roberta", "camembert", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet"),
@@ -73,8 +74,7 @@ def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> N
     np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(("model_type", "labels"), crossed(FAMILIES, [1, 3]))
 def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, labels)
     encoder = Encoder.load(str(folder))

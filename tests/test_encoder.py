@@ -22,7 +22,7 @@ from hybridtei.encoder import Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead
 from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
-from tests.sampled import sampled
+from tests.sampled import crossed, sampled
 
 TEXTS = vocabulary.texts(24)
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
@@ -62,9 +62,7 @@ def encoder(hybrid: Path) -> Encoder:
 # --- whole checkpoints -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["old", "new"])
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize(("name", "model_type", "layout"), crossed([*LAYOUTS], ["bert", "xlm-roberta"], ["old", "new"]))
 def test_a_checkpoint_equals_sentence_transformers(tmp_path: Path, model_type: str, layout: str, name: str) -> None:
     folder = tiny.write_family(tmp_path, model_type)
     tiny.write_modules(folder, layout=layout, **LAYOUTS[name])  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -31,6 +32,7 @@ def test_nothing_given_is_the_defaults(kind):
     assert settings(kind) == kind()
 
 
+@examples(max_examples=10)
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
 def test_the_flag_wins_over_the_variable(flag, variable):
     name = "max_batch_tokens"

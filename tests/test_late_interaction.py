@@ -22,6 +22,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
 from tests import tiny, tolerances, vocabulary
 from tests.exports import exported
+from tests.sampled import crossed
 
 DIM = 12
 QUERIES = ["baka", "baka? bulo, lolo.", *vocabulary.texts(4, seed=9), "bulo " * 60]
@@ -126,8 +127,9 @@ def agree(folder: Path, encoder: Encoder | None = None) -> None:
         assert (np.diff(in_order) <= 32 * TOLERANCE).all()
 
 
-@pytest.mark.parametrize("expansion", EXPANSIONS)
-@pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert", "xlm-roberta"])
+@pytest.mark.parametrize(
+    ("expansion", "model_type"), crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"])
+)
 def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expansion: str) -> None:
     agree(saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation)))
 

@@ -225,15 +225,15 @@ print(sorted({"torch", "transformers", "onnxruntime"} & set(sys.modules)))
 
 
 @pytest.mark.skipif(backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
-def test_the_embedded_model_runs_without_importing_torch(tmp_path: Path) -> None:
-    environment = {**os.environ, "HYBRIDTEI_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+def test_the_embedded_model_runs_without_importing_torch() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("['onnxruntime']\n", "")
 
 
-def test_the_embedded_model_gives_the_same_on_both_backends(cache: Path) -> None:
+def test_the_embedded_model_gives_the_same_on_both_backends() -> None:
     if not CRANFIELD.exists():
         pytest.skip("shared/data is not here")
     lines = CRANFIELD.read_text(encoding="utf-8").splitlines()[:50]

@@ -13,6 +13,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, UnsupportedHead
 from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, rerank_task
 from tests import tiny, vocabulary
+from tests.sampled import sampled
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(40, seed=3))
 EVERYTHING = ("dense", "sparse", "multivector")
@@ -41,7 +42,13 @@ def expected(encoder: Encoder, query: str, document: str, weights: Weights) -> f
     return (weights.dense * dense + weights.sparse * sparse + weights.multivector * colbert) / total
 
 
-@pytest.mark.parametrize("weights", [None, *PRESETS, Weights(0, 0, 1), Weights(0, 2, 0), Weights(1, 0, 0), Weights(1, 0.3, 0)])
+@pytest.mark.parametrize(
+    "weights",
+    sampled(
+        [None, *PRESETS, Weights(0, 0, 1), Weights(0, 2, 0), Weights(1, 0, 0), Weights(1, 0.3, 0)],
+        [None, "mkqa", Weights(1, 0.3, 0)],
+    ),
+)
 def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: Weights | str | None) -> None:
     shares = weights if isinstance(weights, Weights) else PRESETS[weights or "average"]
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)

@@ -182,6 +182,9 @@ def parses(words: list[str]) -> None:
 
 
 def python(words: list[str]) -> None:
+    words = words[words[:1] == ["-P"] :]
+    if words == ["-m", "hybridtei"]:  # with any command
+        return
     if words[:2] == ["-m", "hybridtei"]:
         parses(words[2:])
     elif words[:2] == ["-m", "pip"]:

@@ -237,7 +237,8 @@ print("gone")
 """
 
 
-@pytest.mark.parametrize("seconds", ["0.01", pytest.param("4", marks=pytest.mark.slow)])
+@pytest.mark.slow  # beside it, a backend is closed while it compiles
+@pytest.mark.parametrize("seconds", ["0.01", "4"])
 def test_a_process_may_end_while_it_compiles(bert: Path, seconds: str) -> None:
     command = [
         sys.executable,

@@ -26,6 +26,7 @@ from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
 from hybridtei.ragged import Offsets, offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances
+from tests.sampled import crossed
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 SIZES = (1, 5, 40, 2, 17)
@@ -162,8 +163,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
-@pytest.mark.parametrize("model_type", CLASSIFIERS)
+@pytest.mark.parametrize(("model_type", "task"), crossed([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
 def test_classifiers_are_their_twins(tmp_path: Path, model_type: str, task: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)

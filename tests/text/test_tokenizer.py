@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 from hybridtei.text.tokenizer import Tokenizer, shares
 from tests import vocabulary
+from tests.sampled import crossed
 
 KINDS = ["wordpiece", "unigram", "roberta", "bytes"]
 
@@ -28,9 +29,7 @@ def ours(raw: RawTokenizer, *, has_token_types: bool = False) -> Tokenizer:
     return Tokenizer(copy.deepcopy(raw), has_token_types=has_token_types)
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("longest", [2, 3, 4, 7, 30, 1000])
+@pytest.mark.parametrize(("longest", "special", "direction"), crossed([2, 3, 4, 7, 30, 1000], [True, False], ["left", "right"]))
 def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, special: bool, longest: int) -> None:
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, direction=direction)
@@ -52,8 +51,7 @@ def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, s
         assert len(cut) <= longest
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("longest", [4, 5, 6, 9, 30, 31, 1000])
+@pytest.mark.parametrize(("longest", "direction"), crossed([4, 5, 6, 9, 30, 31, 1000], ["left", "right"]))
 def test_pairs_are_cut_as_the_library_cuts_them(raw: RawTokenizer, direction: str, longest: int) -> None:
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, strategy="longest_first", direction=direction)

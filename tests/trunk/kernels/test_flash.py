@@ -15,6 +15,7 @@ from hybridtei.trunk.kernels.flash import UNBOUNDED, named, of_torch, varlen, wi
 from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel
 from tests import tolerances
+from tests.sampled import crossed
 from tests.trunk.kernels import libraries, textbook
 
 DOCUMENTED = {
@@ -34,9 +35,7 @@ ON_GPU = {
 
 
 @EACH
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 5, 100])
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize(("window", "key_heads", "causal"), crossed([None, 1, 5, 100], [4, 2, 1], [False, True]))
 def test_each_library_is_asked_for_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
     q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
     found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.7, window=window, causal=causal)
