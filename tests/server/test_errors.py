@@ -29,7 +29,9 @@ STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.Collection
 
 
 def family(kind: type[Exception]) -> set[type[Exception]]:
-    return {kind}.union(*(family(child) for child in kind.__subclasses__()))
+    """The class and all below it, but those that only gRPC has, which are there once its modules are imported."""
+    below = (child for child in kind.__subclasses__() if not child.__module__.startswith("hybridtei.rpc."))
+    return {kind}.union(*(family(child) for child in below))
 
 
 def make(kind: type[Exception]) -> Exception:
