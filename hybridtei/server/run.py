@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ import uvicorn
 
 from hybridtei import heap
 from hybridtei.config import ServerConfig
+from hybridtei.server.handshake import Begun, Handshake
 from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
 from hybridtei.server.protocol import BoundedHttpProtocol
 from hybridtei.server.tls import Certificate, certificate_of
@@ -156,9 +158,14 @@ def settings_of(
     )
     certificate = certificate or certificate_of(config)
     if certificate is not None:
-        settings.load()  # which would replace the context if uvicorn called it later
-        settings.ssl = certificate.accepting()
+        settings.http = _encrypted(settings.http, certificate.accepting(), limits)
     return settings
+
+
+def _encrypted(http: Any, context: ssl.SSLContext, limits: ConnectionLimits) -> Any:
+    """What makes the protocol of a connection whose TLS is ours, and not uvicorn's."""
+    begun: Begun = {}
+    return lambda **settings: Handshake(begun, context, limits, partial(http, **settings))
 
 
 def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -156,3 +157,24 @@ def test_what_is_no_certificate_is_refused_by_name(files, tmp_path):
         with pytest.raises(LoadError, match="--certfile") as refused:
             certificate_of(ServerConfig(**wrong))
         assert wrong["keyfile"] in str(refused.value)
+
+
+def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobody_out(files):
+    with serving(server={"max_connections": 3, **files}, verify=trusting(files)) as running, ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(8)]
+        for client in silent[:5]:  # all but the three that came last
+            client.settimeout(HANG)
+            assert client.recv(1) == b""
+        fresh = httpx.post(f"{running.url}/embed", json=BODY, verify=trusting(files), trust_env=False, timeout=HANG)
+        assert fresh.status_code == 200
+        until(lambda: 'hybridtei_refusals{limit="max_connections"}' in running.get("/metrics").text)
+
+
+def test_a_handshake_has_its_time(files, monkeypatch):
+    monkeypatch.setattr("hybridtei.server.handshake.HANDSHAKE_SECONDS", 0.1, raising=False)
+    with (
+        serving(server=files, verify=trusting(files)) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client,
+    ):
+        assert client.recv(1) == b""
+        assert running.post("/embed", BODY).status_code == 200
