@@ -28,6 +28,7 @@ from hybridtei.qdrant.sources.limits import ReadOptions
 from tests.engine import small
 from tests.qdrant.small_ingest import NAME, Ingest, plan, points, written
 from tests.qdrant.speaking import Failure, speaking
+from tests.server.test_serve import until
 
 HANG = 60
 ROOT = Path(__file__).parents[2]
@@ -309,12 +310,14 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
     ingest = Ingest(tmp_path)
 
     async def broken(qdrant):
-        store = server_store(qdrant, "grpc", patience=0.3, timeout=0.5)
+        store = server_store(qdrant, "grpc")
         passes = []
 
         def spoil(batch):
             passes.append(1)
             if len(passes) == 5:
+                until(lambda: (tmp_path / "ledger.jsonl").read_bytes().count(b"\n") > 0)  # something is acknowledged
+                store._timeout_s, store._patience_s = 0.5, 0.3
                 if how == "hangs":
                     qdrant.held.clear()
                 elif how == "refuses":

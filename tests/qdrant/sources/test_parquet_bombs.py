@@ -47,7 +47,7 @@ def written(path: Path, **columns: pyarrow.Array) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rows", [64, 1000])
+@pytest.mark.parametrize("rows", [64, pytest.param(1000, marks=pytest.mark.slow)])
 def test_one_long_text_repeated(tmp_path, rows):
     found = read(written(tmp_path / "in.parquet", text=repeated("x" * 32_000_000, rows)))
     assert len(found) == rows
