@@ -7,6 +7,7 @@ fails is what was changed.
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.utils import logging
 
 from tests import tiny
 
+gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
 torch.set_num_threads(1)
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -25,6 +27,12 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is collected from now on, of what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
