@@ -17,12 +17,21 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from hybridtei import telemetry
+from hybridtei.system import telemetry
 
 if TYPE_CHECKING:
     from hybridtei.encoder import Encoder
     from hybridtei.errors import HybridTeiError
+    from hybridtei.integrations.langchain import HybridSparseEmbeddings
     from hybridtei.outputs import Embeddings
+    from hybridtei.search.local import LocalSearch, query_model, rank_by
+    from hybridtei.search.query import hybrid_query, score_requests
+    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.searcher import Found, Hit, QueryModel, Searcher, SearchOptions
+    from hybridtei.store.client_words import create_arguments, query_arguments
+    from hybridtei.store.collection import check_fits, plan_for
+    from hybridtei.store.points import as_lists, point_id, to_points
+    from hybridtei.store.stores import open_store
 
 telemetry.turn_off()
 
@@ -31,11 +40,60 @@ try:
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
-_HOMES = {"Encoder": "hybridtei.encoder", "Embeddings": "hybridtei.outputs", "HybridTeiError": "hybridtei.errors"}
-__all__ = ["Embeddings", "Encoder", "HybridTeiError", "__version__"]
+_HOMES = {
+    "encoder": ("Encoder",),
+    "errors": ("HybridTeiError",),
+    "outputs": ("Embeddings",),
+    "integrations.langchain": ("HybridSparseEmbeddings",),
+    "search.local": ("LocalSearch", "query_model", "rank_by"),
+    "search.query": ("hybrid_query", "score_requests"),
+    "search.search_filters": ("filter_from",),
+    "search.searcher": ("Found", "Hit", "QueryModel", "SearchOptions", "Searcher"),
+    "store.client_words": ("create_arguments", "query_arguments"),
+    "store.collection": ("check_fits", "plan_for"),
+    "store.points": ("as_lists", "point_id", "to_points"),
+    "store.stores": ("open_store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Embeddings",
+    "Encoder",
+    "Found",
+    "Hit",
+    "HybridSparseEmbeddings",
+    "HybridTeiError",
+    "LocalSearch",
+    "QueryModel",
+    "SearchOptions",
+    "Searcher",
+    "__version__",
+    "as_lists",
+    "check_fits",
+    "create_arguments",
+    "filter_from",
+    "hybrid_query",
+    "open_store",
+    "plan_for",
+    "point_id",
+    "query_arguments",
+    "query_model",
+    "rank_by",
+    "score_requests",
+    "to_points",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("hybridtei"):
+            raise
+        raise ImportError(f"{name} needs an extra: pip install 'hybridtei[qdrant]' ({error})") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from hybridtei.cores import available_cores
+from hybridtei.system.cpu import available_cores
 
 EMBEDDED_MODEL = "minilm-hybrid"
 

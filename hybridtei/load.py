@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridtei import heap, tuning
-from hybridtei.backend_choice import open_backend
+from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend, Quickened
 from hybridtei.backends.memory import Measured
+from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.embedded import embedded_model
 from hybridtei.checkpoint.files import check_links, resolve
@@ -20,6 +20,7 @@ from hybridtei.checkpoint.tanh_gelu import with_tanh_gelu
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory as heap
 from hybridtei.tasks.embed import Model
 from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from hybridtei import cli
-from hybridtei.commands import settings
-from hybridtei.flags import fields_of, group_of
+from hybridtei.cli import settings
+from hybridtei.cli.flags import fields_of, group_of
 
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag

@@ -15,7 +15,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from hybridtei import tuning
+from hybridtei.backends import tuning
 from hybridtei.checkpoint.embedded import HEADS, PACKAGE
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder, heads_named

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.backend_choice import DTYPES, why_not
 from hybridtei.backends.graphs import cache_folder, graph_name
 from hybridtei.backends.int8 import int8_graph
+from hybridtei.backends.select import DTYPES, why_not
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import EngineConfig, ModelConfig

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei import backend_choice, load
+from hybridtei import load
+from hybridtei.backends import select as backend_choice
 from hybridtei.backends.graphs import graph_name
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend

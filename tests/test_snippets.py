@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from hybridtei.cli import COMMANDS, explicit_booleans
-from hybridtei.commands import settings
-from hybridtei.flags import UsageError, from_flags
+from hybridtei.cli import COMMANDS, explicit_booleans, settings
+from hybridtei.cli.flags import UsageError, from_flags
 from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
 

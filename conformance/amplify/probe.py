@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from hybridtei.heap import trim
+from hybridtei.system.memory import trim
 
 BEAT_SECONDS = 0.001
 RESIDENT, PEAK = re.compile(r"VmRSS:\s+(\d+)"), re.compile(r"VmHWM:\s+(\d+)")

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from hybridtei.server.body import DRAIN_FACTOR
+from hybridtei.server.http.body import DRAIN_FACTOR
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS, STOP_SECONDS = 180, 40

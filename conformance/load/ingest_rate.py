@@ -27,18 +27,18 @@ from tokenizers import Tokenizer
 
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
+from hybridtei.ingest.chunking import Chunker, settings_for
+from hybridtei.ingest.embedders import LocalEmbedder, vector_heads
+from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.pipeline import ingest
+from hybridtei.ingest.prepare import Preparation
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.walk import documents_of, source_files
 from hybridtei.load import find_model, text_model
-from hybridtei.qdrant.chunking import Chunker, settings_for
-from hybridtei.qdrant.collection import plan_for
-from hybridtei.qdrant.edge_store import EdgeStore
-from hybridtei.qdrant.embedders import LocalEmbedder, vector_heads
-from hybridtei.qdrant.ingest import ingest
-from hybridtei.qdrant.ledger import Ledger
-from hybridtei.qdrant.preparing import Preparation
-from hybridtei.qdrant.progress import Tally
-from hybridtei.qdrant.quarantine import Quarantine
-from hybridtei.qdrant.sources.limits import ReadOptions
-from hybridtei.qdrant.sources.walk import documents_of, source_files
+from hybridtei.store.collection import plan_for
+from hybridtei.store.embedded.store import EdgeStore
 
 
 def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:

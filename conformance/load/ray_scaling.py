@@ -28,10 +28,10 @@ from typing import Any
 import psutil
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.ingest.run import IngestRequest, run_ingest
+from hybridtei.ingest.summary import Summary
 from hybridtei.on_ray.cluster import join
 from hybridtei.on_ray.ingest import RayPipeline
-from hybridtei.qdrant.ingest_run import IngestRequest, run_ingest
-from hybridtei.qdrant.summary import Summary
 
 ACTORS = "MapWorker"
 LOOK_EVERY = 4  # batches: looking at processes takes time of its own

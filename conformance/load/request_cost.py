@@ -40,14 +40,14 @@ def serve(port: int) -> None:
     """Our server, in this process."""
     import numpy as np
 
-    from hybridtei import logs
     from hybridtei.backends.fake import FakeBackend
     from hybridtei.batch import PackedBatch
     from hybridtei.checkpoint.spec import ModelSpec
     from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
     from hybridtei.engine.service import EngineService
     from hybridtei.load import find_model
-    from hybridtei.metrics import Registry
+    from hybridtei.observability import logs
+    from hybridtei.observability.metrics import Registry
     from hybridtei.outputs import HeadOutputs
     from hybridtei.server.app import create_app
     from hybridtei.server.run import run_server

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 
 
 class Backend(Protocol):

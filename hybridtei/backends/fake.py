@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from hybridtei.batch import Head, PackedBatch, Padding, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged
+from hybridtei.system.lanes import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24

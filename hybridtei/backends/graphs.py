@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from hybridtei import user_cache
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.onnx_bytes import declarations
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
+from hybridtei.system import cache_folder as user_cache
 
 __all__ = ["SHIPPED", "Graph", "cache_folder", "find_graph", "graph_name", "read_graph"]
 

@@ -19,10 +19,10 @@ from hybridtei.checkpoint.layers import LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.tanh_gelu import EXACT, TANH
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.cores import available_cores
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats, SparseVectors
 from hybridtei.ragged import Offsets
+from hybridtei.system.cpu import available_cores
 
 SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB
 Setting = tuple[str, object]  # key of config.json, and transformers' default for it

@@ -23,10 +23,10 @@ from hybridtei.backends.onnx_session import Lent, open_session
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, UnsupportedArchitecture
-from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system.cpu import available_cores
+from hybridtei.system.lanes import LaneKind, both_lanes
 
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 

@@ -33,10 +33,10 @@ from hybridtei.backends.onnx_bytes import inputs
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.lanes import LaneKind, both_lanes, lower_priority
 from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system.cpu import available_cores
+from hybridtei.system.lanes import LaneKind, both_lanes, lower_priority
 
 # Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")

@@ -17,8 +17,8 @@ from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.memory import Measured
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from hybridtei.backends.quickening import Quickening, Wishes
 from hybridtei.backends.shortage import is_short_of_memory
 from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
 from hybridtei.batch import PackedBatch, Padding
-from hybridtei.cores import available_cores
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind, both_lanes
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.cpu import available_cores
+from hybridtei.system.lanes import LaneKind, both_lanes
 from hybridtei.trunk.trunk import Placed, Trunk
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 
 from hybridtei.checkpoint.files import read_object, require
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.user_cache import cache_folder, whole
+from hybridtei.system.cache_folder import cache_folder, whole
 
 log = logging.getLogger(__name__)
 

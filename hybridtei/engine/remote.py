@@ -22,9 +22,9 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.channel import Channel
 from hybridtei.engine.rides import BatchMetrics, Seat
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
-from hybridtei.lanes import LaneKind
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
+from hybridtei.system.lanes import LaneKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import Batch, EngineCore, Ticket
 from hybridtei.engine.device import Device, Member
 from hybridtei.errors import BackendError, Unhealthy
-from hybridtei.metrics import Registry, powers_of_two
+from hybridtei.observability.metrics import Registry, powers_of_two
 from hybridtei.outputs import HeadOutputs, Timings
 
 

@@ -26,7 +26,7 @@ from hybridtei.engine.deadlines import Deadlines
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides, Seat
 from hybridtei.errors import AnswerTooLarge, BackendError, TokenizerError, Unhealthy
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.tasks.embed import Embed, Model
 from hybridtei.tasks.lookup import embed_task

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hybridtei.ingest.embedders import embed_each
 from hybridtei.on_ray.blocks import Vectors
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.embedders import embed_each
 
 WHOLE_TRIES = 2  # a death may have another cause than the texts
 MAX_TRIES = 10  # of a block; at the last, nothing is embedded, so that it ends

@@ -12,10 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from hybridtei.engine import frames
+from hybridtei.ingest.documents import Chunk, Document, Rejected
+from hybridtei.ingest.prepare import Batch, Pending, Piece
+from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.documents import Chunk, Document, Rejected
-from hybridtei.qdrant.preparing import Batch, Pending, Piece
-from hybridtei.qdrant.sources.walk import SourceFile
 
 Vectors = tuple[Embeddings, list[str | None]]
 

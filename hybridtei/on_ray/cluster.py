@@ -13,8 +13,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from hybridtei.cores import GRANTED
 from hybridtei.errors import LoadError
+from hybridtei.system.cpu import GRANTED
 
 LOCAL = "local"
 REACH_S = 10.0

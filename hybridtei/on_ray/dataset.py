@@ -22,13 +22,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.ingest.embedders import LocalEmbedder
+from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.on_ray.attempts import MAX_TRIES, Attempts, embed_block
 from hybridtei.on_ray.blocks import Sent, Vectors, packed, packed_vectors, unpacked, unpacked_vectors
 from hybridtei.on_ray.cluster import keep_to
 from hybridtei.on_ray.reading import Known, Recipe, blocks
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.embedders import LocalEmbedder
-from hybridtei.qdrant.sources.walk import SourceFile
 
 READER, NUMBER, BATCH, VECTORS = "reader", "number", "batch", "vectors"
 AHEAD = 2  # blocks that an actor has beside the one in hand

@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
+from hybridtei.ingest.ledger import FinishedFile
+from hybridtei.ingest.prepare import Batch, Preparation
+from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.on_ray.blocks import Receiver, Sent, Vectors
 from hybridtei.on_ray.cluster import join
 from hybridtei.on_ray.ordered import in_order
 from hybridtei.on_ray.reading import Known, Recipe, shares, stored_documents
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.ledger import FinishedFile
-from hybridtei.qdrant.preparing import Batch, Preparation
-from hybridtei.qdrant.sources.walk import SourceFile
 
 MOST_WORKERS = 10_000
 Block = tuple[Sent, Vectors]
@@ -44,7 +44,7 @@ class RayPipeline:
     ) -> None:
         if workers is not None and not 1 <= workers <= MOST_WORKERS:
             raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MOST_WORKERS}")
-        from hybridtei.cores import available_cores
+        from hybridtei.system.cpu import available_cores
 
         self._leave = join(address, workers or available_cores())
         self._workers = workers or _processors()

@@ -14,16 +14,16 @@ from typing import cast
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.ingest.chunking import Chunker, ChunkSettings
+from hybridtei.ingest.documents import Rejected
+from hybridtei.ingest.ledger import FinishedFile, Ledger, Stored
+from hybridtei.ingest.prepare import Batch, Preparation
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Sent, sent
-from hybridtei.qdrant.chunking import Chunker, ChunkSettings
-from hybridtei.qdrant.documents import Rejected
-from hybridtei.qdrant.ledger import FinishedFile, Ledger, Stored
-from hybridtei.qdrant.preparing import Batch, Preparation
-from hybridtei.qdrant.progress import Tally
-from hybridtei.qdrant.quarantine import Quarantine
-from hybridtei.qdrant.sources.limits import ReadOptions
-from hybridtei.qdrant.sources.walk import SourceFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Replica:
         keep_to(processors)  # before anything counts them
         from hybridtei.engine.service import EngineService
         from hybridtei.load import load_model
-        from hybridtei.metrics import Registry
+        from hybridtei.observability.metrics import Registry
         from hybridtei.server.app import create_app
 
         loaded = load_model(model, engine)

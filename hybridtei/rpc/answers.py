@@ -12,17 +12,17 @@ from typing import Any
 
 from hybridtei.batch import Head
 from hybridtei.errors import EmptyInput, UnsupportedHead
+from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings
 from hybridtei.rpc import messages
 from hybridtei.rpc.wire import float_rows, floats, nested
-from hybridtei.server.answers import embed as embeddings
-from hybridtei.server.answers.predict import predict as classified
+from hybridtei.server.api import embed as embeddings
+from hybridtei.server.api import tei
+from hybridtei.server.api.ops import facts
+from hybridtei.server.api.predict import predict as classified
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.errors import RequestRefused
+from hybridtei.server.http.errors import RequestRefused
 from hybridtei.server.observe import Usage
-from hybridtei.server.routes.ops import facts
-from hybridtei.server.tracing import handler
-from hybridtei.server.wire import tei
 from hybridtei.tasks.embed import Embed
 
 ROWS, METADATA = 1, 2  # fields of every answer that a pass gives

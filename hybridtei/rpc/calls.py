@@ -26,7 +26,7 @@ from grpc.aio import EOF
 from hybridtei.errors import HybridTeiError
 from hybridtei.rpc import sockets
 from hybridtei.rpc.errors import Ended, Garbage, refusing
-from hybridtei.server import limits
+from hybridtei.server.http import limits
 
 LOOK_SECONDS = 1.0  # between looks for calls that have waited too long
 DRAIN_SECONDS = 1.0  # how long a stopping server waits for the next message of an open call

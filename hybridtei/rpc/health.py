@@ -16,9 +16,9 @@ from hybridtei.errors import Unhealthy
 from hybridtei.rpc.calls import Exchange, OpenCalls, Served
 from hybridtei.rpc.errors import Ended
 from hybridtei.rpc.messages import PACKAGE, parsed
+from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
-from hybridtei.server.models import Models
-from hybridtei.server.routes.ops import capabilities
+from hybridtei.server.registry import Models
 
 NAME = "grpc.health.v1.Health"
 LOOK_SECONDS = 5.0  # between two looks for whoever watches

@@ -15,18 +15,18 @@ import numpy as np
 
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, Timings
-from hybridtei.postprocess.scores import best_first
 from hybridtei.rpc import messages
 from hybridtei.rpc.admission import PatientAdmission
 from hybridtei.rpc.answers import side, told
 from hybridtei.rpc.errors import WrongModel
-from hybridtei.server.answers import rerank as ranking
+from hybridtei.server.api import rerank_answers as ranking
+from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.errors import NoInputs, RequestRefused
+from hybridtei.server.http.errors import NoInputs, RequestRefused
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import in_order
-from hybridtei.server.wire.rerank import DocumentsRequest, RerankRequest
 from hybridtei.tasks.rerank import rerank_task
+from hybridtei.tasks.scores import best_first
 
 STREAM_PAYLOADS = 16  # so many bodies of --payload-limit bytes may the texts of one stream hold
 GROUPS_INSIDE = 64  # queries of one stream that are worked on at once

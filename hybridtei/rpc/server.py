@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from hybridtei.config import ServerConfig
+from hybridtei.observability.tracing import Recorder
 from hybridtei.rpc import health, reflection, services
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
-from hybridtei.server.auth import Door
-from hybridtei.server.models import Models
-from hybridtei.server.tls import Certificate
-from hybridtei.server.tracing import Recorder
-from hybridtei.server.unsent import Unsent
+from hybridtei.server.http.auth import Door
+from hybridtei.server.http.tls import Certificate
+from hybridtei.server.http.unsent import Unsent
+from hybridtei.server.registry import Models
 
 CALLS = 2048  # of `tei.v1` that may be open at once
 IDLE_SECONDS = 600.0  # between two messages of a stream

@@ -14,19 +14,19 @@ from typing import Any
 
 from litestar.exceptions import NotAuthorizedException
 
+from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages, rerank
 from hybridtei.rpc.admission import carrying
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.errors import NoKey
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import jobs
-from hybridtei.server.auth import Door
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.auth import Door
+from hybridtei.server.http.keys import Role
+from hybridtei.server.http.unsent import SMALL_BYTES, Unsent
 from hybridtei.server.jobs import Able
-from hybridtei.server.keys import Role
-from hybridtei.server.models import Models
-from hybridtei.server.tracing import Recorder, arrived
-from hybridtei.server.unsent import SMALL_BYTES, Unsent
+from hybridtei.server.registry import Models
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
-from hybridtei.server.unsent import SMALL_BYTES, Unsent
+from hybridtei.server.http.unsent import SMALL_BYTES, Unsent
 
 UNSENT_BYTES = 16_000_000  # of answers that are ready and wait for the client, or for an earlier one
 DEFAULT_PARALLEL = 1024

@@ -14,27 +14,34 @@ from litestar.types import ASGIApp, Scope
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
-from hybridtei.metrics import Registry
 from hybridtei.model_list import default_alias
-from hybridtei.server.answers.search import StoreBounds
-from hybridtei.server.auth import Door, require_key
+from hybridtei.observability.metrics import Registry
+from hybridtei.observability.otlp import recorder_for
+from hybridtei.server.api import fleet_routes as fleet
+from hybridtei.server.api import hybrid_routes as hybrid
+from hybridtei.server.api import openai_routes as openai
+from hybridtei.server.api import ops, page
+from hybridtei.server.api import qdrant_inference_routes as inference
+from hybridtei.server.api import rerank_routes as rank
+from hybridtei.server.api import search_routes as search
+from hybridtei.server.api import tei_routes as tei
+from hybridtei.server.api.search_answers import StoreBounds
 from hybridtei.server.context import Context
-from hybridtei.server.edge import ALIASES, Edge
-from hybridtei.server.errors import HANDLERS
-from hybridtei.server.keyless import Keyless
-from hybridtei.server.keys import Keyring
-from hybridtei.server.limits import Refusals
-from hybridtei.server.models import Models
+from hybridtei.server.http.auth import Door, require_key
+from hybridtei.server.http.edge import ALIASES, Edge
+from hybridtei.server.http.errors import HANDLERS
+from hybridtei.server.http.keyless import Keyless
+from hybridtei.server.http.keys import Keyring
+from hybridtei.server.http.limits import Refusals
+from hybridtei.server.http.quantised import ranges_in
+from hybridtei.server.http.tls import certificate_of
+from hybridtei.server.http.unsent import Unsent
 from hybridtei.server.observe import RequestMetrics
-from hybridtei.server.otlp import recorder_for
-from hybridtei.server.quantised import ranges_in
-from hybridtei.server.routes import fleet, hybrid, inference, openai, ops, page, rank, search, tei
-from hybridtei.server.tls import certificate_of
-from hybridtei.server.unsent import Unsent
+from hybridtei.server.registry import Models
 
 if TYPE_CHECKING:
-    from hybridtei.qdrant.search_layouts import Layouts
     from hybridtei.rpc.server import RpcServer
+    from hybridtei.search.search_layouts import Layouts
 
 
 def create_app(

@@ -13,12 +13,12 @@ from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
-from hybridtei.server.errors import TooManyInputs
+from hybridtei.server.api.tei import Inputs
+from hybridtei.server.http.errors import TooManyInputs
 from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
 from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
-from hybridtei.server.wire.tei import Inputs
 from hybridtei.tasks.embed import Embed
 
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from hybridtei import __version__
+from hybridtei.server.api import openai, tei
+from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.openapi_bounds import INPUT_TYPE, narrow
 from hybridtei.server.operations import ANSWERS, FIELDS, OPERATIONS, Operation
-from hybridtei.server.wire import inference, openai, tei
 
 ERRORS = {
     "400": "Empty input",

@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridtei.server.wire import (
-    classify,
-    cohere,
-    hybrid,
-    inference,
-    ollama,
-    openai,
-    rerank,
-    score,
-    search,
-    tag,
-    tei,
-    tokens,
-)
+from hybridtei.server.api import classify, cohere, hybrid, ollama, openai, rerank, score, search, tag, tei, tokens
+from hybridtei.server.api import qdrant_inference as inference
 
 Vector = list[float]
 REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")

@@ -17,7 +17,7 @@ from hybridtei.engine.admission import most_of_turns
 from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.errors import EmptyInput
 from hybridtei.outputs import Embeddings, Timings
-from hybridtei.server.errors import RequestRefused
+from hybridtei.server.http.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
 
 PARTS_INSIDE = 2

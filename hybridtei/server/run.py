@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from hybridtei import heap
 from hybridtei.config import ServerConfig
-from hybridtei.server.handshake import Begun, Handshake
-from hybridtei.server.limits import ConnectionLimits, Refusals, allow_files
-from hybridtei.server.protocol import BoundedHttpProtocol
-from hybridtei.server.tls import Certificate, certificate_of
-from hybridtei.server.unsent import Unsent
+from hybridtei.server.http.handshake import Begun, Handshake
+from hybridtei.server.http.limits import ConnectionLimits, Refusals, allow_files
+from hybridtei.server.http.protocol import BoundedHttpProtocol
+from hybridtei.server.http.tls import Certificate, certificate_of
+from hybridtei.server.http.unsent import Unsent
+from hybridtei.system import memory as heap
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybridtei import __version__
+from hybridtei.cli.flags import UsageError
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
+from hybridtei.engine.fleet import Fleet
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
-from hybridtei.flags import UsageError
-from hybridtei.fleet import Fleet
 from hybridtei.load import LoadedModel, load_model
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
 from hybridtei.server.context import Context
-from hybridtei.server.keys import Keyring
-from hybridtei.server.metrics_port import MetricsPort, attached, reserved
-from hybridtei.server.models import Entry, Models
+from hybridtei.server.http.keys import Keyring
+from hybridtei.server.http.metrics_port import MetricsPort, attached, reserved
+from hybridtei.server.http.tls import certificate_of
+from hybridtei.server.registry import Entry, Models
 from hybridtei.server.run import run_server
 from hybridtei.server.threads import on_thread
-from hybridtei.server.tls import certificate_of
 
 if TYPE_CHECKING:
-    from hybridtei.qdrant.search_layouts import Layouts
+    from hybridtei.search.search_layouts import Layouts
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, st
         registry = Registry()
         service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
         if server.http_workers > 1:
-            from hybridtei.server.workers import run_workers
+            from hybridtei.server.multiprocess.supervisor import run_workers
 
             run_workers(service, server, model, registry=registry, metrics_port=port)
         else:
@@ -66,14 +66,14 @@ def serve_several(
 
 def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
     """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
-    from hybridtei.qdrant.stores import open_store
+    from hybridtei.store.stores import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:
         return None
     if server.http_workers > 1:
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
-    from hybridtei.qdrant.search_layouts import Layouts
+    from hybridtei.search.search_layouts import Layouts
 
     _warn_of_strangers(server)
     return Layouts(opened)

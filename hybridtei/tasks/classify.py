@@ -9,8 +9,8 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.postprocess.scores import best_first, probabilities, refuse_nan
 from hybridtei.tasks.embed import Model
+from hybridtei.tasks.scores import best_first, probabilities, refuse_nan
 from hybridtei.text.tokenizer import Direction, Text
 
 

@@ -15,9 +15,9 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
-from hybridtei.postprocess.sparse import strongest, without
-from hybridtei.postprocess.vectors import cut, unit
 from hybridtei.ragged import Ragged, offsets_of
+from hybridtei.tasks.sparse import strongest, without
+from hybridtei.tasks.vectors import cut, unit
 from hybridtei.text.late import read_side
 from hybridtei.text.reader import Input, TextReader
 from hybridtei.text.tokenizer import Direction

@@ -21,9 +21,9 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs
-from hybridtei.postprocess.scores import probabilities, refuse_nan
-from hybridtei.postprocess.similarity import maxsim, sparse_dot
 from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.scores import probabilities, refuse_nan
+from hybridtei.tasks.similarity import maxsim, sparse_dot
 from hybridtei.text.tokenizer import Direction
 
 PART_DOCUMENTS = 256

@@ -12,9 +12,9 @@ from hybridtei.batch import Encoding, Head, LocatedEncoding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.postprocess.scores import refuse_nan, softmax
-from hybridtei.postprocess.spans import Aggregation, Span, Tokens, continues_word, spans
 from hybridtei.tasks.embed import Model
+from hybridtei.tasks.scores import refuse_nan, softmax
+from hybridtei.tasks.spans import Aggregation, Span, Tokens, continues_word, spans
 from hybridtei.text.tokenizer import Direction
 
 

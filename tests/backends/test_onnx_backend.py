@@ -21,8 +21,8 @@ from hybridtei.checkpoint.modules import POOLINGS
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 from tests import tiny, tolerances
 from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four

@@ -29,9 +29,9 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import ModelConfig
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
-from hybridtei.lanes import LaneKind
 from hybridtei.load import find_model
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
 from tests.backends.test_export import change

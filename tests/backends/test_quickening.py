@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridtei.backend_choice import open_backend
 from hybridtei.backends.base import Quickened
 from hybridtei.backends.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS
 from hybridtei.backends.quickening import PROBES, Wishes, probes, weights_of_layer
 from hybridtei.backends.replicas import Replicas
+from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig, ModelConfig

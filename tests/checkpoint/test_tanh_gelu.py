@@ -76,8 +76,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("cache")
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
+    from hybridtei.backends.export_model import export_model
     from hybridtei.errors import LoadError
-    from hybridtei.export_model import export_model
 
     folder = tiny.write_bert(tmp_path / "m")
     out = tmp_path / "exported"
@@ -89,7 +89,7 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
 @pytest.mark.usefixtures("cache")
 def test_an_export_can_follow(tmp_path):
     """Of an architecture whose graph is made at that moment; the graph that is kept is the checkpoint's own."""
-    from hybridtei.export_model import export_model
+    from hybridtei.backends.export_model import export_model
 
     folder = tiny.write_bert(tmp_path / "m")
     for gelu in ("tanh", "checkpoint"):

@@ -23,8 +23,9 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.body import BodyError, decode
-from hybridtei.server.wire import classify, cohere, hybrid, inference, ollama, openai, rerank, score, search, tag, tei, tokens
+from hybridtei.server.api import classify, cohere, hybrid, ollama, openai, rerank, score, search, tag, tei, tokens
+from hybridtei.server.api import qdrant_inference as inference
+from hybridtei.server.http.body import BodyError, decode
 from tests.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import Running, serving

@@ -18,12 +18,12 @@ from conformance.wire.asking import Answer
 from conformance.wire.case import Case, Profile, filled, read_cases, read_clauses, read_profiles, uncovered
 from conformance.wire.checkpoints import WRITERS, write
 from conformance.wire.judge import at, judged
-from hybridtei.commands import serve
+from hybridtei.cli import serve
+from hybridtei.cli.flags import from_flags
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.flags import from_flags
 from hybridtei.load import load_model
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.run import settings_of
 

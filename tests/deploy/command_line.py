@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hybridtei.commands import ingest, serve
-from hybridtei.commands.settings import ALL
+from hybridtei.cli import ingest, serve
+from hybridtei.cli.flags import fields_of, from_flags
+from hybridtei.cli.settings import ALL
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.flags import fields_of, from_flags
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from deploy.dockerfile import parse
+from hybridtei.cli.flags import from_flags
 from hybridtei.config import StoreConfig
-from hybridtei.flags import from_flags
 from tests.deploy.command_line import DEPLOY, ROOT, check_ingest, check_serve
 from tests.server.live import HANG
 

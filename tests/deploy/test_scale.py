@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from deploy import scale
 from deploy.scale import LAPTOP, LAYOUTS, PAGE, SERVER, Facts, Layout
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.postprocess import quantize
-from hybridtei.qdrant.points import POINT_OVERHEAD, size_of, to_points
 from hybridtei.ragged import Ragged
+from hybridtei.store.points import POINT_OVERHEAD, size_of, to_points
+from hybridtei.tasks import quantize
 
 FACTS = st.builds(
     Facts,

@@ -16,7 +16,7 @@ from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.tasks.embed import Model
 from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader

@@ -15,8 +15,8 @@ from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import LOOK_AHEAD, EngineCore
 from hybridtei.engine.scheduler import PATIENCE_NS
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 from tests.engine import small
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})

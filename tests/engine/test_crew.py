@@ -12,8 +12,8 @@ from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.core import EngineCore, Ticket
 from hybridtei.engine.crew import run_all
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 from tests.engine import small
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})

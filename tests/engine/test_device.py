@@ -16,8 +16,8 @@ from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides
 from hybridtei.errors import BackendError, Unhealthy
-from hybridtei.lanes import LaneKind
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
+from hybridtei.system.lanes import LaneKind
 from tests.engine import small
 
 HANG = 120

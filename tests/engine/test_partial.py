@@ -15,9 +15,9 @@ from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides
 from hybridtei.errors import BackendError
-from hybridtei.lanes import LaneKind
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.lanes import LaneKind
 from tests.engine import small
 
 HANG = 120

@@ -20,8 +20,8 @@ from hybridtei.engine.device import Device
 from hybridtei.engine.remote import Failed, FarBackend, Porter, RemoteRides
 from hybridtei.engine.rides import Rides
 from hybridtei.errors import BackendError, HybridTeiError, NotANumber, Overloaded, Unhealthy
-from hybridtei.lanes import LaneKind
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
+from hybridtei.system.lanes import LaneKind
 from tests.engine import small
 from tests.engine.test_frames import same_columns
 

@@ -16,9 +16,9 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
-from hybridtei.lanes import LaneKind
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
+from hybridtei.system.lanes import LaneKind
 from hybridtei.tasks.embed import Embed, Model
 from tests.engine import small
 

@@ -12,7 +12,7 @@ from hybridtei.batch import PackedBatch
 from hybridtei.engine.device import Device
 from hybridtei.engine.watchdog import Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
-from hybridtei.lanes import LaneKind
+from hybridtei.system.lanes import LaneKind
 from tests.engine.clock import Clock
 from tests.engine.test_device import DENSE, HANG, encodings, run, seat
 

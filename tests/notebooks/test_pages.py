@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hybridtei.commands import settings
-from hybridtei.flags import fields_of, group_of
+from hybridtei.cli import settings
+from hybridtei.cli.flags import fields_of, group_of
 from notebooks import write_flags
 from notebooks.execute import FOLDER
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from hybridtei.cores import GRANTED, available_cores
 from hybridtei.on_ray.cluster import join
+from hybridtei.system.cpu import GRANTED, available_cores
 from tests.server.live import ROOT
 
 HANG = 240

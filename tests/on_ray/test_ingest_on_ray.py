@@ -16,13 +16,13 @@ import pytest
 from hybridtei import cli
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import BackendError, InvalidInput, LoadError
+from hybridtei.ingest.run import IngestRequest, run_ingest
+from hybridtei.ingest.summary import Summary
 from hybridtei.on_ray import cluster as way_in
 from hybridtei.on_ray import ingest as on_ray
-from hybridtei.qdrant.edge_store import EdgeStore
-from hybridtei.qdrant.ingest_run import IngestRequest, run_ingest
-from hybridtei.qdrant.summary import Summary
+from hybridtei.store.embedded.store import EdgeStore
+from tests.ingest.small_ingest import points
 from tests.on_ray.processes import named
-from tests.qdrant.small_ingest import points
 
 ACTORS = "MapWorker"
 TEXTS = 1600  # so many short ones are seven batches: more than the actors have in hand when one is killed

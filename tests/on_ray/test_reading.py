@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.ingest.chunking import Chunker, ChunkSettings
+from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.prepare import Preparation
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.walk import SourceFile, source_files
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Receiver, packed, packed_vectors, unpacked, unpacked_vectors
 from hybridtei.on_ray.reading import Known, Recipe, blocks, shares, stored_documents
 from hybridtei.outputs import Embeddings
-from hybridtei.qdrant.chunking import Chunker, ChunkSettings
-from hybridtei.qdrant.ledger import Ledger
-from hybridtei.qdrant.preparing import Preparation
-from hybridtei.qdrant.progress import Tally
-from hybridtei.qdrant.quarantine import Quarantine
-from hybridtei.qdrant.sources.limits import ReadOptions
-from hybridtei.qdrant.sources.walk import SourceFile, source_files
-from tests.qdrant.stores import embeddings
+from tests.store.stores import embeddings
 
 CHUNKS = ChunkSettings(tokens=24, overlap=4)
 RECIPE = Recipe(ModelConfig(), EngineConfig(), ReadOptions(), CHUNKS, b"settings")

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.rpc import calls, messages, rerank, server
 from hybridtei.server.app import context_for
 from tests.engine import small

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei import errors as tree
 from hybridtei.rpc.errors import CODES, DETAIL_BYTES, Garbage, NoKey, WrongModel, fitting, status_of
-from hybridtei.server.errors import TABLE, NoInputs, RequestRefused
+from hybridtei.server.http.errors import TABLE, NoInputs, RequestRefused
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 

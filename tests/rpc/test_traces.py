@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.observability.test_otlp import PARENT, TIMES, TRACE, collecting
 from tests.rpc.live import rpc_serving
-from tests.server.test_otlp import PARENT, TIMES, TRACE, collecting
 
 CALLS = [("Embed", "embed"), ("EmbedAll", "embed_all"), ("EmbedSparse", "embed_sparse"), ("Tokenize", "tokenize")]
 

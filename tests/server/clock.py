@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from hybridtei.server.protocol import BoundedHttpProtocol
+from hybridtei.server.http.protocol import BoundedHttpProtocol
 
 
 class SteppedClock:

@@ -6,9 +6,9 @@ import os
 import sys
 import time
 
-from hybridtei import logs
 from hybridtei.config import ServerConfig
-from hybridtei.metrics import Registry
+from hybridtei.observability import logs
+from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.run import run_server
 from tests.engine import small

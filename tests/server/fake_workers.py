@@ -10,17 +10,18 @@ import sys
 import time
 from pathlib import Path
 
-from hybridtei import cli, logs
+from hybridtei import cli
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
-from hybridtei.commands import serve as serving
+from hybridtei.cli import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.load import find_model, text_reader
-from hybridtei.metrics import Registry
+from hybridtei.observability import logs
+from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
+from hybridtei.server.multiprocess.supervisor import run_workers
 from hybridtei.server.run import run_server
-from hybridtei.server.workers import run_workers
 from hybridtei.tasks.embed import Model
 
 

@@ -23,15 +23,17 @@ import httpx
 import pytest
 import uvicorn
 
-from hybridtei import cli, heap, logs
+from hybridtei import cli
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.metrics import Registry
+from hybridtei.observability import logs
+from hybridtei.observability.metrics import Registry
 from hybridtei.server import run
 from hybridtei.server.app import create_app
 from hybridtei.server.run import DrainingServer, settings_of
+from hybridtei.system import memory as heap
 from tests.engine import small
 from tests.server.clock import SteppedClock
 

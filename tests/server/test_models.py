@@ -10,11 +10,11 @@ import pytest
 
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
+from hybridtei.server.api import fleet_routes as fleet
 from hybridtei.server.context import Context
-from hybridtei.server.models import FAILURES_KEPT, Models
 from hybridtei.server.observe import RequestMetrics
-from hybridtei.server.routes import fleet
+from hybridtei.server.registry import FAILURES_KEPT, Models
 from tests.engine import small
 
 

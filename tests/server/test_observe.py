@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridtei.metrics import Registry
+from hybridtei.observability.metrics import Registry
 from hybridtei.server.observe import RequestMetrics
 from tests.engine import small
 from tests.server.conftest import labelled

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
-from hybridtei.server.body import ClientDisconnected
-from hybridtei.server.protocol import CROWD, DEPARTURE, Departure
-from hybridtei.server.serve import while_connected
+from hybridtei.server.http.body import ClientDisconnected
+from hybridtei.server.http.protocol import CROWD, DEPARTURE, Departure
+from hybridtei.server.routing import while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from hybridtei.engine.deadlines import Deadlines
-from hybridtei.qdrant.edge_folder import Folder, FolderError
-from hybridtei.qdrant.edge_owner import Owner
-from hybridtei.qdrant.edge_store import EdgeStore
-from hybridtei.qdrant.search_layouts import Layouts
-from tests.qdrant.small_search import MODEL, TEXTS, spec_in
-from tests.qdrant.speaking import Qdrant, serving_grpc, serving_rest
+from hybridtei.search.search_layouts import Layouts
+from hybridtei.store.embedded.folder import Folder, FolderError
+from hybridtei.store.embedded.owner import Owner
+from hybridtei.store.embedded.store import EdgeStore
+from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until
+from tests.store.speaking import Qdrant, serving_grpc, serving_rest
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
 SEARCH = {"collection": "papers", "query": "baka"}

@@ -22,9 +22,9 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.load import find_model, text_reader
-from hybridtei.metrics import Registry
-from hybridtei.server import workers
-from hybridtei.server.listening import bound
+from hybridtei.observability.metrics import Registry
+from hybridtei.server.http.listening import bound
+from hybridtei.server.multiprocess import supervisor as workers
 from hybridtei.tasks.embed import Model
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts

@@ -1,0 +1,211 @@
+"""Which backend runs a model here, and why; alone names concrete backends, and imports them late.
+
+A plain install has ONNX Runtime alone. What `hybridtei tune` measured on this machine decides between several; before that, the
+order of `PREFERRED`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridtei.backends import tuning
+from hybridtei.backends.base import Backend
+from hybridtei.backends.graphs import find_graph, read_graph
+from hybridtei.backends.onnx_files import find_own_graph
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+from hybridtei.system.gpus import cuda_devices
+
+log = logging.getLogger(__name__)
+
+NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
+# On CPUs, the first that can run the model. ONNX Runtime before OpenVINO in float32: a tenth slower, but half the memory.
+PREFERRED: Mapping[str, tuple[str, ...]] = {
+    "float32": ("ort", "openvino", "torch"),
+    "bfloat16": ("openvino", "torch"),
+    "float16": ("torch",),
+    "int8": ("ort",),
+    "fp8": ("torch",),
+}
+PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend by name, at a precision, and the reason for it."""
+
+    name: str
+    dtype: str
+    why: str
+
+
+def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
+    """The configured backend, or the best that can run the model. Raises LoadError."""
+    failure: LoadError | None = None
+    for choice in choices(config, spec):
+        try:
+            backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
+        except LoadError as error:
+            if config.backend != "auto":
+                raise
+            log.warning("%s cannot run this model, the next is tried: %s", choice.name, error)
+            failure = failure or error
+        else:
+            log.info("backend %s, %s: %s", choice.name, choice.dtype, choice.why)
+            return backend
+    assert failure is not None
+    raise failure
+
+
+def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
+    """What may run the model, the best first. Raises LoadError if nothing may, with every reason."""
+    if config.backend != "auto":
+        reason = why_not(config.backend, config.dtype, spec)
+        if reason is not None:
+            raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
+        return [Choice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
+    if NVIDIA.exists() and _installed("torch"):
+        return [Choice("torch", _dtype(config.dtype, "torch"), "there is an NVIDIA device")]
+    dtype = config.dtype or "float32"
+    refused = {name: why_not(name, config.dtype, spec) for name in PREFERRED[dtype]}
+    able = [name for name, reason in refused.items() if reason is None]
+    if not able:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
+    return ranked(able, dtype, {name: _rate(name, dtype, spec) for name in able})
+
+
+def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -> list[Choice]:
+    """The fastest first where all were measured on this machine, else in the order given."""
+    order = list(able)
+    measured = {name: rate for name in order if (rate := rates.get(name)) is not None}
+    if len(order) > 1 and len(measured) == len(order):
+        order.sort(key=lambda name: -measured[name])
+        shown = ", ".join(f"{name} {measured[name]:.0f}" for name in order)
+        return [Choice(name, dtype, f"measured here, tokens/s in a lane: {shown}") for name in order]
+    why = "the only one that can" if len(order) == 1 else "usually the best here; `hybridtei tune` measures all"
+    return [Choice(name, dtype, why) for name in order]
+
+
+def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
+    """Why a backend cannot run a model, or None if it may."""
+    if dtype not in (None, *DTYPES[name]):
+        return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
+    lacking = [package for package in PACKAGES[name] if not _installed(package)]
+    if lacking:
+        return f"this needs {' and '.join(lacking)}: pip install 'hybridtei[{name}]'"
+    if name == "openvino" and spec.is_splade:
+        return "SPLADE is not served there yet"
+    own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
+    if name == "torch" or own or _known_graph(spec) is not None:
+        return None
+    if not _has_safetensors(spec):
+        return "the weights are not in safetensors"
+    return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
+
+
+def _known_graph(spec: ModelSpec) -> Path | None:
+    """Of the architecture, where the checkpoint has the weights for it."""
+    return find_graph(spec) if _has_safetensors(spec) else None
+
+
+def _has_safetensors(spec: ModelSpec) -> bool:
+    return any(spec.folder.glob("model*.safetensors"))
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _cuda() -> bool:
+    """Whether torch can use a device; it is imported only where there is one."""
+    if not (NVIDIA.exists() and _installed("torch")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _dtype(wanted: str | None, backend: str) -> str:
+    return wanted or ("float16" if backend == "torch" and _cuda() else "float32")
+
+
+def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
+    curve = tuning.remembered(name, dtype, spec)
+    return None if curve is None else curve.best_rate
+
+
+def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    from hybridtei.backends.onnx_backend import OnnxBackend
+
+    known = _known_graph(spec)
+    if known is None:
+        own = find_own_graph(spec, dtype)
+        assert own is not None  # or `why_not` had refused
+        if spec.tanh_gelu:
+            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the weights in safetensors")
+        return OnnxBackend.from_file(spec, own, dtype=dtype)
+    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
+    if dtype == "int8":
+        from hybridtei.backends.int8 import int8_graph
+
+        graph = int8_graph(spec, graph, weights)
+    return OnnxBackend(spec, graph, weights)
+
+
+def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    from hybridtei.backends.openvino_backend import OpenVinoBackend
+
+    known = _known_graph(spec)
+    assert known is not None  # or `why_not` had refused
+    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
+    return OpenVinoBackend(spec, graph, weights, dtype=dtype, bulk_niceness=niceness)
+
+
+def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    devices = _devices(config)
+    if len(devices) == 1:
+        return _torch_on(devices[0], config, spec, dtype)
+    from hybridtei.backends.replicas import Replicas
+
+    log.info("a replica of the model on each of %s", ", ".join(devices))
+    return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
+
+
+def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
+    from hybridtei.backends.quickening import Wishes
+
+    wishes = Wishes(graphs=config.cuda_graphs, compiled=config.torch_compile)
+    if dtype == "fp8":
+        from hybridtei.backends.fp8 import open_fp8
+
+        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code, wishes=wishes)
+    from hybridtei.backends.torch_backend import TorchBackend
+
+    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, wishes=wishes)
+
+
+def _devices(config: ModelConfig) -> list[str]:
+    if _cuda():
+        import torch
+
+        return cuda_devices(config.cuda_devices, torch.cuda.device_count())
+    if config.cuda_devices is not None:
+        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and torch finds no CUDA device here")
+    return ["cpu"]
+
+
+_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {
+    "ort": _ort,
+    "openvino": _openvino,
+    "torch": _torch,
+}

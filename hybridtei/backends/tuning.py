@@ -1,0 +1,152 @@
+"""How many tokens a pass needs to keep this hardware busy, and which backend does most with them: measured, and remembered.
+
+A pass of few tokens waits for weights instead of computing; beyond some size a larger one only makes others wait. Where the
+curve becomes flat is the working budget. Results are kept in the user's cache by machine, library, precision and architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter, process_time
+
+import msgspec
+import numpy as np
+
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import LoadError
+from hybridtei.system.cache_folder import cache_folder, whole
+from hybridtei.system.cpu import available_cores
+from hybridtei.system.lanes import LaneKind
+
+FIRST_TOKENS = 64
+TEXT_TOKENS = 64  # of the texts that are measured
+PASSES = 3
+FLAT = 0.97  # of the best rate: a smaller pass that gets there is preferred
+LIMIT_SECONDS = 1.0  # of a start that nobody measured for
+
+Clock = Callable[[], float]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A size of pass, and what it achieved in one lane."""
+
+    tokens: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Rates by size, ascending."""
+
+    points: Sequence[Point]
+
+    @property
+    def best_rate(self) -> float:
+        """Most tokens a second that any size reached; 0 if none was measured."""
+        return max((point.tokens_per_s for point in self.points), default=0.0)
+
+    def budget(self) -> int | None:
+        """The smallest size that is about as fast as any."""
+        return next((point.tokens for point in self.points if point.tokens_per_s >= FLAT * self.best_rate), None)
+
+
+def measure(
+    backend: Backend, most_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
+) -> Iterator[Point]:
+    """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained."""
+    clock = clock or _clock_for(backend)
+    began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
+    while size <= max(most_tokens, FIRST_TOKENS):
+        point = Point(size, _rate(backend, size, clock))
+        yield point
+        flat = flat + 1 if point.tokens_per_s < best / FLAT else 0
+        best = max(best, point.tokens_per_s)
+        if flat == 2 or (limit_seconds is not None and clock() - began > limit_seconds):
+            return
+        size *= 2
+
+
+def _clock_for(backend: Backend) -> Clock:
+    """The processor's time where a pass has one thread of it, as express lanes tell: other programs, that interrupt a long pass
+    and spare many a short one, would make small passes look fast. A device, or a team of threads, needs a clock."""
+    return process_time if LaneKind.EXPRESS in backend.lanes and not backend.fills_cores else perf_counter
+
+
+def _rate(backend: Backend, tokens: int, clock: Clock) -> float:
+    """The best of several passes: whatever else the machine does only ever slows one down."""
+    batch = _texts(backend.spec, tokens)
+    took = []
+    for _ in range(PASSES):
+        began = clock()
+        backend.forward(batch)
+        took.append(clock() - began)
+    return len(batch.input_ids) / max(min(took), 1e-9)
+
+
+def _texts(spec: ModelSpec, tokens: int) -> PackedBatch:
+    length = min(TEXT_TOKENS, spec.max_input_length, tokens)
+    first = spec.positions.offset
+    ids = np.arange(first, first + length, dtype=np.int64) % spec.vocab_size
+    heads = frozenset({next(iter(sorted(spec.heads - {Head.TOKENS})))})
+    return pack([Encoding(ids)] * max(tokens // length, 1), heads, spec.positions)
+
+
+def remembered(backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> Curve | None:
+    """What was measured here for this backend and architecture, or None. `threads` of one pass."""
+    try:
+        return Curve(msgspec.json.decode(_file(backend, dtype, spec, threads).read_bytes(), type=list[Point]))
+    except (OSError, LoadError, msgspec.DecodeError):
+        return None
+
+
+def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> None:
+    """Keep a measurement; without a writable cache it is made again next time."""
+    with suppress(OSError, LoadError), whole(_file(backend, dtype, spec, threads)) as part:
+        part.write_bytes(msgspec.json.encode(list(curve.points)))
+
+
+def _file(backend: str, dtype: str, spec: ModelSpec, threads: int) -> Path:
+    facts = json.dumps([threads, _machine(), _versions(), _sizes(spec.config)], sort_keys=True)
+    return cache_folder("tuning") / f"{backend}-{dtype}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+
+
+def _sizes(config: Mapping[str, object]) -> dict[str, object]:
+    """What the arithmetic of a pass depends on."""
+    return {key: value for key, value in config.items() if isinstance(value, int) or key in ("model_type", "hidden_act")}
+
+
+def _machine() -> list[object]:
+    gpu = _gpu()
+    return [_processor(), available_cores(), *([] if gpu is None else [gpu])]
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    """Of a process that has loaded torch, as one that computes on a GPU has; no other is made to."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("onnxruntime", "openvino", "torch"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,72 @@
+"""The two commands: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve` under TEI's name.
+
+Usage errors end with status 2; what goes wrong at start prints `Error: …` to standard error and ends with status 1. What a
+command does, and with which flags, is its own module's in `commands`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hybridtei import __version__
+from hybridtei.cli import embed, evaluate, export, ingest, search, serve, settings, tune
+from hybridtei.cli.flags import UsageError, boolean_flags
+from hybridtei.errors import HybridTeiError
+
+COMMANDS = (serve, embed, ingest, search, evaluate, export, tune)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`hybridtei`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
+    _add_version(parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    return _run(parser, argv)
+
+
+def router(argv: Sequence[str] | None = None) -> int:
+    """`text-embeddings-router`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
+    _add_version(parser)
+    serve.fill(parser)
+    return _run(parser, argv)
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", "-V", action="version", version=f"{parser.prog} {__version__}")
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    words = explicit_booleans(sys.argv[1:] if argv is None else argv)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(without_values(unknown))}")
+    try:
+        return int(arguments.run(arguments) or 0)
+    except UsageError as error:
+        parser.error(str(error))
+    except (HybridTeiError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def explicit_booleans(argv: Sequence[str]) -> list[str]:
+    """`--flag` -> `--flag=true` where no true or false follows, or a bare flag would swallow the next word."""
+    flags = boolean_flags(*settings.ALL)
+    following = [*argv[1:], ""]
+    return [
+        f"{word}=true" if word in flags and after not in ("true", "false") else word
+        for word, after in zip(argv, following, strict=False)
+    ]
+
+
+def without_values(unknown: Sequence[str]) -> list[str]:
+    """Flags nobody knows, without what they were to hold: a misspelt one may hold a key."""
+    names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    return names or [*unknown]

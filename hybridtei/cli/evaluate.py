@@ -1,0 +1,54 @@
+"""`eval`: how good and how fast each way of searching is, on a folder of documents, queries and judgements."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hybridtei.cli import settings
+from hybridtei.cli.flags import add_flags
+from hybridtei.cli.search import needs_client
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+
+ABOUT = "Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."
+
+
+def add(commands: settings.Commands) -> None:
+    """`hybridtei eval`."""
+    parser = settings.new_parser(commands, "eval", ABOUT)
+    parser.usage = "%(prog)s BEIR_FOLDER [flags]"
+    parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
+    parser.add_argument("--collection", metavar="NAME", help="ingested first if it is not there [default: the folder's name]")
+    parser.add_argument("--split", default="test", metavar="NAME", help="of the judgements: qrels/NAME.tsv [default: test]")
+    parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id")
+    parser.add_argument("--chart", metavar="FILE", help="draw it: .png, .svg or .pdf")
+    parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ingest if need be, measure, tell; the exit status."""
+    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
+    store = settings.read(arguments, StoreConfig)
+    needs_client()
+    from hybridtei.evaluate.chart import check_chart, write_chart
+    from hybridtei.evaluate.report import as_json, as_table
+    from hybridtei.evaluate.run import EvaluateRequest, run_evaluation
+
+    folder = Path(arguments.folder)
+    if arguments.chart is not None:
+        check_chart(Path(arguments.chart))
+    request = EvaluateRequest(
+        folder, arguments.collection or folder.resolve().name, arguments.split, arguments.rerank, quiet=arguments.quiet
+    )
+    evaluation = run_evaluation(request, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
+    if arguments.output is not None:
+        Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")
+    if arguments.chart is not None:
+        write_chart(evaluation, Path(arguments.chart))
+    return 0

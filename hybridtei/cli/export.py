@@ -1,0 +1,37 @@
+"""`export`: a model as ONNX files that hold their weights, for others too."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from hybridtei.cli import settings
+from hybridtei.cli.flags import UsageError, add_flags
+from hybridtei.config import ModelConfig
+
+
+def add(commands: settings.Commands) -> None:
+    """`hybridtei export`."""
+    parser = settings.new_parser(commands, "export", "write a model as ONNX files, for others too")
+    parser.usage = "%(prog)s MODEL OUT [flags]"
+    parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
+    parser.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
+    add_flags(parser, (ModelConfig,))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write a model as ONNX files that hold their weights."""
+    model = msgspec.structs.replace(settings.read(arguments, ModelConfig), model_id=arguments.model)
+    dtype = model.dtype or "float32"
+    if dtype not in ("float32", "int8"):
+        raise UsageError(f"--dtype is {dtype}; exported are float32 and int8")
+    from hybridtei.backends.export_model import export_model
+    from hybridtei.backends.int8 import Guard
+
+    guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
+    print(export_model(model, Path(arguments.out), dtype, guard))

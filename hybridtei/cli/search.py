@@ -1,0 +1,108 @@
+"""`search`: a query against a collection that `ingest` filled, with everything a stage can tell."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from hybridtei.cli import settings
+from hybridtei.cli.flags import add_flags
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.errors import InvalidInput, LoadError
+
+ABOUT = "Search a collection: dense and sparse candidates, fused, ranked again by multi-vectors or by a reranker."
+MODES = ("dense", "sparse", "multivector", "rrf", "dbsf", "weighted")
+
+
+def add(commands: settings.Commands) -> None:
+    """`hybridtei search`."""
+    parser = settings.new_parser(commands, "search", ABOUT)
+    parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
+    parser.add_argument("collection", metavar="COLLECTION")
+    parser.add_argument("query", metavar="QUERY")
+    parser.add_argument("--mode", choices=MODES, help="[default: rrf of dense and sparse, or what the collection has]")
+    parser.add_argument("--limit", type=int, default=10, metavar="N", help="how many to show [default: 10]")
+    parser.add_argument("--offset", type=int, default=0, metavar="N", help="how many to leave out before [default: 0]")
+    parser.add_argument("--prefetch-limit", type=int, default=100, metavar="N", help="candidates of each kind [default: 100]")
+    parser.add_argument("--k", type=int, metavar="N", help="of rrf, as Qdrant counts: 61 is the usual 60 [default: 2]")
+    parser.add_argument("--weights", help="of rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
+    parser.add_argument("--rescore", action="store_true", help="rank the candidates by MaxSim of their multi-vectors")
+    parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
+    parser.add_argument("--rerank-limit", type=int, default=50, metavar="N", help="so many of the best [default: 50]")
+    parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
+    parser.add_argument("--fields", metavar="NAMES", help="comma-separated: of the payload [default: all]")
+    parser.add_argument("--score-threshold", type=float, metavar="X", help="leave out what scores less")
+    parser.add_argument("--exact", action="store_true", help="no approximate index")
+    parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
+    parser.add_argument("--explain", action="store_true", help="scores and times of each stage")
+    parser.add_argument("--json", action="store_true", help="the answer as a line of JSON")
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and print what was found; the exit status."""
+    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
+    store = settings.read(arguments, StoreConfig)
+    needs_client()
+    import msgspec
+
+    from hybridtei.encoder import Encoder
+    from hybridtei.search.found_text import as_json, in_words
+    from hybridtei.search.local import LocalSearch
+
+    options = options_of(arguments)
+    reranker = None
+    if arguments.rerank is not None:
+        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=arguments.rerank, revision=None), engine=engine)
+    encoder = Encoder.load(config=model, engine=engine)
+    with LocalSearch(encoder, model.model_id, store, reranker=reranker) as search:
+        found = search(arguments.collection, arguments.query, options)
+    print(as_json(found) if arguments.json else in_words(found, options, colours=sys.stdout.isatty()), flush=True)
+    return 0
+
+
+def needs_client() -> None:
+    """Raises LoadError where the extra is not installed."""
+    if find_spec("qdrant_client") is None:
+        raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
+
+
+def options_of(arguments: argparse.Namespace) -> Any:
+    """The flags as `SearchOptions`. Raises InvalidInput."""
+    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.searcher import SearchOptions
+
+    return SearchOptions(
+        mode=arguments.mode,
+        limit=arguments.limit,
+        offset=arguments.offset,
+        prefetch_limit=arguments.prefetch_limit,
+        k=arguments.k,
+        weights=weights_of(arguments.weights),
+        rescore=arguments.rescore,
+        rerank_limit=arguments.rerank_limit,
+        query_filter=filter_from(arguments.filter, "--filter"),
+        score_threshold=arguments.score_threshold,
+        exact=arguments.exact,
+        fields=None if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
+        highlights=not arguments.no_highlights,
+        explain=arguments.explain,
+    )
+
+
+def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
+    """`1,0.3` -> a list, `dense=1,sparse=0.3` -> by name, anything else is a preset's name. Raises InvalidInput."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        if all("=" in part for part in parts):
+            return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in parts)}
+        if len(parts) > 1:
+            return [float(part) for part in parts]
+    except ValueError as error:
+        raise InvalidInput(f"--weights {text!r}: {error}") from None
+    return text

@@ -1,0 +1,102 @@
+"""`serve`: a model or several over HTTP. `text-embeddings-router` is the same, with TEI's flags and no name of a command."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hybridtei.cli import settings
+from hybridtei.cli.flags import UsageError, add_flags
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.observability.redacted import described
+from hybridtei.server.http.keys import is_sendable
+from hybridtei.system import memory as heap
+
+log = logging.getLogger("hybridtei")
+
+ABOUT = "Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's flags, variables and routes."
+
+
+def add(commands: settings.Commands) -> None:
+    """`hybridtei serve`."""
+    fill(settings.new_parser(commands, "serve", ABOUT))
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
+    parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
+    parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
+    add_flags(parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Load the model or models, then listen: until then the port refuses connections."""
+    model_ids: list[str] = arguments.model_id or []
+    arguments.model_id = model_ids[0] if model_ids else None
+    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
+    server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
+    check(server, arguments.models, model_ids)
+    heap.limit_arenas()  # while there is one thread, and nothing that starts others is imported
+    from hybridtei.observability import logs, otlp
+    from hybridtei.server import start
+
+    logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)
+    log.info(
+        "%s", described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
+    )
+    for warning in settings.outdated(arguments):
+        log.warning("%s", warning)
+    server = msgspec.structs.replace(server, hostname=address(server.hostname))
+    if server.otlp_endpoint is not None:
+        otlp.require()  # before minutes of loading
+    if arguments.models is None and len(model_ids) < 2:
+        start.serve_one(model, engine, server, store)
+        return
+    from hybridtei.model_list import from_ids, read_models
+
+    models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
+    start.serve_several(models, engine, server, store, model)
+
+
+def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:
+    """Raises UsageError for settings that contradict each other, or that nobody could use."""
+    if models_file is not None and model_ids:
+        raise UsageError("--models and --model-id exclude each other: name every model in the file")
+    if models_file is not None or len(model_ids) > 1:
+        if server.http_workers > 1:
+            raise UsageError("--http-workers: several models share one process")
+        if server.only_tei_routes:
+            raise UsageError(
+                "--only-tei-routes: TEI's routes know of one model; several are told apart by routes that are ours"
+            )
+        if server.served_model_name is not None:
+            raise UsageError("--served-model-name: several models have names of their own, each the `alias` of its table")
+    ports = {"--port": server.port, "--grpc-port": server.grpc_port, "--prometheus-port": server.prometheus_port}
+    taken: dict[int, str] = {}
+    for flag, port in ports.items():
+        if port and taken.setdefault(port, flag) != flag:
+            raise UsageError(f"{flag}: {port} is the port of {taken[port]} already")
+    if (server.certfile is None) != (server.keyfile is None):
+        raise UsageError("--certfile and --keyfile go together: give both, or neither")
+    if server.api_key is not None and not is_sendable(server.api_key):
+        raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
+
+
+def address(hostname: str) -> str:
+    """TEI's rule: containers export HOSTNAME, so what is no address falls back to all interfaces."""
+    try:
+        return str(ipaddress.ip_address(hostname))
+    except ValueError:
+        log.warning("hostname %r is not an IP address; listening on 0.0.0.0", hostname)
+        return "0.0.0.0"
+
+
+def _shown(model_id: str, model_ids: Sequence[str]) -> str | list[str]:
+    return [*model_ids] if len(model_ids) > 1 else model_id

@@ -1,0 +1,1 @@
+"""How good and how fast each way of searching is, on collections with judgements."""

@@ -1,0 +1,199 @@
+"""How good and how fast a collection's searches are, mode by mode, on judged queries.
+
+Every mode goes the way that `search` goes, through the store, one query at a time; queries are embedded once, also one at a
+time, so that both times are what a lone user waits. The measures' arithmetic is trec_eval's, by ir-measures. The surprise: a
+measure is of documents, and a search finds chunks; a document stands where the best of its chunks does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from hybridtei.batch import Head
+from hybridtei.errors import LoadError
+from hybridtei.evaluate.data import Judged
+from hybridtei.ingest.documents import CHUNK, DOCUMENT_ID
+from hybridtei.outputs import Embeddings
+from hybridtei.search.query import MAX_LIMIT
+from hybridtei.search.search_layouts import common_heads
+from hybridtei.search.searcher import MAX_RERANKED, Rank, Searcher, SearchOptions, since
+
+DEPTH = 100  # documents of each ranking, since recall is measured at 100
+RERANKED = 50
+MEASURES = ("nDCG@10", "MRR@10", "recall@100")
+LITERATURE_K = 61  # Qdrant's 61 is the literature's 60
+
+Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
+Advance = Callable[[str, int], None]  # (mode, queries done)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to search, by the name it has in tables."""
+
+    name: str
+    options: SearchOptions
+    needs: frozenset[Head]
+    reranked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a way achieved: measures by name, and milliseconds a query without its embedding, float64[queries]."""
+
+    name: str
+    measures: Mapping[str, float]
+    times_ms: Any = field(repr=False)
+
+    @property
+    def p50_ms(self) -> float:
+        return float(np.percentile(self.times_ms, 50))
+
+    @property
+    def p95_ms(self) -> float:
+        return float(np.percentile(self.times_ms, 95))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All ways over one collection. `embed_ms`: of each query's embedding, float64[queries]."""
+
+    collection: str
+    queries: int
+    documents: int
+    embed_ms: Any
+    results: Sequence[Result]
+
+
+def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) -> list[Way]:
+    """Every way that a collection with these vectors can be searched. `shares`: the model says what its kinds weigh."""
+    both, multi = frozenset({Head.DENSE, Head.SPARSE}), frozenset({Head.MULTIVECTOR})
+    weights = None if shares else "m3"
+    listed = [
+        Way("dense", SearchOptions(mode="dense"), frozenset({Head.DENSE})),
+        Way("sparse", SearchOptions(mode="sparse"), frozenset({Head.SPARSE})),
+        Way("multivector, all", SearchOptions(mode="multivector", exact=True), multi),
+        Way("rrf k=2", SearchOptions(mode="rrf", k=2), both),
+        Way("rrf k=61", SearchOptions(mode="rrf", k=LITERATURE_K), both),
+        Way("dbsf", SearchOptions(mode="dbsf"), both),
+        Way("weighted", SearchOptions(mode="weighted", weights=weights), both),
+        Way("rrf k=61, MaxSim", SearchOptions(mode="rrf", k=LITERATURE_K, rescore=True), both | multi),
+        Way("dense, MaxSim", SearchOptions(mode="dense", rescore=True), frozenset({Head.DENSE}) | multi),
+    ]
+    if reranker:
+        mode = "rrf" if both <= has else None
+        options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)  # type: ignore[arg-type]
+        listed.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
+    return [way for way in listed if way.needs <= has]
+
+
+async def evaluate(
+    searcher: Searcher,
+    collection: str,
+    judged: Judged,
+    *,
+    rank: Rank | None = None,
+    chosen: Sequence[Way] | None = None,
+    advance: Advance = lambda name, done: None,
+) -> Evaluation:
+    """Run every judged query every way. Raises LoadError without ir-measures; what searching raises."""
+    require_measures()
+    plan = await searcher.layout(collection)
+    points = await searcher.store.count(collection)
+    several = await _is_chunked(searcher, collection)
+    spec = searcher.model.spec
+    has = common_heads(plan, spec)
+    shares = spec.multivector is not None and spec.multivector.shares is not None
+    listed = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
+    embedded, embed_ms = await _embedded(searcher, collection, judged, advance)
+    # of a document's chunks only one counts, so more are asked for
+    depth = min(4 * DEPTH if several else DEPTH, max(points, 1), MAX_LIMIT)
+    results = []
+    for way in listed:
+        run, times = await _run(
+            searcher,
+            collection,
+            judged,
+            embedded,
+            way=way,
+            rank=rank if way.reranked else None,
+            depth=depth,
+            advance=advance,
+        )
+        results.append(Result(way.name, measured(run, judged), times))
+    return Evaluation(collection, len(judged.queries), points, embed_ms, results)
+
+
+async def _is_chunked(searcher: Searcher, collection: str) -> bool:
+    from qdrant_client import models
+
+    later = models.Filter(must=[models.FieldCondition(key=CHUNK, range=models.Range(gte=1))])
+    records, _ = await searcher.store.scroll(collection, limit=1, scroll_filter=later, with_payload=False)
+    return bool(records)
+
+
+async def _embedded(searcher: Searcher, collection: str, judged: Judged, advance: Advance) -> tuple[list[Embeddings], Any]:
+    rows, times = [], []
+    for done, text in enumerate(judged.queries.values(), 1):
+        began = perf_counter_ns()
+        rows.append(await searcher.embed(collection, [text]))
+        times.append(since(began))
+        advance("embedding", done)
+    return rows, np.array(times)
+
+
+async def _run(
+    searcher: Searcher,
+    collection: str,
+    judged: Judged,
+    embedded: Sequence[Embeddings],
+    *,
+    way: Way,
+    rank: Rank | None,
+    depth: int,
+    advance: Advance,
+) -> tuple[Run, Any]:
+    limit = min(depth, MAX_RERANKED) if rank is not None else depth
+    prefetch = max(way.options.prefetch_limit, depth)
+    options = replace(way.options, limit=limit, prefetch_limit=prefetch, fields=[DOCUMENT_ID])
+    if rank is not None:
+        options = replace(options, limit=min(RERANKED, limit))
+    run: Run = {}
+    times = []
+    for done, (identity, text) in enumerate(judged.queries.items(), 1):
+        began = perf_counter_ns()
+        found = await searcher.find(collection, text, embedded[done - 1], 0, options, rank=rank)
+        times.append(since(began))
+        run[identity] = by_place([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        advance(way.name, done)
+    return run, np.array(times)
+
+
+def by_place(documents: Sequence[str]) -> dict[str, float]:
+    """Documents, best first, with scores that keep that order: a measure that sorts by equal scores would find its own."""
+    return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
+
+
+def require_measures() -> None:
+    """Raises LoadError where the extra is not installed."""
+    if find_spec("ir_measures") is None:
+        raise LoadError("the package `ir_measures` is missing: pip install 'hybridtei[eval]'")
+
+
+def measured(run: Run, judged: Judged) -> dict[str, float]:
+    """nDCG@10 (linear gains), MRR@10 and recall@100, means over all judged queries; one without an answer counts 0."""
+    import ir_measures
+    from ir_measures import RR, R, nDCG
+
+    named = {"nDCG@10": nDCG @ 10, "MRR@10": RR @ 10, "recall@100": R @ 100}
+    # a query without any document would be left out of the mean
+    asked = {query: run.get(query) or {"": 0.0} for query in judged.queries}
+    relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
+    found = ir_measures.calc_aggregate(list(named.values()), relevance, asked)
+    return {name: float(found[measure]) for name, measure in named.items()}

@@ -1,0 +1,160 @@
+"""What a store has acknowledged, on disk: a resumed ingest skips it, and nothing else.
+
+A file of JSON lines that only grows; each line says what is so from now on, and the last one about a document wins. Lines are
+written after the store has answered, and are on the disk before the next batch is sent: a document may be stored and not noted,
+which costs a repetition of the same ids, and never the other way about. A last line that a kill tore in two is cut off.
+
+    {"d": key, "h": digest, "n": 3}    a document is stored, in chunks 0, 1 and 2
+    {"d": key, "n": 0}                 it is not, any more; with "w": true, its source no longer holds it either
+    {"f": label, "s": size, "m": modified_ns, "h": digest, "n": documents}    every document of a file is
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hybridtei.errors import InvalidInput
+from hybridtei.ingest.sources.limits import MAX_DOCUMENT_CHARACTERS
+from hybridtei.ingest.sources.walk import SourceFile
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as it was when the store took it."""
+
+    digest: bytes
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFile:
+    """A file all of whose documents were stored, none quarantined."""
+
+    size: int
+    modified_ns: int
+    digest: str
+    documents: int
+
+
+class Ledger:
+    """One process at a time. Raises InvalidInput if another has it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._documents: dict[str, Stored] = {}
+        self._files: dict[str, FinishedFile] = {}
+        self._file = path.open("a+b")
+        try:
+            _lock(self._file.fileno())
+        except OSError as error:
+            self._file.close()
+            raise InvalidInput(f"{path}: another ingest into this collection is running") from error
+        self._read()
+
+    def __len__(self) -> int:
+        """Documents stored."""
+        return len(self._documents)
+
+    @property
+    def chunks(self) -> int:
+        """Points that all of them have."""
+        return sum(stored.chunks for stored in self._documents.values())
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        """(key, chunks) of every document."""
+        return ((key, stored.chunks) for key, stored in self._documents.items())
+
+    def stored_keys(self) -> Collection[str]:
+        """Of every document."""
+        return self._documents.keys()
+
+    def get(self, key: str) -> Stored | None:
+        """The document as it is stored, if it is."""
+        return self._documents.get(key)
+
+    def finished(self, file: SourceFile, settings: bytes) -> FinishedFile | None:
+        """The file's entry, if it is unchanged and was read with the same settings."""
+        found = self._files.get(file.label)
+        same = found is not None and (found.size, found.modified_ns, found.digest) == (
+            file.size,
+            file.modified_ns,
+            settings.hex(),
+        )
+        return found if same else None
+
+    def add(self, documents: Sequence[tuple[str, bytes, int]]) -> None:
+        """Note (key, digest, chunks) of documents that the store has; on the disk when this returns."""
+        self._write([{"d": key, "h": digest.hex(), "n": chunks} for key, digest, chunks in documents])
+
+    def remove(self, keys: Sequence[str], *, files_are_whole: bool = False) -> None:
+        """Note that the store has these no more, or never had. `files_are_whole`: no file of the source holds them either."""
+        self._write([{"d": key, "n": 0, **({"w": True} if files_are_whole else {})} for key in keys])
+
+    def finish(self, files: Sequence[tuple[SourceFile, int]], settings: bytes) -> None:
+        """Note of (file, documents) that all of these are stored, and none of the file is in quarantine."""
+        self._write(
+            [
+                {"f": file.label, "s": file.size, "m": file.modified_ns, "h": settings.hex(), "n": documents}
+                for file, documents in files
+            ]
+        )
+
+    def clear(self) -> None:
+        """Forget everything: the collection is a new one."""
+        self._file.truncate(0)
+        self._documents.clear()
+        self._files.clear()
+
+    def close(self) -> None:
+        """Let others have it."""
+        self._file.close()
+
+    def _write(self, entries: Sequence[dict[str, Any]]) -> None:
+        if not entries:
+            return
+        self._file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for entry in entries:
+            self._apply(entry)
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for line in self._file:
+            try:
+                if not line.endswith(b"\n"):
+                    break
+                self._apply(orjson.loads(line))
+            except (ValueError, KeyError, TypeError):
+                break  # what follows a broken line is not to be trusted either
+            whole += len(line)
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+    def _apply(self, entry: dict[str, Any]) -> None:
+        if not 0 <= int(entry["n"]) <= MAX_DOCUMENT_CHARACTERS and "d" in entry:
+            raise ValueError(f"{entry['n']} chunks")
+        if "f" in entry:
+            self._files[entry["f"]] = FinishedFile(int(entry["s"]), int(entry["m"]), str(entry["h"]), int(entry["n"]))
+        elif entry["n"]:
+            self._documents[entry["d"]] = Stored(bytes.fromhex(entry["h"]), int(entry["n"]))
+        else:
+            self._documents.pop(entry["d"], None)
+            if not entry.get("w"):
+                self._files.clear()  # one of them is not complete any more, and which is not worth knowing
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

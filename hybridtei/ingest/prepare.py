@@ -1,0 +1,195 @@
+"""Sources become batches of chunks for the encoder: read, compared with the ledger, cut, counted. Runs in a thread of its own.
+
+Batches are a few hundred chunks, because the encoder puts like lengths together within what it is given, and few enough tokens
+that a kill loses seconds of work. Nothing here knows the store or the encoder.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from hybridtei.ingest.chunking import Chunker
+from hybridtei.ingest.documents import Chunk, Document, Rejected, document_key, source_of
+from hybridtei.ingest.ledger import FinishedFile, Ledger
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import ReadOptions, excerpt
+from hybridtei.ingest.sources.walk import SourceFile, documents_of
+
+BATCH_CHUNKS = 256
+BATCH_TOKENS = 16_384
+GROUP_DOCUMENTS, GROUP_CHARACTERS = 128, 500_000  # cut at a time, by several threads
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A document on its way. `failed`: it is in quarantine, and what is left of it is not wanted any more. `stored`: the
+    collection holds a version of it."""
+
+    document: Document
+    digest: bytes
+    chunks: int
+    failed: bool = False
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk, and whose it is."""
+
+    pending: Pending
+    chunk: Chunk
+
+    @property
+    def is_last(self) -> bool:
+        return self.chunk.number == self.pending.chunks - 1
+
+
+@dataclass(slots=True)
+class Batch:
+    """Chunks to embed together. `files`: those of which nothing is left to come, with their numbers of documents. `done_bytes`:
+    of the whole source, once this is stored."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    files: list[tuple[SourceFile, int]] = field(default_factory=list)
+    done_bytes: int = 0
+    tokens: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pieces) >= BATCH_CHUNKS or self.tokens >= BATCH_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What an ingest reads, and how. `settings`: bytes that differ wherever vectors or chunks would; at most 64.
+
+    `label`: of the source, with which the labels of its files begin. `delete_missing`: stored documents that the source no
+    longer holds are to be deleted, so files that lack some are read although they are unchanged. `missing`: keys of such
+    documents, of the files that were read.
+    """
+
+    files: Sequence[SourceFile]
+    options: ReadOptions
+    chunker: Chunker
+    ledger: Ledger
+    quarantine: Quarantine
+    settings: bytes
+    tally: Tally
+    progress: Callable[[int], None] = lambda done_bytes: None
+    label: str = ""
+    delete_missing: bool = False
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size for file in self.files)
+
+    def batches(self) -> Iterator[Batch]:
+        """Full batches, and a last one; in the order of the source. Raises LoadError where a kind of file needs a library."""
+        batch, before = Batch(), 0
+        finished = self.finished_files()
+        unseen = self._stored_in({file.label for file in self.files if file.label not in finished})
+        for file in self.files:
+            known = finished.get(file.label)
+            if known is not None:
+                self.tally.skipped += known.documents
+                before += file.size
+                continue
+            self.tally.files += 1
+            documents = -self.tally.skipped
+            for group, read_bytes in self._groups(file, unseen.pop(file.label, set())):
+                documents += len(group)
+                for pieces in self._cut(group):
+                    for piece in pieces:
+                        batch.pieces.append(piece)
+                        batch.tokens += piece.chunk.tokens
+                        if batch.is_full:
+                            yield batch
+                            batch = Batch(done_bytes=batch.done_bytes)
+                batch.done_bytes = before + read_bytes
+                if not batch.pieces:
+                    self.progress(batch.done_bytes)
+            before += file.size
+            batch.done_bytes = before
+            batch.files.append((file, documents + self.tally.skipped))
+        if batch.pieces or batch.files:
+            yield batch
+
+    def finished_files(self) -> dict[str, FinishedFile]:
+        """Files that need not be read, by label: unchanged, with every document stored. Counts what they no longer hold."""
+        stored = Counter(source_of(key) for key in self.ledger.stored_keys())
+        finished: dict[str, FinishedFile] = {}
+        self.tally.missing = 0
+        for file in self.files:
+            known = self.ledger.finished(file, self.settings)
+            missing = stored[file.label] - known.documents if known is not None else 0
+            if known is not None and not (missing and self.delete_missing):
+                finished[file.label] = known
+                self.tally.missing += missing
+        return finished
+
+    def _stored_in(self, labels: Set[str]) -> dict[str, set[str]]:
+        """Keys of the stored documents of these files, by label."""
+        found: dict[str, set[str]] = {}
+        for key in self.ledger.stored_keys():
+            if (label := source_of(key)) in labels:
+                found.setdefault(label, set()).add(key)
+        return found
+
+    def _groups(self, file: SourceFile, unseen: set[str]) -> Iterator[tuple[list[Pending], int]]:
+        """Documents that have to be stored, some at a time, and the bytes of the file behind them. `unseen`: keys of the
+        stored documents of the file; those that it no longer holds are noted."""
+        seen: set[bytes] = set()
+        group: list[Pending] = []
+        characters = unchanged = read_bytes = nameless = 0
+        for found, read_bytes in documents_of(file, self.options):
+            if found.document_id is None:
+                nameless += 1
+            else:
+                unseen.discard(document_key(found.source, found.document_id))
+            pending = self._pending(found, seen)
+            if pending is not None:
+                group.append(pending)
+                characters += len(pending.document.text)
+            else:
+                unchanged += 1
+            if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS or unchanged >= 10 * GROUP_DOCUMENTS:
+                yield group, read_bytes
+                group, characters, unchanged = [], 0, 0
+        if nameless:
+            self.tally.unclear += len(unseen)
+        else:
+            self.missing.extend(unseen)
+        yield group, read_bytes
+
+    def _pending(self, found: Document | Rejected, seen: set[bytes]) -> Pending | None:
+        if isinstance(found, Rejected):
+            self.quarantine.add(found)
+            return None
+        name = blake2b(found.document_id.encode(), digest_size=16).digest()
+        if name in seen:
+            reason = f"the id {found.document_id!r} was there before: the first of that name is kept"
+            self.quarantine.add(Rejected(found.source, found.location, reason, excerpt(found.text), found.document_id))
+            return None
+        seen.add(name)
+        digest = found.digest(self.settings)
+        stored = self.ledger.get(found.key)
+        if stored is not None and stored.digest == digest:
+            self.tally.skipped += 1
+            return None
+        return Pending(found, digest, 0)
+
+    def _cut(self, group: Sequence[Pending]) -> Iterator[list[Piece]]:
+        for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
+            pending.chunks = len(chunks)
+            if all(chunk.tokens <= self.chunker.around for chunk in chunks):
+                found = pending.document
+                reason = "its text becomes no token of the model's"
+                self.quarantine.add(Rejected(found.source, found.location, reason, excerpt(found.text), found.document_id))
+                continue
+            yield [Piece(pending, chunk) for chunk in chunks]

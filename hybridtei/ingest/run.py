@@ -1,0 +1,257 @@
+"""One ingest from settings to summary: finds the model and the store, lays the parts together, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.batch import Head
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
+from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
+from hybridtei.ingest.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
+from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.pipeline import Outcome, Pipeline, ingest
+from hybridtei.ingest.prepare import Preparation
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import MAX_RECORD_BYTES, ReadOptions
+from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
+from hybridtei.ingest.summary import Summary
+from hybridtei.load import find_model, text_model
+from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.collection import check_name, plan_for, tokenizer_sha256
+from hybridtei.store.default_store import place_of, state_folder, with_default
+from hybridtei.store.stores import open_store
+from hybridtei.tasks.embed import Model
+
+Tell = Callable[[str], None]
+RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRequest:
+    """What the command was asked. `model_named`: by the user; else a server's own model is taken.
+    `delete_missing`: stored documents that the source no longer holds are deleted. `on_ray`: read and embed in
+    a Ray cluster, the one at `ray_address` or one of its own."""
+
+    source: str
+    collection: str
+    url: str | None = None
+    url_api_key: str | None = None
+    outputs: tuple[str, ...] | None = None
+    text_field: str | None = None
+    id_field: str | None = None
+    chunk_tokens: int | None = None
+    chunk_overlap: int | None = None
+    chunking: bool = True
+    source_name: str | None = None
+    quarantine: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
+    delete_missing: bool = False
+    quiet: bool = False
+    model_named: bool = False
+    on_ray: bool = False
+    ray_workers: int | None = None
+    ray_address: str | None = None
+
+
+def run_ingest(
+    request: IngestRequest, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+) -> Summary:
+    """Ingest a source. Raises HybridTeiError or OSError, with what to do about it; what was stored until then stays noted."""
+    check_name(request.collection)
+    quarantine = Path(request.quarantine or f"{request.collection}{QUARANTINE}")
+    files = list(source_files(Path(request.source), request.source_name, quarantine))
+    if not files:
+        raise InvalidInput(f"{request.source}: holds no files")
+    store = with_default(store)
+    opened = open_store(store)
+    assert opened is not None
+    ledger = Ledger(state_folder(store) / f"{request.collection}.ledger.jsonl")
+    try:
+        tell(f"store     {place_of(store)}")
+        parts = _parts(request, files, ledger, quarantine, model=model, engine=engine, store=store, tell=tell)
+        outcome = asyncio.run(_run(parts, opened, tell, quiet=request.quiet))
+        rejected = parts.preparation.quarantine
+        return Summary(
+            request.collection,
+            place_of(store),
+            parts.preparation.tally,
+            outcome,
+            str(rejected.path) if len(rejected) else None,
+            request.delete_missing,
+        )
+    finally:
+        ledger.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """All that the pipeline is made of, but the open store."""
+
+    name: str
+    store: StoreConfig
+    preparation: Preparation
+    embedder: Embedder | Pipeline
+    plan: CollectionPlan
+
+    def close(self) -> None:
+        self.preparation.chunker.close()
+        self.embedder.close()
+
+
+def _parts(
+    request: IngestRequest,
+    files: list[SourceFile],
+    ledger: Ledger,
+    quarantine: Path,
+    *,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    tell: Tell,
+) -> _Parts:
+    options = _options(request)
+    remote = _remote(request, store)
+    if remote is not None and not request.model_named:
+        model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
+    spec = _spec(model, remote)
+    heads = vector_heads(spec.heads, request.outputs)
+    text = text_model(spec, engine)
+    chunks = settings_for(text, request.chunk_tokens, request.chunk_overlap, whole=not request.chunking)
+    plan = plan_for(spec, model.model_id, heads=heads)
+    embedder = _pipeline(request, heads, model, engine) if request.on_ray else _embedder(remote, heads, model, engine)
+    tell(f"model     {model.model_id}, {embedder.name}: {', '.join(sorted(heads))}")
+    tell(f"chunks    {_in_words(chunks)}")
+    preparation = Preparation(
+        files=files,
+        options=options,
+        chunker=_chunker(text, spec, chunks),
+        ledger=ledger,
+        quarantine=Quarantine(quarantine),
+        settings=_settings(model, spec, heads, chunks, options),
+        tally=Tally(),
+        label=label_of(Path(request.source), request.source_name),
+        delete_missing=request.delete_missing,
+    )
+    return _Parts(request.collection, store, preparation, embedder, plan)
+
+
+async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outcome:
+    """The pipeline, and then the store's own finish; the store is closed whatever happens."""
+    try:
+        await _reachable(store, parts.name)
+        patience_s = 0.0 if store.kind == "server" else parts.store.qdrant_patience  # a server's store has its own
+        outcome = await ingest(
+            parts.preparation, parts.embedder, store, parts.name, parts.plan, patience_s=patience_s, quiet=quiet
+        )
+        if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
+            tell("indexing")
+            await store.optimize(parts.name)
+        return outcome
+    except CollectionMismatch:
+        raise
+    except (StoreUnavailable, ConnectionError, BackendError) as error:
+        done = parts.preparation.tally.documents
+        kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
+        raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
+    finally:
+        await store.close()
+        parts.close()
+
+
+async def _reachable(store: Store, name: str) -> None:
+    """Waits a little for the folder of an embedded engine: a process that was killed lets go of it a moment later."""
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            await store.describe(name)
+            return
+        except StoreError:
+            if store.kind == "server" or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+def _remote(request: IngestRequest, store: StoreConfig) -> RemoteEmbedder | None:
+    if request.url is None:
+        return None
+    if request.on_ray:
+        raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
+    return RemoteEmbedder(request.url, api_key=request.url_api_key, patience_s=store.qdrant_patience)
+
+
+def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
+    """Of the model that embeds. With a server, its files are wanted too: they say how to cut, and what is to be stored."""
+    try:
+        spec = find_model(model)
+    except LoadError as error:
+        if remote is None:
+            raise
+        raise LoadError(
+            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder or hub id with --model-id"
+        ) from error
+    if spec.kind != "embedding":
+        raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
+    if remote is not None and remote.heads != vector_heads(spec.heads, None):
+        raise InvalidInput(
+            f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(remote.heads))}: "
+            "name the server's model with --model-id"
+        )
+    return spec
+
+
+def _embedder(remote: RemoteEmbedder | None, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Embedder:
+    if remote is None:
+        return LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
+    remote.heads = heads
+    return remote
+
+
+def _pipeline(request: IngestRequest, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Pipeline:
+    from hybridtei.on_ray.ingest import RayPipeline
+
+    return RayPipeline(model, engine, heads, workers=request.ray_workers, address=request.ray_address)
+
+
+def _chunker(text: Model, spec: ModelSpec, chunks: ChunkSettings) -> Chunker:
+    return Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks)
+
+
+def _options(request: IngestRequest) -> ReadOptions:
+    if request.max_record_bytes < 1:
+        raise InvalidInput(f"--max-record-bytes is {request.max_record_bytes}, should be 1 or more")
+    return ReadOptions(text_field=request.text_field, id_field=request.id_field, max_record_bytes=request.max_record_bytes)
+
+
+def _settings(
+    model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, options: ReadOptions
+) -> bytes:
+    """32 bytes that change with whatever makes other points of the same files."""
+    made_of: list[Any] = [
+        model.model_id,
+        model.revision,
+        tokenizer_sha256(spec),
+        sorted(heads),
+        asdict(chunks),
+        asdict(options),
+    ]
+    return blake2b(orjson.dumps(made_of), digest_size=32).digest()
+
+
+def _in_words(chunks: ChunkSettings) -> str:
+    if chunks.whole:
+        return f"one a document, cut at {chunks.tokens} tokens"
+    return f"at most {chunks.tokens} tokens, {chunks.overlap} of them repeated"

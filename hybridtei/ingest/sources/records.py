@@ -1,0 +1,111 @@
+"""One record (a line's object, a table's row) -> a document, or the reason why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from hybridtei.ingest.sources.limits import ReadOptions
+
+ID_FIELDS = ("_id", "id")
+TITLE_FIELD = "title"
+
+
+class Unfit(ValueError):
+    """Why a record is no document; becomes the reason in the quarantine. `document_id`: of the record, if it has one."""
+
+    document_id: str | None = None
+
+
+def id_of(record: Mapping[str, Any], options: ReadOptions, fallback_id: str) -> str | None:
+    """The document id of a record, also of one that is no document; None where the id itself is unfit."""
+    try:
+        return _id(record, options, fallback_id)[1]
+    except Unfit:
+        return None
+
+
+def text_and_rest(
+    record: Mapping[str, Any], options: ReadOptions, fallback_id: str
+) -> tuple[str, str, str | None, dict[str, Any]]:
+    """(document id, text, title, metadata) of a record; `fallback_id` where it has no id. Raises Unfit."""
+    field = options.text_field or "text"
+    if field not in record:
+        raise Unfit(f"has no `{field}`; it has {_names(record)}: name the text with --text-field")
+    text = record[field]
+    if not isinstance(text, str):
+        raise Unfit(f"`{field}` is {_kind(text)}, should be a string")
+    title = record.get(TITLE_FIELD)
+    if title is not None and not isinstance(title, str):
+        raise Unfit(f"`{TITLE_FIELD}` is {_kind(title)}, should be a string")
+    if not text.strip() and not (title or "").strip():
+        raise Unfit(f"`{field}` is empty")
+    if len(text) > options.max_document_characters:
+        raise Unfit(f"`{field}` has {len(text)} characters, allowed are {options.max_document_characters}")
+    id_field, document_id = _id(record, options, fallback_id)
+    rest = {name: value for name, value in record.items() if name not in (field, TITLE_FIELD, id_field)}
+    return document_id, text, title or None, _metadata(rest, options)
+
+
+def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple[str | None, str]:
+    names = (options.id_field,) if options.id_field else ID_FIELDS
+    name = next((name for name in names if name in record), None)
+    if name is None:
+        if options.id_field:
+            raise Unfit(f"has no `{options.id_field}`; it has {_names(record)}: name the id with --id-field")
+        return None, fallback
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unfit(f"`{name}` is {_kind(value)}, should be a string or a whole number")
+    document_id = str(value)
+    if not 1 <= len(document_id) <= options.max_id_characters:
+        raise Unfit(f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}")
+    return name, document_id
+
+
+def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+    """As JSON has it: dates as ISO 8601, what JSON has no word for as text. Raises Unfit."""
+    if not rest:
+        return {}
+    for name, value in rest.items():
+        _check_finite(value, name, 0)
+    try:
+        written = orjson.dumps(rest, default=_as_text, option=orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unfit(f"metadata is not JSON: {error}") from None
+    if len(written) > options.max_metadata_bytes:
+        raise Unfit(f"metadata has {len(written)} bytes, allowed are {options.max_metadata_bytes}")
+    plain: dict[str, Any] = orjson.loads(written)
+    return plain
+
+
+def _check_finite(value: Any, path: str, depth: int) -> None:
+    """JSON would turn NaN into null without a word."""
+    if depth > 50:
+        raise Unfit(f"`{path[:80]}…` is nested deeper than 50 levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Unfit(f"`{path}` is {value}, which is no number that can be stored")
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_finite(item, f"{path}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_finite(item, path, depth + 1)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        raise TypeError("it holds bytes")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    names = [f"`{str(name)[:40]}`" for name in record]
+    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"

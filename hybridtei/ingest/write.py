@@ -1,0 +1,244 @@
+"""Embedded chunks into a collection, and into the ledger once the store has them: all that an ingest changes in a store.
+
+A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk that
+cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that is
+stored already wait for the last of them; chunks that an earlier, longer version had are deleted after the new ones are written.
+A kill in between leaves the ledger's old entry, so the document is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from qdrant_client import models
+
+from hybridtei.errors import BackendError, InvalidPoint
+from hybridtei.ingest.documents import Rejected, payload_of
+from hybridtei.ingest.holding import HeldDocument
+from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.prepare import Batch, Pending, Piece
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import excerpt
+from hybridtei.outputs import Embeddings
+from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.points import checked, point_id, to_points
+from hybridtei.store.retry import patiently
+
+IDS_AT_ONCE = 1000
+RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """`strangers`: the collection holds points that the ledger does not know, so documents new to it may be there already.
+    `patience_s`: how long a change is tried again where the store does not do so itself."""
+
+    store: Store
+    name: str
+    plan: CollectionPlan
+    ledger: Ledger
+    quarantine: Quarantine
+    settings: bytes
+    tally: Tally
+    strangers: bool
+    patience_s: float = 0.0
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
+    _held: dict[Pending, HeldDocument] = field(default_factory=dict)
+
+    async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
+        """All of a batch is stored and noted when this returns, but for documents that wait for chunks of later batches.
+
+        `embeddings`: a row for each piece without a reason against it. Raises StoreError; then nothing of the batch is noted,
+        whatever of it is stored. Raises BackendError, after what is good was stored, where more than half of the last 50 texts
+        failed.
+        """
+        await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
+        kept = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
+        points, objections = await asyncio.to_thread(_checked_points, kept, embeddings, self.plan)
+        found = iter(objections)
+        reasons = [next(found) if reason is None else reason for reason in reasons]
+        for piece, reason in zip(batch.pieces, reasons, strict=True):
+            if reason is not None:
+                self._fail(piece, reason)
+        complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
+        stored = await self._store(kept, points, embeddings, complete)
+        await self._delete_stale(complete)
+        await self._delete_failed(batch)
+        await asyncio.to_thread(self._note, batch, complete, stored)
+        self._stop_if_most_fail(reasons)
+
+    def close(self) -> None:
+        """Forget what waits."""
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
+
+    async def delete_documents(self, keys: Sequence[str]) -> None:
+        """Documents that the ledger knows are gone from the collection, and then from the ledger."""
+        for start in range(0, len(keys), IDS_AT_ONCE):
+            part = keys[start : start + IDS_AT_ONCE]
+            chunks = {key: stored.chunks for key in part if (stored := self.ledger.get(key)) is not None}
+            await self._delete([point_id(key, number) for key, count in chunks.items() for number in range(count)])
+            await asyncio.to_thread(self.ledger.remove, list(chunks), files_are_whole=True)
+
+    async def _store(
+        self, pieces: list[Piece], points: list[models.PointStruct], embeddings: Embeddings, complete: Collection[Pending]
+    ) -> list[Piece]:
+        """Those pieces that are stored now."""
+        waiting = [place for place, piece in enumerate(pieces) if self._waits(piece, complete)]
+        await asyncio.to_thread(self._hold, [pieces[place] for place in waiting], embeddings, waiting)
+        stored: list[Piece] = []
+        for pending in complete:
+            if (held := self._held.pop(pending, None)) is not None:
+                for part, vectors in held.parts():
+                    await self._send(_points(part, vectors))
+                    stored += part
+                held.close()
+        chosen = [place for place, piece in enumerate(pieces) if not piece.pending.failed and not self._waits(piece, complete)]
+        await self._send([points[place] for place in chosen])
+        return stored + [pieces[place] for place in chosen]
+
+    @staticmethod
+    def _waits(piece: Piece, complete: Collection[Pending]) -> bool:
+        """The collection holds the document, and not every chunk of the new version is here."""
+        return piece.pending.stored and not piece.pending.failed and piece.pending not in complete
+
+    def _hold(self, pieces: list[Piece], embeddings: Embeddings, rows: list[int]) -> None:
+        for pending in dict.fromkeys(piece.pending for piece in pieces):
+            of_it = [place for place, piece in enumerate(pieces) if piece.pending is pending]
+            held = self._held.setdefault(pending, HeldDocument())
+            held.add([pieces[place] for place in of_it], embeddings.take([rows[place] for place in of_it]))
+
+    async def _send(self, points: Sequence[models.PointStruct]) -> None:
+        if points:
+            await patiently(lambda: self.store.upsert(self.name, points), self.patience_s)
+
+    def _fail(self, piece: Piece, reason: str) -> None:
+        """The document is not wanted any more."""
+        if piece.pending.failed:
+            return
+        piece.pending.failed = True
+        if (held := self._held.pop(piece.pending, None)) is not None:
+            held.close()
+        document = piece.pending.document
+        location = f"{document.location}, chunk {piece.chunk.number}"
+        self.quarantine.add(Rejected(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
+
+    async def _find_stored(self, begun: Sequence[Pending]) -> None:
+        """Mark those of the documents that the collection holds, in whatever version."""
+        for pending in begun:
+            pending.stored = self._known(pending) > 0
+        asked = {point_id(one.document.key, 0): one for one in begun if self.strangers and not one.stored}
+        for name in await self._present(list(asked)):
+            asked[name].stored = True
+
+    async def _delete_stale(self, complete: Collection[Pending]) -> None:
+        """Chunks that a longer version had. Where no ledger knows how many, the store is asked: a payload may say anything."""
+        stale = [point_id(one.document.key, number) for one in complete for number in range(one.chunks, self._known(one))]
+        strangers = {point_id(one.document.key, one.chunks): one for one in complete if one.stored and not self._known(one)}
+        for name in await self._present(list(strangers)):
+            stale += await self._chunks_from(strangers[name])
+        await self._delete(stale[::-1])  # the last first, so that a kill leaves no gap that would hide the rest
+
+    async def _chunks_from(self, pending: Pending) -> list[str]:
+        """Ids of the document's stored chunks behind its new version's; they are numbered without gaps."""
+        found: list[str] = []
+        while True:
+            first = pending.chunks + len(found)
+            ids = [point_id(pending.document.key, number) for number in range(first, first + IDS_AT_ONCE)]
+            present = await self._present(ids)
+            found += [name for name in ids if name in present]
+            if len(present) < len(ids):
+                return found
+
+    async def _present(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that the collection has."""
+        found: set[str] = set()
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            part = ids[start : start + IDS_AT_ONCE]
+            found |= {str(record.id) for record in await self.store.retrieve(self.name, part, with_payload=False)}
+        return found
+
+    async def _delete_failed(self, batch: Batch) -> None:
+        """Every chunk of documents that failed in this batch or before, and of which there was no version before."""
+        failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed and not piece.pending.stored)
+        await self._delete([point_id(one.document.key, number) for one in failed for number in range(one.chunks)])
+
+    async def _delete(self, ids: Sequence[str]) -> None:
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            part = ids[start : start + IDS_AT_ONCE]
+            await patiently(partial(self.store.delete, self.name, part), self.patience_s)
+        self.tally.removed_chunks += len(ids)
+
+    def _known(self, pending: Pending) -> int:
+        stored = self.ledger.get(pending.document.key)
+        return 0 if stored is None else stored.chunks
+
+    def _note(self, batch: Batch, complete: Collection[Pending], stored: Sequence[Piece]) -> None:
+        self.ledger.add([(one.document.key, one.digest, one.chunks) for one in complete])
+        clean = [(file, documents) for file, documents in batch.files if not self.quarantine.of(file.label)]
+        self.ledger.finish(clean, self.settings)
+        self.tally.documents += len(complete)
+        self.tally.chunks += len(stored)
+        self.tally.tokens += sum(piece.chunk.tokens for piece in stored)
+
+    def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
+        for reason in reasons:
+            self._recent.append(reason is not None)
+            failed = sum(self._recent)
+            if len(self._recent) == RECENT_TEXTS and failed > RECENT_TEXTS // 2:
+                last = next(one for one in reversed(reasons) if one is not None)
+                raise BackendError(f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}")
+
+
+def _checked_points(
+    pieces: Sequence[Piece], embeddings: Embeddings, plan: CollectionPlan
+) -> tuple[list[models.PointStruct], list[str | None]]:
+    """The points of the pieces, and for each why no store should take it, or None."""
+    points = _points(pieces, embeddings)
+    return points, [_objection(point, plan) for point in points]
+
+
+def _objection(point: models.PointStruct, plan: CollectionPlan) -> str | None:
+    try:
+        checked([point], plan)
+    except InvalidPoint as error:
+        return str(error)
+    return None
+
+
+def _points(pieces: Sequence[Piece], embeddings: Embeddings) -> list[models.PointStruct]:
+    if not pieces:
+        return []
+    ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
+    payloads = [payload_of(piece.pending.document, piece.chunk, piece.pending.chunks) for piece in pieces]
+    return to_points(embeddings, ids, payloads)
+
+
+async def lay_out(store: Store, name: str, plan: CollectionPlan) -> CollectionPlan | None:
+    """The collection as it is; made by this plan, and None, if there was none. Does not check whether it fits."""
+    existing = await store.describe(name)
+    if existing is None:
+        await store.create(name, plan)
+    return existing
+
+
+async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: int | None = None) -> list[str]:
+    """Keys of documents that the ledger knows and the collection does not hold whole; `sample`: look at about so many only."""
+    wanted = list(ledger.items())
+    if sample is not None and len(wanted) > sample:
+        wanted = [wanted[i] for i in np.linspace(0, len(wanted) - 1, sample, dtype=int)]
+    chunks_of = ((key, number) for key, chunks in wanted for number in range(chunks))
+    missing: dict[str, None] = {}
+    while part := list(islice(chunks_of, IDS_AT_ONCE)):
+        ids = [point_id(key, number) for key, number in part]
+        found = {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
+        missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in found)
+    return list(missing)

@@ -1,0 +1,1 @@
+"""Adapters for libraries that others build with."""

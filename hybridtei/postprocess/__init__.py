@@ -1,1 +1,0 @@
-"""Arrays after the shared pass: cutting, normalising, merging; numpy only."""

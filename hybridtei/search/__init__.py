@@ -1,0 +1,1 @@
+"""Hybrid search of a collection: queries, fusion, reranking, explanation."""

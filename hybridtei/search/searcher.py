@@ -1,0 +1,298 @@
+"""A query's way through a collection: embed, find, fuse, rescore, rerank, and tell why.
+
+Asks a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the command line, the
+HTTP routes and the evaluation all search by this one. The surprise: `offset` pages through what was reranked, so with a
+reranker all of it is ranked again for each page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import numpy as np
+from qdrant_client import models
+
+from hybridtei.batch import Head
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import InvalidInput
+from hybridtei.ingest.documents import TEXT
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.search.explain import Stage, StageScore, explain
+from hybridtei.search.highlights import Highlight, TokensOf, highlights, shared_terms
+from hybridtei.search.query import MAX_LIMIT, Mode, hybrid_query
+from hybridtei.search.search_layouts import Layouts, check_searchable, common_heads, fitted
+from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
+from hybridtei.store.pages import PayloadBudget, identity_of, page_of
+
+EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
+Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+Weights = Mapping[str, float] | Sequence[float] | str
+MAX_RERANKED = 1_000
+HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
+SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
+NANOSECONDS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What is wanted of a search; fields as `query.hybrid_query` has them.
+
+    `mode`: by default rrf where the collection has dense and sparse vectors, else what it has. `rescore`: rank the candidates
+    anew by MaxSim. `rerank_limit`: so many of the best go to the reranker, if there is one. `score_threshold`: of the store's
+    score, before a reranker. `fields`: keys of the payload to give; all by default. `text_field`: which of them is the text.
+    """
+
+    mode: Mode | None = None
+    limit: int = 10
+    offset: int = 0
+    prefetch_limit: int = 100
+    k: int | None = None
+    weights: Weights | None = None
+    legs: Sequence[str] | None = None
+    rescore: bool = False
+    rerank_limit: int = 50
+    query_filter: models.Filter | None = None
+    score_threshold: float | None = None
+    exact: bool = False
+    oversampling: float | None = None
+    with_payload: bool = True
+    fields: Sequence[str] | None = None
+    text_field: str = TEXT
+    highlights: bool = False
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A point that was found. `score`: of the last stage. `scores`: of each stage, where an explanation was asked for."""
+
+    id: PointId
+    score: float
+    payload: dict[str, Any] = field(default_factory=dict)
+    highlights: list[Highlight] | None = None
+    scores: dict[str, StageScore] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best first. `stages`: what was done, in order, with times; those of an explanation only where one was asked for."""
+
+    hits: list[Hit]
+    mode: Mode
+    stages: list[Stage]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryModel:
+    """The model that embeds queries: who it is, what it says of itself, and how to ask it.
+
+    `tokens_of`: for highlights; `aside`: runs what would hold up the event loop.
+    """
+
+    model_id: str
+    spec: ModelSpec
+    embed: EmbedQueries
+    tokens_of: TokensOf | None = None
+    aside: Aside = asyncio.to_thread
+
+
+class Searcher:
+    """Searches collections of a store by one model.
+
+    `unlabelled`: also those that do not say whose vectors they hold; `budget`: of all payloads that it finds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: QueryModel,
+        *,
+        layouts: Layouts | None = None,
+        unlabelled: bool = False,
+        budget: PayloadBudget | None = None,
+    ) -> None:
+        self.store = store
+        self.model = model
+        self._budget = budget
+        self._layouts = layouts or Layouts(store)
+        self._unlabelled = unlabelled
+
+    async def layout(self, collection: str) -> CollectionPlan:
+        """The collection's, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
+        plan = await self._layouts.of(collection)
+        check_searchable(plan, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+        return plan
+
+    async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
+        """Every vector of the queries that the collection can be searched by, one row a query, from one pass."""
+        plan = await self.layout(collection)
+        found = await self.model.embed(queries, common_heads(plan, self.model.spec))
+        return fitted(found, plan)
+
+    async def search(
+        self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
+    ) -> Found:
+        """Embed a query and find what it is about; `rank` has the last word, if given.
+
+        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
+        """
+        began = perf_counter_ns()
+        embedded = await self.embed(collection, [query])
+        found = await self.find(collection, query, embedded, 0, options, rank=rank)
+        return replace(found, stages=[Stage("embed", since(began), 1), *found.stages])
+
+    async def find(
+        self,
+        collection: str,
+        query: str,
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions | None = None,
+        *,
+        rank: Rank | None = None,
+    ) -> Found:
+        """The same for a query that is embedded already, as one row of several.
+
+        Equal scores stand in the order of ids, as far as `pages.page_of` can see to it.
+        """
+        options = options or SearchOptions()
+        plan = await self.layout(collection)
+        options = self._settled(options, plan)
+        assert options.mode is not None
+        _check(options, rank)
+        began = perf_counter_ns()
+        request = _request(options, embedded, row, ranked=rank is not None)
+        points = await page_of(self.store, collection, request, budget=self._budget)
+        stages = [Stage("search", since(began), len(points))]
+        told: dict[PointId, dict[str, StageScore]] = {}
+        if rank is not None:
+            began = perf_counter_ns()
+            points = await _reranked(points, query, rank, options.text_field)
+            stages.append(Stage("rerank", since(began), len(points)))
+        page = points[options.offset : options.offset + options.limit] if rank is not None else points
+        if options.explain:
+            ids = [identity_of(point) for point in page]
+            described, told = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
+            stages = [*described, *stages]
+            last = "rerank" if rank is not None else MULTIVECTOR if options.rescore else None
+            for place, point in enumerate(page if last else [], options.offset + 1):
+                told[identity_of(point)][last or ""] = StageScore(point.score, place)
+        return Found(await self._hits(page, embedded, row, options, told), options.mode, stages)
+
+    def _settled(self, options: SearchOptions, plan: CollectionPlan) -> SearchOptions:
+        """With what the model says of itself, and the collection of itself, where nothing was asked."""
+        has = common_heads(plan, self.model.spec)
+        mode = options.mode
+        if mode is None:
+            mode = "rrf" if {Head.DENSE, Head.SPARSE} <= has else next(name for name in SINGLE if Head(name) in has)
+        weights = options.weights
+        multivector = self.model.spec.multivector
+        if mode == "weighted" and weights is None and options.legs is None and multivector is not None and multivector.shares:
+            shares = multivector.shares
+            given = {"dense": shares.dense, "sparse": shares.sparse, "multivector": shares.multivector}
+            weights = {name: given[name] for name in given if Head(name) in has}
+        return replace(options, mode=mode, weights=weights)
+
+    async def _hits(
+        self,
+        page: Sequence[models.ScoredPoint],
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions,
+        told: Mapping[PointId, dict[str, StageScore]],
+    ) -> list[Hit]:
+        def made(points: Sequence[models.ScoredPoint]) -> list[Hit]:
+            return [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in points]
+
+        if not options.highlights:
+            return made(page)
+        hits: list[Hit] = []
+        for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
+            hits += await self.model.aside(partial(made, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
+        return hits
+
+    def _hit(
+        self,
+        point: models.ScoredPoint,
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions,
+        scores: dict[str, StageScore] | None,
+    ) -> Hit:
+        payload, marks = point.payload or {}, None
+        if options.highlights:
+            marks = self._marks(str(payload.get(options.text_field) or ""), point, embedded, row)
+        if not options.with_payload:
+            payload = {}
+        elif options.fields is not None:
+            payload = {name: payload[name] for name in options.fields if name in payload}
+        return Hit(identity_of(point), point.score, payload, marks, scores)
+
+    def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
+        vectors = point.vector if isinstance(point.vector, Mapping) else {}
+        sparse = vectors.get(SPARSE)
+        if embedded.sparse is None or not isinstance(sparse, models.SparseVector) or self.model.tokens_of is None:
+            return []
+        return highlights(text, shared_terms(embedded.sparse.row(row), (sparse.indices, sparse.values)), self.model.tokens_of)
+
+
+def since(began_ns: int) -> float:
+    """Milliseconds."""
+    return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
+
+
+def _check(options: SearchOptions, rank: Rank | None) -> None:
+    if rank is not None and not 1 <= options.rerank_limit <= MAX_RERANKED:
+        raise InvalidInput(f"`rerank_limit` is {options.rerank_limit}, should be between 1 and {MAX_RERANKED}")
+    if rank is not None and options.offset + options.limit > MAX_RERANKED:
+        raise InvalidInput(
+            f"`offset` and `limit` reach to place {options.offset + options.limit}; with a reranker {MAX_RERANKED} is the last"
+        )
+
+
+def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: bool) -> models.QueryRequest:
+    """The last question to the store. What a reranker or a highlight needs of a point comes with it."""
+    assert options.mode is not None
+    limit, offset = options.limit, options.offset
+    if ranked:  # checked as they are, before they are put together
+        limit, offset = max(options.rerank_limit, min(limit, MAX_LIMIT) + max(offset, 0)), 0
+    needs_text = ranked or options.highlights
+    payload: bool | list[str] = options.with_payload or needs_text
+    if options.fields is not None and options.with_payload:
+        payload = [*options.fields, *([options.text_field] * needs_text)]
+    return hybrid_query(
+        embedded,
+        row,
+        mode=options.mode,
+        limit=limit,
+        prefetch_limit=options.prefetch_limit,
+        k=options.k,
+        weights=options.weights,
+        legs=options.legs,
+        rescore="multivector" if options.rescore else None,
+        query_filter=options.query_filter,
+        offset=offset,
+        exact=options.exact,
+        oversampling=options.oversampling,
+        score_threshold=options.score_threshold,
+        with_payload=payload,
+        with_vectors=[SPARSE] if options.highlights and embedded.sparse is not None else False,
+    )
+
+
+async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:
+    """In the ranker's order; those without a text stay below, as they were. Equal scores keep the search's order."""
+    texts = [str((point.payload or {}).get(text_field) or "") for point in points]
+    places = [place for place, text in enumerate(texts) if text]
+    if not places:
+        return points
+    scores = await rank(query, [texts[place] for place in places])
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
+    ranked = [points[places[i]].model_copy(update={"score": float(scores[i])}) for i in order]
+    return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]

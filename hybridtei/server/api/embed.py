@@ -1,0 +1,185 @@
+"""Embeddings, in TEI's words and in ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hybridtei.batch import Head
+from hybridtei.errors import UnsupportedHead
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.ragged import Ragged
+from hybridtei.server.api.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
+from hybridtei.server.api.tei import (
+    EmbedAllRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    Inputs,
+    SimilarityParameters,
+    SimilarityRequest,
+    direction,
+    parse_inputs,
+)
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http import json_writer as encoding
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.http.quantised import smaller_vectors
+from hybridtei.server.observe import Usage
+from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.vectors import cosine, cut
+
+SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
+NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
+
+
+@handler("embed")
+async def embed(context: Context, request: EmbedRequest) -> Reply:
+    """`/embed`: a list of vectors; of a SPLADE model, dense over the vocabulary."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
+    if context.is_splade:
+        return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), inputs)
+    return await context.embed(task, inputs, lambda answer, _: _dense(answer))
+
+
+async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
+    return await context.embed(
+        task,
+        inputs,
+        lambda answer, _: cut(_splade(answer), task.dimensions),
+        refusal=UnsupportedHead(SPLADE_NORMALIZE) if task.normalize else None,
+        numbers=len(inputs.items) * context.service.model.spec.dense_width,
+    )
+
+
+@handler("embed_all")
+async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
+    """`/embed_all`: a vector a token, raw."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.TOKENS)
+    refusal = UnsupportedHead("`embed_all` is not available for SPLADE models") if context.is_splade else None
+    return await context.embed(task, inputs, lambda answer, _: _ragged(answer.tokens), refusal=refusal)
+
+
+@handler("embed_sparse")
+async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
+    """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.SPARSE)
+    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
+    return await context.embed(task, inputs, _sparse, refusal=refusal)
+
+
+@handler("embed_multivector")
+async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
+    """`/embed_multivector`: a list of lists of unit vectors."""
+    inputs = parse_inputs(request.inputs)
+    task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions, input_type=request.input_type)
+    smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions)
+    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector), field="inputs")
+
+
+@handler("embed_hybrid")
+async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
+    """`/embed_hybrid`: every wanted output of one pass."""
+    inputs = parse_inputs(request.inputs)
+    heads = wanted(context, request.outputs)
+    task = _task(
+        context,
+        request,
+        inputs,
+        *heads,
+        normalize=request.normalize,
+        dimensions=request.dimensions,
+        input_type=request.input_type,
+    )
+    pieces = context.service.model.reader.tokenizer.pieces
+    smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
+
+    def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
+        return encoding.hybrid(smaller(answer), request.sparse_format, pieces)
+
+    return await context.embed(task, inputs, write, field="inputs")
+
+
+@handler("similarity")
+async def similarity(context: Context, request: SimilarityRequest) -> Reply:
+    """`/similarity`: cosine of the first sentence to each other, from raw pooled vectors."""
+    sentences = request.inputs.sentences
+    if not sentences:
+        raise NoInputs("`inputs.sentences` cannot be empty")
+    inputs = Inputs([request.inputs.source_sentence, *sentences], is_batch=True)
+    parameters = request.parameters or SimilarityParameters()
+    task = Embed(
+        inputs.items,
+        frozenset({pooled_head(context)}),
+        context.truncate(parameters.truncate),
+        direction(parameters.truncation_direction),
+        parameters.prompt_name,
+        normalize=False,
+    )
+
+    def write(answer: Embeddings, _: Usage) -> Floats:
+        vectors = pooled(answer)
+        return cosine(vectors[0], vectors[1:])
+
+    return await context.embed(task, inputs, write)
+
+
+def pooled_head(context: Context) -> Head:
+    """What makes one vector of a text."""
+    return Head.SPARSE if context.is_splade else Head.DENSE
+
+
+def pooled(answer: Embeddings) -> Floats:
+    """The vectors it made."""
+    return _splade(answer) if answer.dense is None else answer.dense
+
+
+def _task(
+    context: Context,
+    request: EmbedAllRequest,
+    inputs: Inputs,
+    *heads: Head,
+    normalize: bool = True,
+    dimensions: int | None = None,
+    input_type: InputType | None = None,
+) -> Embed:
+    return Embed(
+        inputs.items,
+        frozenset(heads),
+        context.truncate(request.truncate),
+        request.direction,
+        request.prompt_name,
+        normalize,
+        dimensions,
+        input_type,
+    )
+
+
+def wanted(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
+    """Names -> heads; all that the model has where none are named."""
+    return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
+
+
+def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
+    assert answer.sparse is not None
+    vectors = answer.sparse
+    return [encoding.sparse_tei(vectors, i) for i in range(len(vectors))]
+
+
+def _ragged(rows: Ragged | None) -> list[Any]:
+    assert rows is not None
+    return encoding.ragged(rows)
+
+
+def _dense(answer: Embeddings) -> Floats:
+    assert answer.dense is not None
+    return answer.dense
+
+
+def _splade(answer: Embeddings) -> Floats:
+    assert answer.sparse is not None
+    return answer.sparse.to_dense()

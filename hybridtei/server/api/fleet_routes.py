@@ -1,0 +1,60 @@
+"""Models that come and go while the server runs: behind the API key, since whoever may load a model may fill the memory."""
+
+from __future__ import annotations
+
+from hybridtei.config import ModelConfig, NamedModel
+from hybridtei.errors import HybridTeiError, InvalidInput, LoadError
+from hybridtei.model_list import named_model
+from hybridtei.server.api.fleet import ModelState, Table, UnloadRequest
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.errors import tei_error
+from hybridtei.server.registry import Entry, Models
+from hybridtei.server.routing import managed
+
+# Settings of a process, not of one model in it; and a file that lies outside of the model, of which a request may name none.
+OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
+
+
+async def load(models: Models, default: Context, request: Table) -> Reply:
+    """`/models/load`: answers when the model does, or cannot. Raises InvalidInput."""
+    try:
+        return Reply(_state(await models.load(_configuration(request, models.flags))))
+    except LoadError as error:
+        raise InvalidInput(str(error)) from error
+
+
+async def unload(models: Models, default: Context, request: UnloadRequest) -> Reply:
+    """`/models/unload`: answers once its memory is free. Raises UnknownModel, InvalidInput."""
+    await models.unload(request.model)
+    return Reply(ModelState(request.model, "unloaded"))
+
+
+def _state(entry: Entry) -> ModelState:
+    return ModelState(entry.alias, entry.state, entry.seconds, entry.error)
+
+
+def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
+    """`flags`: of the process. What they forbid, no request allows. Raises InvalidInput."""
+    refused = sorted(OF_PROCESS & table.keys())
+    if flags.offline and table.get("offline") is False:
+        refused = ["offline"]
+    if refused:
+        raise InvalidInput(f"`{refused[0]}` is set for the whole process, when it starts")
+    base = ModelConfig(
+        hf_token=flags.hf_token,
+        huggingface_hub_cache=flags.huggingface_hub_cache,
+        offline=flags.offline,
+        trust_remote_code=flags.trust_remote_code,
+    )
+    try:
+        return named_model(table, base, "model")
+    except LoadError as error:
+        raise InvalidInput(str(error)) from None
+
+
+ERRORS = {HybridTeiError: tei_error}
+ROUTES = (
+    managed("/models/load", Table, load, errors=ERRORS),
+    managed("/models/unload", UnloadRequest, unload, errors=ERRORS),
+)
+PATHS = frozenset(path for route in ROUTES for path in route.paths)

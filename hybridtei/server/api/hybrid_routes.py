@@ -1,0 +1,19 @@
+"""Our own routes: several outputs of one forward pass; tags of tokens, which are Baseten's; texts of ids, which are vLLM's."""
+
+from __future__ import annotations
+
+from hybridtei.server import jobs
+from hybridtei.server.api import embed
+from hybridtei.server.api import tag_answers as tag
+from hybridtei.server.api import tokens_answers as tokens
+from hybridtei.server.api.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
+from hybridtei.server.api.tag import PredictTokensRequest
+from hybridtei.server.api.tokens import DetokenizeRequest
+from hybridtei.server.routing import posted
+
+ROUTES = (
+    posted("/embed_hybrid", EmbedHybridRequest, embed.embed_hybrid, job=jobs.EMBED_HYBRID),
+    posted("/embed_multivector", EmbedMultivectorRequest, embed.embed_multivector, job=jobs.EMBED_MULTIVECTOR),
+    posted("/detokenize", DetokenizeRequest, tokens.detokenize),
+    posted("/predict_tokens", PredictTokensRequest, tag.predict_tokens, job=jobs.TAG),
+)

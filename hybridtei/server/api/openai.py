@@ -1,0 +1,159 @@
+"""OpenAI's embeddings request and answer, with `outputs` of ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from hybridtei.errors import InvalidInput
+from hybridtei.server.api.hybrid import OutputDtype, Outputs, SparseFormat
+from hybridtei.server.api.tei import Id, Size, parse_inputs
+from hybridtei.tasks.embed import InputType
+from hybridtei.tasks.quantize import Precision
+
+TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
+JinaType = Literal["float", "base64", "binary", "ubinary"]
+
+
+class JinaText(Struct, frozen=True):
+    """An input as Jina's clients may wrap it."""
+
+    text: str
+
+
+class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
+    """`/v1/embeddings`."""
+
+    input: Annotated[
+        str | list[str | Id | list[Id] | JinaText], Meta(description="A text, a list of ids, or a list of texts and id lists.")
+    ]
+    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    user: Annotated[str | None, Meta(description="Accepted and not looked at.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"], Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise.")
+    ] = "float"
+    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+    output_dimension: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
+    output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
+    input_type: Annotated[str | None, Meta(description="query and document matter to models that read these differently.")] = (
+        None
+    )
+    truncation: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    modality: Annotated[str | None, Meta(description="Of infinity's clients, who mean no `dimensions` by 0.")] = None
+    task: Annotated[str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage.")] = None
+    embedding_type: Annotated[JinaType | list[JinaType] | None, Meta(description="Jina's form of vectors; one.")] = None
+    normalized: Annotated[bool | None, Meta(description="Of Jina's clients; false: as the model gives them.")] = None
+    truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
+    late_chunking: Annotated[bool | None, Meta(description="Of Jina's clients; true is refused.")] = None
+    outputs: Annotated[Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
+    sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
+
+    def __post_init__(self) -> None:
+        parse_inputs(self.items, "input")
+
+    @property
+    def width(self) -> int | None:
+        """How many dimensions are wanted."""
+        wanted = self.dimensions if self.output_dimension is None else self.output_dimension
+        return None if wanted == 0 and self.modality is not None else wanted
+
+    @property
+    def side(self) -> InputType | None:
+        """Other words say nothing to us."""
+        if self.input_type is None:
+            return TASK_SIDES.get(self.task or "")
+        return "query" if self.input_type == "query" else "document" if self.input_type == "document" else None
+
+    @property
+    def items(self) -> Any:
+        """`input`, out of Jina's wrapping."""
+        if isinstance(self.input, str):
+            return self.input
+        return [item.text if isinstance(item, JinaText) else item for item in self.input]
+
+    @property
+    def is_base64(self) -> bool:
+        return self.encoding_format == "base64" or self._jina_type == "base64"
+
+    @property
+    def precision(self) -> Precision | None:
+        """What numbers are wanted."""
+        return self._jina_type if self._jina_type in ("binary", "ubinary") else self.output_dtype
+
+    @property
+    def _jina_type(self) -> JinaType | None:
+        wanted = self.embedding_type
+        return (wanted[0] if wanted else None) if isinstance(wanted, list) else wanted
+
+    def check(self) -> None:
+        """Raises InvalidInput for what Jina offers and we do not."""
+        if self.late_chunking:
+            raise InvalidInput("`late_chunking` is true, but each input is embedded by itself here")
+        if isinstance(self.embedding_type, list) and len(self.embedding_type) > 1:
+            raise InvalidInput(f"`embedding_type` names {len(self.embedding_type)} forms, but one can be given")
+
+
+class OpenAICompatUsage(Struct, frozen=True):
+    """Tokens that ran, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAICompatEmbedding(Struct, frozen=True):
+    """One input's vectors."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    index: int
+
+
+class OpenAICompatResponse(Struct, frozen=True):
+    """Answer of `/v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[OpenAICompatEmbedding]
+    model: str
+    usage: OpenAICompatUsage
+
+
+class OpenAICompatErrorResponse(Struct, frozen=True):
+    """Errors of `/v1/embeddings`, flat as TEI's."""
+
+    message: str
+    code: int
+    type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+class ErrorDetail(Struct, frozen=True):
+    """What was wrong, as clients of FastAPI servers read it."""
+
+    loc: list[str]
+    msg: str
+    type: str
+
+
+class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
+    """Errors of reranking, scoring and classification beside TEI's routes."""
+
+    detail: list[ErrorDetail]
+
+
+class ModelItem(Struct, frozen=True, omit_defaults=True):
+    """A served model; at `/models` with what infinity's client looks for, at `/v1/models` with an owner."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str | None = None
+    stats: dict[str, float] | None = None
+    backend: str | None = None
+    capabilities: list[str] | None = None
+
+
+class ModelList(Struct, frozen=True):
+    """Answer of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelItem]

@@ -1,0 +1,169 @@
+"""Texts into a collection: each point checked by itself, so that a bad one is named and harms no other."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings
+from hybridtei.server.api.search import FailedPoint, Point, PointsRequest, PointsResponse
+from hybridtei.server.api.search_answers import Shelf, embed_documents
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.observe import Usage, together
+
+if TYPE_CHECKING:
+    from qdrant_client import models
+
+    from hybridtei.batch import Head
+    from hybridtei.store.base import CollectionPlan, PointId
+
+
+PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
+LARGEST_ID = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
+
+    index: int
+    named: int | str | None
+    identity: PointId
+    text: str
+    payload: dict[str, Any]
+
+
+@handler("upsert")
+async def upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
+    """`/collections/{name}/points`: embed every output that the collection holds, and store."""
+    return await shelf.run(len(request.points), lambda: _upsert(shelf, name, request))
+
+
+async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
+    from hybridtei.search.search_layouts import common_heads
+    from hybridtei.store.points import checked, to_points
+
+    context, plan, created = await _collection(shelf, name, create=request.create)
+    given, failed = _given(request.points)
+    heads = common_heads(plan, context.service.model.spec)
+    stored: list[PointId] = []
+    usages: list[Usage] = []
+    for begin in range(0, len(given), PORTION_POINTS):
+        portion = given[begin : begin + PORTION_POINTS]
+        good, embedded, usage = await _embedded(context, portion, heads, failed, truncate=request.truncate)
+        ready: list[models.PointStruct] = []
+        if embedded is not None and usage is not None:
+            usages.append(usage)
+            points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
+            for one, point in zip(good, points, strict=True):
+                try:
+                    ready.extend(checked([point], plan))
+                    stored.append(one.identity)
+                except InvalidPoint as error:
+                    failed.append(FailedPoint(one.index, one.named, str(error)))
+        if ready:
+            await shelf.layouts.store.upsert(name, ready)
+    failed.sort(key=lambda one: one.index)
+    return Reply(PointsResponse(name, created, len(stored), stored, failed), together(usages))
+
+
+async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:
+    """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
+    from hybridtei.search.search_layouts import check_searchable
+    from hybridtei.store.collection import plan_for
+
+    layouts, created = shelf.layouts, False
+    try:
+        plan = await layouts.of(name)
+        context = shelf.embedder(plan)
+    except UnknownCollection as error:
+        if not create:
+            raise UnknownCollection(f"{error}: send `create`: true to make it") from None
+        context = shelf.embedder(None)
+        plan, created = plan_for(context.service.model.spec, context.model.model_id), True
+        await layouts.store.create(name, plan)
+        layouts.forget(name)
+    check_searchable(plan, context.service.model.spec, context.model.model_id, name)
+    return context, plan, created
+
+
+def _given(points: list[Any]) -> tuple[list[_Given], list[FailedPoint]]:
+    given: list[_Given] = []
+    failed: list[FailedPoint] = []
+    for index, raw in enumerate(points):
+        try:
+            given.append(_read(index, msgspec.convert(raw, Point)))
+        except (msgspec.ValidationError, InvalidPoint) as error:
+            named = raw.get("id") if isinstance(raw, dict) else None
+            known = named if isinstance(named, str) or (type(named) is int and _is_writable(named)) else None
+            failed.append(FailedPoint(index, known, f"points[{index}]: {error}"))
+    return given, failed
+
+
+def _read(index: int, point: Point) -> _Given:
+    from hybridtei.ingest.documents import DOCUMENT_ID, METADATA, TEXT
+    from hybridtei.store.points import point_id
+
+    payload = dict(point.payload)
+    if not point.text.strip():
+        raise InvalidPoint("`text` is empty")
+    payload[TEXT] = point.text
+    if point.metadata:
+        payload[METADATA] = point.metadata
+    if isinstance(point.id, int) and not _is_writable(point.id):
+        raise InvalidPoint(f"`id` should be between 0 and {LARGEST_ID}")
+    identity: PointId
+    if point.id is None:
+        identity = point_id(point.text, 0)  # the same text again replaces itself
+    elif isinstance(point.id, int) or _is_uuid(point.id):
+        identity = point.id
+    else:
+        identity = point_id(point.id, 0)
+    if point.id is not None:
+        payload.setdefault(DOCUMENT_ID, str(point.id))
+    return _Given(index, point.id, identity, point.text, payload)
+
+
+def _is_writable(number: int) -> bool:
+    """What JSON holds beyond 64 bits can be read, but not written."""
+    return -(2**63) <= number <= LARGEST_ID
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def _embedded(
+    context: Context, given: list[_Given], heads: frozenset[Head], failed: list[FailedPoint], *, truncate: bool | None
+) -> tuple[list[_Given], Embeddings | None, Usage | None]:
+    """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
+    if not given:
+        return [], None, None
+    try:
+        embedded, usage = await embed_documents(context, [one.text for one in given], heads, truncate=truncate)
+        return given, embedded, usage
+    except RequestError as error:
+        if len(given) == 1:
+            failed.append(FailedPoint(given[0].index, given[0].named, f"points[{given[0].index}]: {error}"))
+            return [], None, None
+    good: list[_Given] = []
+    parts: list[Embeddings] = []
+    last: Usage | None = None
+    for one in given:
+        try:
+            part, last = await embed_documents(context, [one.text], heads, truncate=truncate)
+        except RequestError as error:
+            failed.append(FailedPoint(one.index, one.named, f"points[{one.index}]: {error}"))
+        else:
+            good.append(one)
+            parts.append(part)
+    return good, Embeddings.concat(parts) if parts else None, last

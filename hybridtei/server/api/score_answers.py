@@ -1,0 +1,80 @@
+"""Scores of pairs, as vLLM gives them: of a model that ranks, its score; of one that embeds, the cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from hybridtei.engine.service import Answered
+from hybridtei.errors import UnsupportedHead
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.server.api.embed import pooled, pooled_head
+from hybridtei.server.api.envelope import envelope, used
+from hybridtei.server.api.rerank import check_instruction
+from hybridtei.server.api.rerank_answers import Ranking, together
+from hybridtei.server.api.score import ScoreRequest
+from hybridtei.server.api.tei import Inputs
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.observe import Load, Usage
+from hybridtei.server.parts import PARTS_INSIDE, in_order
+from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.rerank import RerankByVectors, rerank_task
+from hybridtei.tasks.vectors import unit
+
+Pairs = Sequence[tuple[str, str]]
+
+
+@handler("score")
+async def score(context: Context, request: ScoreRequest) -> Reply:
+    """`/score`."""
+    pairs = request.pairs
+    with context.counting_failures():
+        check_instruction(request.instruction, len(pairs))
+    tasks = [
+        rerank_task(
+            context.service.model.spec,
+            query,
+            [document for _, document in some],
+            truncate=context.truncate(None),
+            instruction=request.instruction,
+        )
+        for query, some in groupby(pairs, key=lambda pair: pair[0])
+    ]
+    if context.service.model.spec.kind == "embedding" and not isinstance(tasks[0], RerankByVectors):
+        return await _cosines(context, pairs)
+    load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
+    scores, usage = await context.measured(lambda: _ranked(context, tasks, load.inputs), load, scope="predict")
+    return Reply(_object(context, scores, usage), usage)
+
+
+async def _ranked(context: Context, tasks: Sequence[Ranking], inputs: int) -> Answered[Floats]:
+    if context.service.model.spec.kind not in ("reranker", "embedding"):
+        raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
+    permits = context.permits(inputs)
+    with context.service.admission.inside(permits, turns=permits < inputs):
+        starts = (partial(context.service.run, part, inputs=0) for task in tasks for part in task.parts())
+        return together(await in_order(starts, PARTS_INSIDE), inputs)
+
+
+async def _cosines(context: Context, pairs: Pairs) -> Reply:
+    """Each text is embedded once."""
+    texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+    inputs = Inputs([*texts], is_batch=True)
+    task = Embed(inputs.items, frozenset({pooled_head(context)}), context.truncate(None), normalize=False)
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        vectors = unit(pooled(answer))
+        one, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
+        return _object(context, np.einsum("nd,nd->n", one, other), usage)
+
+    return await context.embed(task, inputs, write)
+
+
+def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    return {**envelope(context, "list", "score"), "data": data, "usage": used(usage)}

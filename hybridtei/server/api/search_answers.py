@@ -1,0 +1,226 @@
+"""Searches and new points over the server's vector store: which model embeds, and its place in the engine's queue.
+
+A query is embedded as any short request is, in the express lane; what is to be stored goes through in parts, so that a large
+upsert holds no more permits than an ordinary request. The whole, the store included, has permits of its own and the time of
+a request: a slow store holds up neither the models nor more requests than there are permits. qdrant-client is an extra: nothing
+here imports it before it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from hybridtei.batch import Head
+from hybridtei.config import ServerConfig
+from hybridtei.engine.admission import Admission
+from hybridtei.engine.service import Answered
+from hybridtei.errors import InvalidInput
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.server import jobs
+from hybridtei.server.api.rerank_answers import NUMBERS_A_RANK, rank_texts
+from hybridtei.server.api.search import SearchRequest
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.errors import TooManyCandidates
+from hybridtei.server.observe import Load, Usage
+from hybridtei.server.registry import Models
+from hybridtei.tasks.embed import Embed
+
+if TYPE_CHECKING:
+    from hybridtei.search.search_layouts import Layouts
+    from hybridtei.search.searcher import Found, Rank, SearchOptions
+    from hybridtei.store.base import CollectionPlan
+
+
+MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
+
+    admission: Admission
+    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @classmethod
+    def of(cls, models: Models) -> Self:
+        """As many permits as a model has."""
+        return cls(Admission(models.default.service.config.max_concurrent_requests))
+
+    async def run_aside(self, work: Callable[[], Any]) -> Any:
+        """The result of work in a thread, one piece at a time."""
+        async with self.aside:
+            return await asyncio.to_thread(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
+
+    models: Models
+    layouts: Layouts
+    server: ServerConfig
+    bounds: StoreBounds
+    named: str | None = None
+
+    async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
+        service = self.models.default.service
+        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
+            return await service.within_deadline(work())
+
+    def embedder(self, plan: CollectionPlan | None) -> Context:
+        """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
+        from hybridtei.store.collection import MODEL_ID
+
+        if self.named is None and plan is not None:
+            wanted = plan.metadata.get(MODEL_ID)
+            for context in self.models.ready:
+                if context.model.model_id == wanted:
+                    return context
+        return self.models.choose(None, self.named, jobs.EMBED_HYBRID)
+
+
+@handler("search")
+async def search(shelf: Shelf, request: SearchRequest) -> Reply:
+    """`/search`: embed, find, fuse, rescore, rerank."""
+    if request.query is None:
+        shelf.models.default.check_batch(len(request.texts))
+    options = options_of(request, shelf.server)
+    rank = ranker(shelf.models, request.rerank)
+    return await shelf.run(len(request.texts), lambda: _search(shelf, request, options, rank))
+
+
+async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
+    from hybridtei.search.searcher import QueryModel, Searcher
+    from hybridtei.store.pages import PayloadBudget
+
+    texts = request.texts
+    context = shelf.embedder(await shelf.layouts.of(request.collection))
+    usages: list[Usage] = []
+
+    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
+        task = Embed(list(queries), heads, input_type="query")
+        load = Load(len(queries), sum(map(len, queries)), is_batch=request.query is None)
+        answer, usage = await context.measured(lambda: context.run(task, load), load)
+        usages.append(usage)
+        return answer
+
+    tokenizer, spec = context.service.model.reader.tokenizer, context.service.model.spec
+    model = QueryModel(
+        context.model.model_id,
+        spec,
+        embed,
+        lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
+        shelf.bounds.run_aside,
+    )
+    budget = PayloadBudget(shelf.server.max_search_bytes)
+    searcher = Searcher(shelf.layouts.store, model, layouts=shelf.layouts, budget=budget)
+    embedded = await searcher.embed(request.collection, texts)
+    finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
+    found = await asyncio.gather(*finding)
+
+    def written() -> list[dict[str, Any]]:
+        return [_result(context, one, usages[0]) for one in found]
+
+    results = await shelf.bounds.run_aside(written) if options.highlights else written()
+    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
+    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
+    return Reply(results[0] if request.query is not None else {"results": results}, usages[0], numbers)
+
+
+def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
+    """The request's wishes. Raises InvalidInput, before a store is asked."""
+    from hybridtei.search.query import check_page
+    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.searcher import SearchOptions
+
+    check_page(request.mode or "rrf", request.limit, request.prefetch_limit, request.offset)
+    _check_candidates(request, server.max_search_points)
+    fields = request.with_payload if isinstance(request.with_payload, list) else None
+    return SearchOptions(
+        mode=request.mode,
+        limit=request.limit,
+        offset=request.offset,
+        prefetch_limit=request.prefetch_limit,
+        k=request.k,
+        weights=request.weights,
+        legs=request.legs,
+        rescore=request.rescore,
+        rerank_limit=request.rerank_limit,
+        query_filter=filter_from(request.filter),
+        score_threshold=request.score_threshold,
+        exact=request.exact,
+        with_payload=fields is not None or request.with_payload is True,
+        fields=fields,
+        highlights=request.highlights,
+        explain=request.explain,
+    )
+
+
+def _check_candidates(request: SearchRequest, most: int) -> None:
+    """Raises TooManyCandidates, naming the field, where a search would look at more than `most` points."""
+    reach = {
+        "`prefetch_limit`": request.prefetch_limit,
+        "`offset` + `limit`": request.offset + request.limit,
+        **({"`rerank_limit`": request.rerank_limit} if request.rerank is not False else {}),
+    }
+    name, value = max(reach.items(), key=lambda item: item[1])
+    queries = len(request.texts)
+    if queries * value > most:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise TooManyCandidates(f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)")
+    if request.highlights and queries * request.limit > MAX_HIGHLIGHTED:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `highlights`, {MAX_HIGHLIGHTED} hits are the most")
+
+
+def ranker(models: Models, wanted: bool | str) -> Rank | None:
+    """The reranker that is wanted: True for the first that is loaded. Raises InvalidInput where there is none, UnknownModel."""
+    if wanted is False:
+        return None
+    rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]
+    if isinstance(wanted, str):
+        context = models.named(wanted)
+    elif rerankers:
+        context = rerankers[0]
+    else:
+        raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
+
+    async def rank(query: str, documents: Sequence[str]) -> Floats:
+        return await rank_texts(context, query, documents)
+
+    return rank
+
+
+def _result(context: Context, found: Found, usage: Usage) -> dict[str, Any]:
+    from hybridtei.search.found_text import plain
+
+    stages = usage.timings
+    spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
+    told = plain(found)
+    told["stages"] = [{"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}, *told["stages"]]
+    return {"model": context.served_name, **told}
+
+
+async def embed_documents(
+    context: Context, texts: Sequence[str], heads: frozenset[Head], *, truncate: bool | None
+) -> tuple[Embeddings, Usage]:
+    """Every wanted output of texts to be stored, in parts. Raises what the first part that fails raises."""
+    from hybridtei.server.parts import plan, run_in_parts
+
+    task = Embed(list(texts), heads, context.truncate(truncate), input_type="document")
+    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+    parts = plan(
+        len(texts), largest=context.server.max_client_batch_size, permits=context.service.config.max_concurrent_requests
+    )
+
+    async def work() -> Answered[Embeddings]:
+        return await run_in_parts(context.service, task, parts)
+
+    return await context.measured(work, load, checked=False)

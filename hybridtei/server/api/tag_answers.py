@@ -1,0 +1,106 @@
+"""Tags of tokens: Baseten's `/predict_tokens`, and the entities of Hugging Face's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridtei.errors import InvalidInput
+from hybridtei.observability.tracing import handler
+from hybridtei.server.api.predict import run_checked
+from hybridtei.server.api.tag import EntitiesRequest, PredictTokensRequest
+from hybridtei.server.api.tei import direction
+from hybridtei.server.context import Context, Reply, Write
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.observe import Load, Usage
+from hybridtei.tasks.spans import AGGREGATIONS, Aggregation, Span
+from hybridtei.tasks.tag import Tag, Tagged, TaggedToken
+
+NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
+
+Found = list[dict[str, Any]]
+
+
+@handler("predict_tokens")
+async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
+    """`/predict_tokens`: for each of `inputs`, its tokens or entities; what stands in an inner list is laid end to end."""
+    given: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    groups = [[item] if isinstance(item, str) else item for item in given]
+    texts = [text for group in groups for text in group]
+    task = Tag(
+        texts,
+        request.aggregation_strategy,
+        context.truncate(request.truncate),
+        direction(request.truncation_direction),
+        request.raw_scores,
+        request.include_special_tokens,
+    )
+    labels = context.service.model.spec.labels
+
+    def write(answers: list[Tagged], _: Usage) -> list[Found]:
+        told = iter(answers)
+        return [[item for _ in group for item in _items(next(told), request, labels)] for group in groups]
+
+    return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
+
+
+def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Found:
+    if request.aggregation_strategy == "none":
+        return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
+    return [_item(tagged.text[span.start : span.end], 0, span.start, span.end, _one(span)) for span in tagged.spans]
+
+
+def _token(token: TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
+    best = int(token.scores.argmax())
+    results = dict(zip(labels, token.scores, strict=True)) if whole else {labels[best]: token.scores[best]}
+    return _item(token.text, token.token_id, token.start, token.end, results)
+
+
+def _item(token: str, token_id: int, start: int, end: int, results: dict[str, Any]) -> dict[str, Any]:
+    return {"token": token, "token_id": token_id, "start": start, "end": end, "results": results}
+
+
+def _one(span: Span) -> dict[str, Any]:
+    return {span.label: np.float32(span.score)}
+
+
+@handler("entities")
+async def entities(context: Context, request: EntitiesRequest) -> Reply:
+    """`/` of a tagger: transformers' own answer, for a text or for each of a list."""
+    parameters = request.parameters if isinstance(request.parameters, dict) else {}
+    aggregation, ignored = _parameters(parameters)
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    name = "entity" if aggregation == "none" else "entity_group"
+
+    def write(answers: list[Tagged], _: Usage) -> list[Any]:
+        found = [[_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored] for tagged in answers]
+        return found[0] if isinstance(request.inputs, str) else found
+
+    task = Tag(texts, aggregation, context.truncate(None))
+    return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
+
+
+def _parameters(given: dict[str, Any]) -> tuple[Aggregation, frozenset[str]]:
+    """Raises InvalidInput."""
+    wanted, ignored = given.get("aggregation_strategy") or "simple", given.get("ignore_labels")
+    aggregation = next((name for name in AGGREGATIONS if name == wanted), None)
+    if aggregation is None:
+        raise InvalidInput(f"`aggregation_strategy` is {wanted!r}; known: {', '.join(AGGREGATIONS)}")
+    labels = ignored if isinstance(ignored, list) else ["O"]
+    return aggregation, frozenset(label for label in labels if isinstance(label, str))
+
+
+def _entity(tagged: Tagged, span: Span, name: str) -> dict[str, Any]:
+    word = tagged.text[span.start : span.end]
+    return {name: span.label, "score": np.float32(span.score), "word": word, "start": span.start, "end": span.end}
+
+
+async def _tag(context: Context, task: Tag, write: Write[list[Tagged]], *, is_batch: bool) -> Reply:
+    if not task.inputs:
+        with context.counting_failures():
+            raise NoInputs("`inputs` cannot be empty")
+    load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
+    answer, usage = await run_checked(context, task, load)
+    return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)

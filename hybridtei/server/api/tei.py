@@ -1,0 +1,262 @@
+"""TEI's requests, field for field. A union in msgspec holds one array type only, so `parse_inputs` sorts `inputs` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from hybridtei.server.http.body import SchemaError
+from hybridtei.server.observe import Load
+from hybridtei.text.reader import Input
+from hybridtei.text.tokenizer import Direction, Text
+
+Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Size = Annotated[int, Meta(ge=0)]
+RawInputs = str | list[str | Id | list[Id]]
+TruncationDirection = Literal["Left", "left", "Right", "right"]
+
+
+class EmbedAllRequest(Struct, frozen=True, kw_only=True):
+    """`/embed_all`."""
+
+    inputs: Annotated[RawInputs, Meta(description="A text, a list of ids, or a list of texts and id lists.")]
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    prompt_name: Annotated[str | None, Meta(description="Name of a prompt to put before each input.")] = None
+
+    def __post_init__(self) -> None:
+        parse_inputs(self.inputs)
+
+    @property
+    def direction(self) -> Direction:
+        return direction(self.truncation_direction)
+
+
+class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
+    """`/embed_sparse`."""
+
+
+class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):
+    """`/embed`."""
+
+    normalize: Annotated[bool, Meta(description="Scale vectors to length 1.")] = True
+    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+
+
+class SimilarityInput(Struct, frozen=True):
+    """One sentence against many."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(Struct, frozen=True):
+    """How to read the sentences."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationDirection = "Right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(Struct, frozen=True):
+    """`/similarity`."""
+
+    inputs: SimilarityInput
+    parameters: SimilarityParameters | None = None
+
+
+class TokenizeRequest(Struct, frozen=True):
+    """`/tokenize`."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class DecodeRequest(Struct, frozen=True):
+    """`/decode`."""
+
+    ids: list[Id | list[Id]]
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        parse_ids(self.ids)
+
+
+class PredictRequest(Struct, frozen=True, kw_only=True):
+    """`/predict`."""
+
+    inputs: Annotated[
+        str | list[str | list[str]],
+        Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
+    ]
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
+    parameters: Annotated[
+        Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_predict(self.inputs)
+
+
+class VertexRequest(Struct, frozen=True):
+    """`/vertex`."""
+
+    instances: list[Raw]
+
+
+class Prediction(Struct, frozen=True):
+    """A label and how likely it is."""
+
+    score: float
+    label: str
+
+
+class SparseValue(Struct, frozen=True):
+    """One entry of a sparse vector; `index` is a vocabulary id."""
+
+    index: int
+    value: float
+
+
+class SimpleToken(Struct, frozen=True):
+    """One token; `start` and `stop` count UTF-8 bytes of the text, null for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class EmbeddingModel(Struct, frozen=True):
+    """A model that embeds."""
+
+    pooling: str
+
+
+class ClassifierModel(Struct, frozen=True):
+    """A model with labels."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class ModelType(Struct, frozen=True, omit_defaults=True):
+    """Exactly one key."""
+
+    embedding: EmbeddingModel | None = None
+    classifier: ClassifierModel | None = None
+    reranker: ClassifierModel | None = None
+
+
+class Info(Struct, frozen=True):
+    """Answer of `/info`; `hybridtei` is ours."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+    hybridtei: dict[str, Any]
+
+
+class ErrorResponse(Struct, frozen=True):
+    """Every error but schema errors, which are plain text, and 401, 404 and 405, which have no body."""
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What `inputs` meant: its items, and whether it was a list of them."""
+
+    items: list[Input]
+    is_batch: bool
+
+    @property
+    def load(self) -> Load:
+        """Unicode characters of texts, length of id lists: what `x-compute-characters` counts."""
+        return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The same of `/predict`, whose items are texts and pairs."""
+
+    items: list[Text]
+    is_batch: bool
+
+    @property
+    def load(self) -> Load:
+        """Of a pair, both sides count."""
+        characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in self.items)
+        return Load(len(self.items), characters, self.is_batch)
+
+
+def direction(name: TruncationDirection) -> Direction:
+    """The wire's four spellings -> ours."""
+    return "left" if name in ("Left", "left") else "right"
+
+
+def parse_inputs(raw: Any, field: str = "inputs") -> Inputs:
+    """A text; a list of ids, which is one input (so is []); or a list of texts and id lists. Raises SchemaError."""
+    if isinstance(raw, str):
+        return Inputs([raw], is_batch=False)
+    kinds = set(map(type, raw))  # of a million ids within some milliseconds
+    if kinds <= {int}:
+        return Inputs([raw], is_batch=False)
+    if int in kinds:
+        raise SchemaError(f"{field}: data did not match any variant of untagged enum Input: ids and texts mixed in one list")
+    return Inputs(raw, is_batch=True)
+
+
+def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
+    """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
+    kinds = set(map(type, raw))
+    if len(kinds) > 1:
+        raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
+    return raw if kinds == {list} else [raw]  # type: ignore[list-item, return-value]
+
+
+PREDICT_FORMS = (
+    "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
+    "[[string], [string, string], ...]"
+)
+
+
+def check_predict(raw: str | list[str | list[str]]) -> None:
+    """Raises SchemaError for what `parse_predict` would not understand."""
+    if isinstance(raw, str):
+        return
+    kinds = set(map(type, raw))
+    if len(kinds) > 1:
+        raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
+    parts = raw if kinds == {list} else [raw]
+    if not {1, 2}.issuperset(map(len, parts)):
+        wrong = next(length for length in map(len, parts) if not 1 <= length <= 2)
+        raise SchemaError(f"inputs: invalid length {wrong}, {PREDICT_FORMS}")
+
+
+def parse_predict(raw: Any) -> Texts:
+    """A text, [text], [text, text] (one pair), or a batch of lists of these; see `check_predict`."""
+    if isinstance(raw, str):
+        return Texts([raw], is_batch=False)
+    if isinstance(raw[0], str):
+        return Texts([raw[0] if len(raw) == 1 else (raw[0], raw[1])], is_batch=False)
+    return Texts([parts[0] if len(parts) == 1 else (parts[0], parts[1]) for parts in raw], is_batch=True)

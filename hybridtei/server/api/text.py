@@ -1,0 +1,81 @@
+"""Tokens of texts, and texts of tokens: no pass, no permit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+from typing import Any, TypeVar
+
+from hybridtei.engine.service import BYTES_PER_NUMBER
+from hybridtei.errors import EmptyInput
+from hybridtei.observability.tracing import handler
+from hybridtei.server.api.tei import DecodeRequest, TokenizeRequest, parse_ids
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.content_coding import FORM
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.http.json_writer import Written, to_json
+from hybridtei.server.http.msgpack_writer import Packed, list_head, to_msgpack
+from hybridtei.server.parts import too_much_to_answer
+
+ANSWER_BYTES = 200_000_000
+
+T = TypeVar("T")
+
+
+@handler("tokenize")
+async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
+    """`/tokenize`: every token with its place in the text; takes no permit."""
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    with context.counting_failures():
+        if not texts:
+            raise NoInputs("`inputs` cannot be empty")
+        context.check_batch(len(texts))
+        read = partial(
+            context.service.model.reader.tokens,
+            add_special_tokens=request.add_special_tokens,
+            prompt_name=request.prompt_name,
+        )
+        # Text by text, and written there too: the tokens of a long request are many times its size.
+        return await _aside(context, texts, lambda text: read([text])[0])
+
+
+@handler("decode")
+async def decode(context: Context, request: DecodeRequest) -> Reply:
+    """`/decode`: ids back to text; takes no permit."""
+    with context.counting_failures():
+        sequences = parse_ids(request.ids)
+        context.check_batch(len(sequences))
+        if not all(sequences):
+            raise EmptyInput("`input_ids` cannot be empty")
+        for ids in sequences:
+            context.service.model.reader.check_ids(ids, "ids")
+        text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
+        return await _aside(context, sequences, text_of)
+
+
+async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
+    """What is made of each item, written in the form that the client wants: in parts, so that the thread for such work is free
+    for others in between. Raises RequestRefused."""
+    packs = FORM.get().msgpack
+    part, written = context.server.max_client_batch_size, BytesIO()
+    written.write(list_head(len(items)) if packs else b"[")
+    for begin in range(0, len(items), part):
+        append = _append_packed if packs else _append_json
+        await context.service.aside(partial(append, written, items[begin : begin + part], make))
+        if written.tell() > ANSWER_BYTES and len(items) > part:
+            raise too_much_to_answer()
+    written.write(b"" if packs else b"]")
+    numbers = written.tell() // BYTES_PER_NUMBER
+    return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)
+
+
+def _append_json(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
+    for item in items:
+        written.write(b"," if written.tell() > 1 else b"")
+        written.write(to_json(make(item)))
+
+
+def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
+    for item in items:
+        written.write(to_msgpack(make(item)))

@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, keys, TLS and answers as bytes. Knows no route and no model."""

@@ -1,0 +1,310 @@
+"""A request's body -> a struct, refusing in TEI's order: content type, size, syntax, shape.
+
+These refusals are plain text on every route. Two of TEI's habits need work: bytes after the JSON value are ignored, and a
+known field given twice is an error, which no fast JSON library reports.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from hybridtei.server.http.content_coding import BrokenCoding, TooLong, UnknownCoding, unfolded
+from hybridtei.server.http.protocol import BROKEN_BODY, SLOW_BODY
+from hybridtei.server.http.refusals import LONGEST, mistake_in, told
+
+JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
+NOT_NULL = ("truncation_direction", "encoding_format")
+SURROGATE = re.compile(rb"\\u[dD][89abAB]")
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
+
+LONG_BYTES = 100_000  # of a body whose decoding garbage collection would interrupt
+NAMES_LOOKED_AT = 10_000  # keys of an object among which a field given twice is looked for
+
+T = TypeVar("T")
+
+
+class BodyError(Exception):
+    """A body that was refused before any handler saw it."""
+
+    status = 400
+    prefix = ""
+    limit: str | None = None  # the setting whose bound was reached, if it was one
+
+    def __init__(self, detail: str = "", message: str | None = None) -> None:
+        """`message`: the detail without path and place."""
+        super().__init__(self.prefix + detail)
+        self.message = detail if message is None else message
+
+
+class ContentTypeError(BodyError):
+    """Not JSON, by its content type."""
+
+    status = 415
+    prefix = "Expected request with `Content-Type: application/json`"
+
+
+class PayloadTooLarge(BodyError):
+    """More bytes than `--payload-limit`."""
+
+    status = 413
+    prefix = "Failed to buffer the request body: length limit exceeded"
+    limit = "payload_limit"
+
+
+class BrokenBody(BodyError):
+    """Chunks that are none."""
+
+    status = 400
+    prefix = "Failed to buffer the request body: error reading a body from connection"
+
+
+class SlowBody(BodyError):
+    """Bytes that come too slowly: see `--body-timeout`. The connection counts it."""
+
+    status = 408
+    prefix = "Failed to buffer the request body: it took too long to arrive (body-timeout)"
+
+
+class CodingError(BodyError):
+    """Compressed in a way that is not read here."""
+
+    status = 415
+    prefix = "Expected `content-encoding` gzip, zstd or none. Given: "
+
+
+class SyntaxRefused(BodyError):
+    """Not JSON."""
+
+    status = 400
+    prefix = "Failed to parse the request body as JSON: "
+
+
+class SchemaError(BodyError):
+    """JSON of another shape."""
+
+    status = 422
+    prefix = "Failed to deserialize the JSON body into the target type: "
+
+
+class ClientDisconnected(Exception):
+    """Nobody is left to answer."""
+
+
+async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
+    """The bytes of what should be JSON, out of their codings. Raises BodyError."""
+    check_content_type(header(scope, b"content-type"), required=type_required)
+    body = await read_body(scope, receive, limit)
+    codings = header(scope, b"content-encoding")
+    return body if codings is None else unfold(body, codings, limit)
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+def model_name(body: bytes) -> str | None:
+    """The model that a body names, if it does. Of what is no object, or no JSON, nothing is said here."""
+    try:
+        name = msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def unfold(body: bytes, codings: str, limit: int) -> bytes:
+    """A body out of its content codings. Raises PayloadTooLarge, BrokenBody or CodingError."""
+    try:
+        return unfolded(body, codings, limit)
+    except TooLong:
+        raise PayloadTooLarge from None
+    except BrokenCoding as error:
+        raise BrokenBody(f": {error}") from None
+    except UnknownCoding as error:
+        raise CodingError(str(error)) from None
+
+
+def header(scope: Any, name: bytes) -> str | None:
+    """The first of this name, in lower case, among a request's headers."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")  # type: ignore[no-any-return]
+    return None
+
+
+def check_content_type(value: str | None, *, required: bool = True) -> None:
+    """Raises ContentTypeError for anything but JSON, and for nothing at all where a type is required."""
+    if (value is None and required) or (value is not None and not JSON_TYPE.match(value.strip())):
+        raise ContentTypeError
+
+
+async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
+    """All bytes of the body. Raises PayloadTooLarge, BrokenBody, SlowBody, ClientDisconnected."""
+    declared = header(scope, b"content-length") or ""
+    too_large = declared.isdigit() and int(declared) > limit
+    if too_large and int(declared) > limit * DRAIN_FACTOR:
+        raise PayloadTooLarge
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if BROKEN_BODY in (scope.get("extensions") or ()):
+            raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = event.get("body", b"")
+        size += len(chunk)
+        too_large = too_large or size > limit
+        if not too_large:
+            chunks.append(chunk)
+        if not event.get("more_body", False) or size > limit * DRAIN_FACTOR:
+            break
+    if too_large:
+        raise PayloadTooLarge
+    return b"".join(chunks)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """JSON -> `kind`. Raises SyntaxRefused or SchemaError. `Raw` is taken as it is: who asked for it will decode it."""
+    if kind is msgspec.Raw:
+        return msgspec.Raw(body)  # type: ignore[return-value]
+    try:
+        value = _decode(body, kind)
+    except msgspec.ValidationError as error:
+        raise _told(body, kind) or _refusal(str(error)) from None
+    except SchemaError as error:
+        raise _told(body, kind) or error from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _told(body, kind) or SyntaxRefused(_syntax_detail(str(error), body)) from None
+    _refuse_duplicates(body, kind)
+    return value
+
+
+def keys_of(body: bytes, kind: type[T]) -> T:
+    """Which of the keys of `kind`, all optional, a body has: to choose what to decode it as, which then tells what is wrong."""
+    try:
+        return _decode(body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return kind()
+
+
+def _told(body: bytes, kind: type) -> BodyError | None:
+    """What is wrong, as TEI says it, if that can be told."""
+    mistake = mistake_in(body, kind)
+    if mistake is None:
+        return None
+    return (SyntaxRefused if mistake.is_syntax else SchemaError)(told(mistake, body), mistake.message)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    with _uncollected() if len(body) > LONG_BYTES and gc.isenabled() else nullcontext():
+        return _without_trailing(_decoder(kind), body)  # type: ignore[no-any-return, arg-type]
+
+
+def _without_trailing(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        trailing = TRAILING.search(str(error))
+        if trailing is None:
+            raise
+        return decoder.decode(body[: int(trailing[1]) - 1])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which a body of many lists would set off again and again, and which finds nothing there."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _refusal(message: str) -> BodyError:
+    """msgspec's `message - at `$.path`` -> TEI's `path: message`; null for an enumeration is a syntax error there."""
+    text, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    detail = f"{path}: {text}" if path else text
+    is_null = text.endswith("got `null`") and path.rpartition(".")[2] in NOT_NULL
+    return SyntaxRefused(detail) if is_null or text.endswith("out of range") else SchemaError(detail)
+
+
+def _syntax_detail(message: str, body: bytes) -> str:
+    """msgspec takes half a surrogate pair for a truncated body; say what it is."""
+    return "lone surrogate in hex escape" if "truncated" in message and SURROGATE.search(body) else message
+
+
+def _refuse_duplicates(body: bytes, kind: type) -> None:
+    names = _field_names(kind)
+    if b"\\u00" not in body and all(body.count(name) < 2 for name in names.values()):
+        return  # no name stands there twice, nor spelled with escapes
+    error = _told(body, kind)
+    if error is not None:
+        raise error
+    if len(body) > LONGEST:
+        _refuse_twice(body, kind)
+
+
+class _Name(str):
+    """A key of an object."""
+
+
+class _EnoughNames(Exception):
+    """So many keys of one object that a search for the same one twice would hold up others."""
+
+
+def _refuse_twice(body: bytes, kind: type) -> None:
+    """Raise SchemaError if an object gives a field of `kind` twice, or of a struct that is the value of one. msgspec shows
+    each key, and skips over the values."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    seen: list[str] = []
+    names = 0
+
+    def see(_: type, name: str) -> _Name:
+        nonlocal names
+        if name in fields and name in seen:
+            raise SchemaError(f"duplicate field `{name}`")
+        if name in fields:
+            seen.append(name)
+        names += 1
+        if names > NAMES_LOOKED_AT:
+            raise _EnoughNames
+        return _Name(name)
+
+    try:
+        values = _without_trailing(msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=see), body)
+    except _EnoughNames:
+        return
+    for name, field in fields.items():
+        for part in (field.type, *get_args(field.type)):
+            value = bytes(values.get(_Name(name), b""))
+            if isinstance(part, type) and issubclass(part, msgspec.Struct) and value.startswith(b"{"):
+                _refuse_twice(value, part)
+
+
+@cache
+def _field_names(kind: Any) -> dict[str, bytes]:
+    """Each field's name, those of structs within included -> the same as it stands in JSON."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {}
+    names: dict[str, bytes] = {}
+    for field in msgspec.structs.fields(kind):
+        names[field.encode_name] = f'"{field.encode_name}"'.encode()
+        for part in (field.type, *get_args(field.type)):
+            names |= _field_names(part)
+    return names

@@ -1,0 +1,298 @@
+"""Several processes for HTTP over one engine, which is in this process: started, watched, replaced and drained from here.
+
+They share one listening socket, bound here and inherited, rather than one each under SO_REUSEPORT: what waits to be accepted
+is not lost with a worker that dies, nor stuck behind one that is busy; and a second server on the port is refused.
+
+Workers are started afresh, not forked: this process has threads, and sessions that would not survive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+import msgspec
+import uvloop
+
+from hybridtei.backends.base import Backend
+from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.engine.channel import Channel
+from hybridtei.engine.device import STOP_SECONDS
+from hybridtei.engine.remote import FarBackend, Porter
+from hybridtei.engine.service import EngineService
+from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
+from hybridtei.errors import LoadError
+from hybridtei.observability.metrics import Reading, Registry
+from hybridtei.server.http.listening import bound
+from hybridtei.server.http.metrics_port import MetricsPort
+from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
+from hybridtei.server.run import BACKLOG, announce, end_at_once
+from hybridtei.system import child_process
+from hybridtei.system import memory as heap
+
+WATCH_SECONDS = 0.2  # between looks at the engine
+RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
+COUNT_SECONDS = 0.5  # that a scrape waits for the other workers
+GRACE_SECONDS = 5.0  # after its drain, until a worker is killed
+
+log = logging.getLogger(__name__)
+
+
+def run_workers(
+    service: EngineService,
+    server: ServerConfig,
+    model: ModelConfig,
+    *,
+    registry: Registry,
+    metrics_port: MetricsPort | None = None,
+) -> None:
+    """Serve until told to stop. Raises OSError if the port is taken, LoadError if workers do not start, BackendError if the
+    engine dies. `registry`: the one the service counts in. `metrics_port`: served from here."""
+    with bound(server.hostname, server.port) as listening:
+        uvloop.run(_Office(service, server, model, registry, listening, metrics_port=metrics_port).run())
+    if service.rides.busy:
+        end_at_once()
+
+
+class _Worker:
+    """One process, as seen from here."""
+
+    def __init__(self, process: subprocess.Popen[bytes], office: _Office) -> None:
+        self.process = process
+        self.readings: Sequence[Reading] = ()
+        self.serving = False
+        self.ready, self.counted, self.gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.control = Channel(self._received, self.gone.set)
+        self.porter = Porter(office.service.rides)
+        self._office = office
+
+    async def open(self, engine: socket.socket, control: socket.socket, setup: Setup) -> None:
+        await self.porter.open(engine)
+        await self.control.open(control)
+        self.control.send(setup)
+
+    async def ready_or_gone(self) -> bool:
+        """Which of them."""
+        await _first(self.ready.wait(), self.gone.wait())
+        return self.ready.is_set()
+
+    def serve(self) -> None:
+        self.serving = True
+        self.control.send(Serve())
+
+    def drain(self) -> None:
+        if self.ready.is_set():
+            self.control.send(Drain())
+        else:
+            self.process.kill()
+            self.gone.set()  # the line to it may not even be open
+
+    async def ended(self, limit: float | None = None) -> int:
+        """Its status, once it is gone; it is killed after `limit` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.gone.wait(), limit)
+        end = monotonic() + GRACE_SECONDS
+        while (status := self.process.poll()) is None:
+            if not self.gone.is_set() or monotonic() > end:
+                self.process.kill()
+            await asyncio.sleep(0.01)
+        self.porter.close()
+        self.control.close()
+        return status
+
+    def _received(self, message: Ready | Counted | Scrape) -> None:
+        if isinstance(message, Ready):
+            self.ready.set()
+            return
+        self.readings = message.readings
+        if isinstance(message, Scrape):
+            self._office.scraped(self, message.number)
+        else:
+            self.counted.set()
+
+
+class _Office:
+    """All workers, and the engine."""
+
+    def __init__(
+        self,
+        service: EngineService,
+        server: ServerConfig,
+        model: ModelConfig,
+        registry: Registry,
+        listening: socket.socket,
+        *,
+        metrics_port: MetricsPort | None,
+    ) -> None:
+        self.service = service
+        self._server = server
+        self._registry = registry
+        self._departed = Registry()  # what dead workers had counted: a sum must not fall
+        self._listening = listening
+        self._metrics_port = metrics_port
+        self._setup = Setup(
+            _described(service.backend, service.model.reader.max_input_length),
+            service.budget_tokens,
+            msgspec.structs.replace(model, hf_token=None),
+            service.config,
+            server,
+        )
+        self._permits = shared_memory(server.http_workers)
+        self._admission = SharedAdmission(service.config.max_concurrent_requests, self._permits, 0)
+        self._workers: dict[int, _Worker] = {}
+        self._heap = heap.Keeper()
+        self._told = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until a signal, or the engine's end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._tell, number)
+        if self._server.api_key_file is not None or self._server.certfile is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        await self.service.start()
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            for place in range(self._server.http_workers):
+                await self._hire(place)
+            if await self._all_ready():
+                self._open()
+                if self._metrics_port is not None:
+                    await self._metrics_port.start(self._exposition)
+                keepers = [asyncio.create_task(self._keep(place)) for place in self._workers]
+                await self._watch(keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await self._dismiss()
+            if self._metrics_port is not None:
+                await self._metrics_port.stop()
+            for task in self._tasks:
+                task.cancel()
+            self._heap.stop()
+            await self.service.stop(STOP_SECONDS)
+        if self.service.dead is not None:
+            raise self.service.dead
+
+    def scraped(self, worker: _Worker, number: int) -> None:
+        """A worker was asked for the metrics of all."""
+        task = asyncio.create_task(self._expose(worker, number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, number: int) -> None:
+        if self._told.is_set() and number == signal.SIGINT:  # who asks twice does not want to wait
+            for worker in self._workers.values():
+                worker.process.kill()
+        self._told.set()
+
+    def _pass_on(self, number: int) -> None:
+        """To read files again is each worker's own to do."""
+        for worker in self._workers.values():
+            worker.process.send_signal(number)
+
+    async def _hire(self, place: int) -> _Worker:
+        """Start a worker's process at a place."""
+        (engine, engine_there), (control, control_there) = socket.socketpair(), socket.socketpair()
+        with engine_there, control_there:
+            inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
+            process = subprocess.Popen(
+                child_process.command("-m", "hybridtei.server.multiprocess.worker", *map(str, inherited), str(place)),
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                env=heap.with_few_arenas(child_process.environment()),  # in this folder: it opens the same paths
+            )
+        worker = self._workers[place] = _Worker(process, self)
+        await worker.open(engine, control, self._setup)
+        return worker
+
+    async def _all_ready(self) -> bool:
+        """False if told to stop before. Raises LoadError if one ends."""
+        for worker in self._workers.values():
+            await _first(worker.ready_or_gone(), self._told.wait())
+            if self._told.is_set():
+                return False
+            if not worker.ready.is_set():
+                raise LoadError(f"an HTTP worker ended with status {await worker.ended()} before it could serve")
+        return True
+
+    def _open(self) -> None:
+        self._listening.listen(BACKLOG)
+        gc.collect()
+        gc.freeze()  # see `run.DrainingServer`
+        self._heap.start()
+        for worker in self._workers.values():
+            worker.serve()
+        log.info("%d HTTP workers: processes %s", len(self._workers), [one.process.pid for one in self._workers.values()])
+        announce(*self._listening.getsockname()[:2])
+
+    async def _watch(self, keepers: Sequence[asyncio.Task[None]]) -> None:
+        while not self._told.is_set() and self.service.dead is None:
+            await asyncio.sleep(WATCH_SECONDS)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+
+    async def _keep(self, place: int) -> None:
+        """Replace whoever dies at a place."""
+        while True:
+            worker = self._workers[place]
+            status = await worker.ended()
+            if self._told.is_set():
+                return
+            log.error("HTTP worker %d ended with status %d; another takes its place", worker.process.pid, status)
+            self._admission.clear(place)
+            self._departed.absorb(worker.readings)
+            worker.readings = ()
+            if not worker.serving:
+                await asyncio.sleep(RETRY_SECONDS)
+            replacement = await self._hire(place)
+            if await replacement.ready_or_gone():
+                replacement.serve()
+
+    async def _expose(self, asking: _Worker, number: int) -> None:
+        asking.control.send(Exposition(number, await self._exposition(asking)))
+
+    async def _exposition(self, asking: _Worker | None = None) -> str:
+        """The metrics of all; who asks has told its own."""
+        others = [worker for worker in self._workers.values() if worker is not asking and worker.serving]
+        for worker in others:
+            worker.counted.clear()
+            worker.control.send(Count())
+        with suppress(TimeoutError):  # for who is too busy, its last word counts
+            await asyncio.wait_for(asyncio.gather(*(worker.counted.wait() for worker in others)), COUNT_SECONDS)
+        total = Registry()
+        for readings in (self._registry.readings(), self._departed.readings(), *(w.readings for w in self._workers.values())):
+            total.absorb(readings)
+        return total.text()
+
+    async def _dismiss(self) -> None:
+        self._listening.close()
+        for worker in self._workers.values():
+            worker.drain()
+        await asyncio.gather(*(worker.ended(self._server.drain_seconds + GRACE_SECONDS) for worker in self._workers.values()))
+
+
+def _described(backend: Backend, max_input_length: int) -> FarBackend:
+    """A worker warns of no limit that was warned of here: it is told the model has it."""
+    spec = dataclasses.replace(backend.spec, max_input_length=max_input_length)
+    return FarBackend(spec, backend.name, backend.dtype, backend.padding, backend.busy_tokens, tuple(backend.lanes))
+
+
+async def _first(*waits: object) -> None:
+    """Whichever ends first."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

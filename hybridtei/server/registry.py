@@ -1,0 +1,169 @@
+"""The models behind one server: which one answers a request, and how they come and go.
+
+A request that names a model gets that one, whatever it can do; one that names none gets the first that can do the job. A server
+of one model takes every name, as TEI does: clients send whatever their configuration holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from hybridtei.config import ModelConfig, NamedModel
+from hybridtei.engine.device import STOP_SECONDS
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, UnknownModel
+from hybridtei.observability.metrics import Gauge, Registry
+from hybridtei.server.context import Context
+from hybridtei.server.jobs import Able, first_able
+
+log = logging.getLogger(__name__)
+
+MAX_LOADING = 8  # models at once, each of which has a thread and takes memory
+FAILURES_KEPT = 32  # models that did not load, and why
+NO_NAMES = frozenset({"", "default", "default/not-specified"})  # what clients send for lack of a name
+
+Opener = Callable[[NamedModel], Awaitable[Context]]
+State = Literal["loading", "ready", "failed", "unloading"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One model by its alias, from the moment somebody asks for it."""
+
+    alias: str
+    state: State
+    context: Context | None = None
+    error: str | None = None
+    began: float = 0.0
+    seconds: float | None = None
+
+
+class Models:
+    """Used from the event loop's thread. `opener`: makes a started context of a configuration; None: nothing can be loaded.
+    `flags`: of the process, whatever a model's own table says; no model that is loaded later may do more than they allow."""
+
+    def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
+        self.flags = flags or ModelConfig()
+        self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
+        # What is counted of no model in particular; with the only one's where there is but one.
+        self.registry = next(iter(contexts.values())).registry if len(contexts) == 1 and opener is None else Registry()
+        self._past = Registry()  # what models counted that are no longer here: counters never fall
+        self._opener = opener
+
+    @property
+    def ready(self) -> list[Context]:
+        """Contexts that answer, in the order they were given or came."""
+        return [entry.context for entry in self.entries.values() if entry.state == "ready" and entry.context is not None]
+
+    @property
+    def default(self) -> Context:
+        """The first."""
+        return self.ready[0]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether a name in a request decides nothing."""
+        return len(self.entries) == 1
+
+    def choose(self, alias: str | None, name: str | None, job: Sequence[Able]) -> Context:
+        """`alias`: of the path, if it holds one; `name`: of the request. Raises UnknownModel."""
+        if alias is not None:
+            return self.named(alias)
+        if self.is_one:
+            return self.default
+        if name is not None and name not in NO_NAMES:
+            return self.named(name)
+        return first_able(self.ready, job)
+
+    def named(self, name: str) -> Context:
+        """By alias, served name or model id. Raises UnknownModel, which tells why or what there is."""
+        entry = self.entries.get(name)
+        if entry is not None and entry.context is not None and entry.state == "ready":
+            return entry.context
+        if entry is not None:
+            why = f" ({entry.error})" if entry.error else ""
+            raise UnknownModel(f"the model `{name}` is {entry.state}{why}")
+        for context in self.ready:
+            if name in (context.served_name, context.model.model_id):
+                return context
+        shown = name if len(name) <= 200 else f"{name[:200]}…"
+        served = ", ".join(f"`{alias}`" for alias in self.entries)
+        raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
+
+    def metrics(self) -> str:
+        """The exposition of all models together; each has its own below its alias."""
+        if self.is_one and self.registry is self.default.registry:
+            return self.registry.text()
+        whole = Registry()
+        for registry in (
+            self.registry,
+            self._past,
+            *(entry.context.registry for entry in self.entries.values() if entry.context),
+        ):
+            whole.absorb(registry.readings())
+        return whole.text()
+
+    async def load(self, config: NamedModel) -> Entry:
+        """Load a model while the others go on. Raises InvalidInput for a name that is taken; LoadError, and remembers it."""
+        if self._opener is None:
+            raise InvalidInput("this server loads no models at run time")
+        known = self.entries.get(config.alias)
+        if known is not None and known.state != "failed":
+            raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
+        if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
+            raise InvalidInput(f"{MAX_LOADING} models are loading already: wait until one is ready or has failed")
+        self.entries.pop(config.alias, None)  # so that it stands behind the others
+        entry = self.entries[config.alias] = Entry(config.alias, "loading", began=perf_counter())
+        try:
+            entry.context = await self._opener(config)
+        except BaseException as error:
+            entry.state, entry.error = "failed", str(error)
+            self._forget_failures()
+            if not isinstance(error, HybridTeiError):
+                log.error("loading %s failed", config.model_id, exc_info=True)
+            raise
+        entry.state, entry.seconds = "ready", perf_counter() - entry.began
+        log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
+        return entry
+
+    def _forget_failures(self) -> None:
+        """But for the last ones."""
+        failed = [entry.alias for entry in self.entries.values() if entry.state == "failed"]
+        for alias in failed[:-FAILURES_KEPT]:
+            del self.entries[alias]
+
+    async def unload(self, alias: str) -> None:
+        """Let what runs end, fail what waits, free the memory. Raises UnknownModel, or InvalidInput for the last one."""
+        entry = self.entries.get(alias)
+        if entry is None or entry.state in ("loading", "unloading"):
+            raise UnknownModel(f"the model `{alias}` is {entry.state if entry else 'not served here'}")
+        if entry.context is not None:
+            if len(self.ready) == 1:
+                raise InvalidInput(f"`model`: `{alias}` is the only model here")
+            entry.state = "unloading"
+            await entry.context.service.stop()
+            self._past.absorb(reading for reading in entry.context.registry.readings() if reading.kind != Gauge.kind)
+        del self.entries[alias]
+        log.info("unloaded %s", alias)
+
+    async def start(self) -> None:
+        """Start the services of all."""
+        await asyncio.gather(*(context.service.start() for context in self.ready))
+
+    async def stop(self) -> None:
+        """Stop the services of all, at the end of the process."""
+        await asyncio.gather(*(context.service.stop(STOP_SECONDS) for context in self.ready))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass of any model runs."""
+        return any(context.service.rides.busy for context in self.ready)
+
+    @property
+    def dead(self) -> BackendError | None:
+        """Why a model can answer nothing more until the process is started again; None while all can."""
+        return next((context.service.dead for context in self.ready if context.service.dead is not None), None)

@@ -1,1 +1,0 @@
-"""Routes: wire to task to wire."""

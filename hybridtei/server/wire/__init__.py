@@ -1,1 +1,0 @@
-"""Requests and responses as the world spells them."""

@@ -1,0 +1,1 @@
+"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`."""

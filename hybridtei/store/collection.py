@@ -1,0 +1,183 @@
+"""What a checkpoint says about itself becomes a collection's layout, and an existing collection is held against it.
+
+Knows no store. The surprise: the layout cannot tell two models of one width apart, and searching one's vectors with the
+other's returns plausible nonsense; so the model's id and a hash of its tokenizer, whose ids are the sparse dimensions, are kept
+with the collection, and `check_fits` compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from qdrant_client import models
+
+from hybridtei.batch import Head
+from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan
+
+Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
+
+MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
+MAX_NAME_BYTES = 200
+FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
+
+
+def plan_for(
+    spec: ModelSpec,
+    model_id: str,
+    *,
+    heads: frozenset[Head] | None = None,
+    dense_dim: int | None = None,
+    multivector_dim: int | None = None,
+    multivector_index: bool | None = None,
+    sparse_idf: bool | None = None,
+    quantization: Quantization | None = None,
+    multivector_quantization: Quantization | None = None,
+    on_disk: bool | None = None,
+    on_disk_payload: bool | None = None,
+    shards: int | None = None,
+    replicas: int | None = None,
+) -> CollectionPlan:
+    """The layout for a model's outputs: `dense`, `sparse` and `multivector`, as far as it has them and `heads` wants them.
+
+    Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that somebody cut and did not
+    normalise again still ranks right; the price is that stores keep, and give back, unit vectors. A multi-vector gets no graph
+    and lies on disk, since it ranks again what others found, unless it is the only vector (`multivector_index`). `sparse_idf`:
+    the sparse head says itself whether it profits; a SPLADE head never does. `dense_dim`, `multivector_dim`: where vectors are
+    cut.
+    Raises InvalidInput if the model has none of the wanted outputs, MissingArtifact without its tokenizer.
+    """
+    wanted = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    if not wanted:
+        raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
+    vectors: dict[str, models.VectorParams] = {}
+    sparse: dict[str, models.SparseVectorParams] = {}
+    if Head.DENSE in wanted:
+        width = _width(dense_dim, spec.dense_width, "dense_dim")
+        vectors[DENSE] = models.VectorParams(
+            size=width, distance=models.Distance.COSINE, on_disk=on_disk, quantization_config=_quantization(quantization)
+        )
+    if Head.MULTIVECTOR in wanted and spec.multivector is not None:
+        index = wanted == {Head.MULTIVECTOR} if multivector_index is None else multivector_index
+        width = _width(multivector_dim, spec.multivector.dim, "multivector_dim")
+        vectors[MULTIVECTOR] = _multivector(width, index, multivector_quantization)
+    if Head.SPARSE in wanted and spec.sparse is not None:
+        idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
+        sparse[SPARSE] = models.SparseVectorParams(
+            modifier=models.Modifier.IDF if idf else None,
+            index=None if on_disk is None else models.SparseIndexParams(on_disk=on_disk),
+        )
+    metadata = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
+    return CollectionPlan(vectors, sparse, metadata, shards, replicas, on_disk_payload)
+
+
+def tokenizer_sha256(spec: ModelSpec) -> str:
+    """Of the tokenizer's file: equal hashes mean equal token ids, which are the dimensions of sparse vectors."""
+    file = spec.folder / "tokenizer.json"
+    require(file)
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _width(wanted: int | None, full: int, field: str) -> int:
+    if wanted is None:
+        return full
+    if not 1 <= wanted <= full:
+        raise InvalidInput(f"`{field}` is {wanted}, should be between 1 and the model's {full}")
+    return wanted
+
+
+def _multivector(width: int, index: bool, quantization: Quantization | None) -> models.VectorParams:
+    # m=0 alone would still link points whose payload is indexed
+    graph = None if index else models.HnswConfigDiff(m=0, payload_m=0)
+    return models.VectorParams(
+        size=width,
+        distance=models.Distance.COSINE,
+        multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+        hnsw_config=graph,
+        on_disk=True,
+        quantization_config=_quantization(quantization),
+    )
+
+
+def _quantization(kind: Quantization | None) -> models.QuantizationConfig | None:
+    """The compressed copy is kept in memory: it is what makes a search fast, and small."""
+    if kind is None:
+        return None
+    if kind == "scalar":
+        return models.ScalarQuantization(
+            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+        )
+    if kind == "product":
+        return models.ProductQuantization(
+            product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+        )
+    if kind == "binary":
+        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+    if kind == "binary-2bit":
+        encoding = models.BinaryQuantizationEncoding.TWO_BITS
+        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True, encoding=encoding))
+    if kind == "turbo":
+        return models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True))
+    raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
+
+
+def check_name(name: str, kind: str = "collection") -> None:
+    """Raises InvalidInput unless every store takes a collection, or a vector, of this name."""
+    if not name or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
+        raise InvalidInput(f"{kind} {name[:40]!r}: its name should have 1 to {MAX_NAME_BYTES} bytes")
+    bad = sorted(FORBIDDEN_IN_NAMES & set(name))
+    if bad:
+        raise InvalidInput(f"{kind} {name!r}: its name may not hold {bad[0]!r}")
+    if name.startswith("."):
+        raise InvalidInput(f"{kind} {name!r}: its name may not begin with a dot")
+
+
+def check_names(name: str, plan: CollectionPlan) -> None:
+    """The same of a collection and all its vectors."""
+    check_name(name)
+    for vector in (*plan.vectors, *plan.sparse):
+        check_name(vector, "vector")
+
+
+def check_fits(existing: CollectionPlan, wanted: CollectionPlan, name: str = "", *, unlabelled: bool = False) -> None:
+    """Raises CollectionMismatch, field by field, unless the existing collection can take and answer for the wanted vectors.
+
+    It may have more vectors than wanted, and be indexed, quantised and sharded as it likes. `unlabelled` accepts a collection
+    that carries no label of ours: made by other software, or by a server too old to keep labels.
+    """
+    there, here = dict(_facts(existing)), dict(_facts(wanted))
+    if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
+        here = {field: value for field, value in here.items() if not field.startswith("metadata ")}
+    lines = [
+        f"  {field}: there {_shown(there.get(field))}, wanted {_shown(value)}"
+        for field, value in here.items()
+        if there.get(field) != value
+    ]
+    if lines:
+        title = f"collection {name!r}" if name else "the collection"
+        raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
+
+
+def _facts(plan: CollectionPlan) -> Iterator[tuple[str, Any]]:
+    for name, params in plan.vectors.items():
+        yield f"vector {name}, size", params.size
+        yield f"vector {name}, distance", _word(params.distance)
+        comparator = params.multivector_config.comparator if params.multivector_config else "none: one vector a point"
+        yield f"vector {name}, comparator", _word(comparator)
+    for name, sparse in plan.sparse.items():
+        yield f"sparse vector {name}, modifier", _word(sparse.modifier or models.Modifier.NONE)
+    for key, value in plan.metadata.items():
+        yield f"metadata {key}", value
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Qdrant's engine in a process of its own, which one folder belongs to."""

@@ -1,0 +1,266 @@
+"""A Qdrant server or cluster, by gRPC where its address allows.
+
+Every call has a time limit and ends in an error that says what to do; while the server is unavailable it is tried again, unless
+its caller is not `patient`. Writes wait until they are applied: an acknowledgement without that may still be followed by a
+refusal that nobody hears of. The surprise: qdrant-client turns each number of a vector into a Python object on the way to gRPC;
+here a vector's bytes go into the message as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from qdrant_client import AsyncQdrantClient, models
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
+from hybridtei.store.availability import Availability
+from hybridtei.store.base import CollectionPlan, PointId
+from hybridtei.store.client_words import create_arguments, plan_of, query_arguments
+from hybridtei.store.collection import check_fits, check_names
+from hybridtei.store.grpc_points import grpc_upsert, is_applied
+from hybridtei.store.points import as_lists, batches, checked
+from hybridtei.store.retry import patiently
+from hybridtei.store.server_errors import CAUGHT, store_error
+
+T = TypeVar("T")
+REST_PORT, GRPC_PORT = 6333, 6334
+JSON_BYTES_PER_NUMBER = 20
+# Left alone, a channel waits up to two minutes before it looks for a server that has come back.
+CHANNEL = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 2000,
+}
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens: `port` for REST, `grpc_port` where gRPC is spoken."""
+
+    host: str
+    port: int
+    grpc_port: int | None
+    tls: bool
+    prefix: str = ""
+
+
+def address_of(url: str) -> Address:
+    """Read a server's address. Raises StoreError.
+
+    `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST there, since proxies speak it.
+    `grpc(s)://host:port`: gRPC there.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise StoreError(f"`qdrant_url` {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
+        raise StoreError(f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port")
+    if parts.username or parts.password or parts.query:
+        raise StoreError("`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`")
+    prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
+    if parts.scheme in ("grpc", "grpcs"):
+        return Address(parts.hostname, REST_PORT, port or GRPC_PORT, tls)
+    if port in (None, REST_PORT, GRPC_PORT) and not prefix:
+        return Address(parts.hostname, REST_PORT, GRPC_PORT, tls)
+    return Address(parts.hostname, port or REST_PORT, None, tls, prefix)
+
+
+class ServerStore:
+    """One client for a process, used from one event loop; it connects when first asked.
+
+    `patient`: calls are tried again for `qdrant_patience`; else they fail at once while the server is away.
+    """
+
+    kind = "server"
+
+    def __init__(self, config: StoreConfig, *, patient: bool = True) -> None:
+        assert config.qdrant_url is not None
+        self._url = config.qdrant_url
+        self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
+        address = address_of(config.qdrant_url)
+        self._grpc = address.grpc_port is not None
+        self._client = _client(address, config)
+        self._plans: dict[str, CollectionPlan] = {}
+        self._availability = None if patient else Availability(lambda: self._once(lambda: self._client.collection_exists("-")))
+
+    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call()
+        except CAUGHT as error:
+            raise store_error(error, self._url) from error
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        if self._availability is not None:
+            return await self._availability.call(lambda: self._once(call))
+        return await patiently(lambda: self._once(call), self._patience_s)
+
+    async def collections(self) -> list[str]:
+        found = await self._call(self._client.get_collections)
+        return sorted(collection.name for collection in found.collections)
+
+    async def describe(self, name: str) -> CollectionPlan | None:
+        if not await self._call(lambda: self._client.collection_exists(name)):
+            self._plans.pop(name, None)
+            return None
+        plan = plan_of(await self._call(lambda: self._client.get_collection(name)))
+        self._plans[name] = plan
+        return plan
+
+    async def create(self, name: str, plan: CollectionPlan) -> None:
+        check_names(name, plan)
+        tries = 0
+
+        async def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            await self._client.create_collection(name, timeout=self._whole_timeout, **create_arguments(plan))
+
+        try:
+            await self._call(attempt)
+        except HybridTeiError:
+            # a try whose answer was lost may have made it
+            if tries == 1 or not await self._is_there(name, plan):
+                raise
+        self._plans[name] = plan
+
+    async def _is_there(self, name: str, plan: CollectionPlan) -> bool:
+        existing = await self.describe(name)
+        if existing is None:
+            return False
+        try:
+            check_fits(existing, plan, name)
+        except CollectionMismatch:
+            return False
+        return True
+
+    async def drop(self, name: str) -> None:
+        self._plans.pop(name, None)
+        await self._call(lambda: self._client.delete_collection(name, timeout=self._whole_timeout))
+
+    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+        plan = self._plans.get(name) or await self.describe(name)
+        if plan is None:
+            raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
+        ready = await asyncio.to_thread(checked, points, plan)  # thousands of points would hold up the event loop
+        for batch in batches(ready, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
+            try:
+                await self._upsert_batch(name, batch)
+            except StoreError:
+                self._plans.pop(name, None)  # it may have been dropped and made anew by others
+                raise
+
+    async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
+        if self._grpc:
+            message = await asyncio.to_thread(grpc_upsert, name, batch)
+
+            async def attempt() -> bool:
+                answer = await self._client.grpc_points.Upsert(message, timeout=self._timeout_s)
+                return is_applied(answer)
+        else:
+            listed = await asyncio.to_thread(lambda: [as_lists(point) for point in batch])
+
+            async def attempt() -> bool:
+                result = await self._client.upsert(name, listed, wait=True)
+                return result.status == models.UpdateStatus.COMPLETED
+
+        async def applied() -> None:
+            if not await attempt():
+                raise TimeoutError  # taken, and not applied in time
+
+        await self._call(applied)
+
+    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
+        answer = await self._call(lambda: self._client.query_points(name, **query_arguments(request)))
+        return list(answer.points)
+
+    async def retrieve(
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
+    ) -> list[models.Record]:
+        return await self._call(
+            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
+        )
+
+    async def scroll(
+        self,
+        name: str,
+        *,
+        limit: int,
+        offset: PointId | None = None,
+        scroll_filter: models.Filter | None = None,
+        with_payload: bool = True,
+        with_vectors: bool | Sequence[str] = False,
+    ) -> tuple[list[models.Record], PointId | None]:
+        def call() -> Awaitable[tuple[list[models.Record], Any]]:
+            return self._client.scroll(
+                name,
+                scroll_filter=scroll_filter,
+                limit=limit,
+                offset=offset,
+                with_payload=with_payload,
+                with_vectors=_names(with_vectors),
+            )
+
+        records, following = await self._call(call)
+        return records, following
+
+    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
+        answer = await self._call(lambda: self._client.count(name, count_filter=count_filter, exact=True))
+        return answer.count
+
+    async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        selector = models.PointIdsList(points=list(ids))
+        await self._call(lambda: self._client.delete(name, selector, wait=True))
+
+    async def optimize(self, name: str) -> None:
+        """A server does so by itself."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @property
+    def _whole_timeout(self) -> int:
+        return math.ceil(self._timeout_s)
+
+
+def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            client = AsyncQdrantClient(
+                host=address.host,
+                port=address.port,
+                grpc_port=address.grpc_port or GRPC_PORT,
+                prefer_grpc=address.grpc_port is not None,
+                https=address.tls,
+                prefix=address.prefix or None,
+                api_key=config.qdrant_api_key,
+                timeout=math.ceil(config.qdrant_timeout),
+                grpc_options=dict(CHANNEL),
+                check_compatibility=False,
+            )
+        except ValueError as error:
+            raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: {error}") from error
+    for warning in caught:
+        logger.warning("Qdrant at %s: %s", config.qdrant_url, warning.message)
+    return client
+
+
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)

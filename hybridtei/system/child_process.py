@@ -1,0 +1,40 @@
+"""How this package starts Python processes of its own: none finds modules in the working folder. A leaf.
+
+The surprise: `python -m` and `python -c` search the working folder before the standard library, and an empty or relative entry
+of `PYTHONPATH` means that folder too. A user who runs `hybridtei ingest .` may have strangers' files there, `msgspec.py` among
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HOME = str(Path(__file__).parents[2])  # where this package lies
+NEUTRAL = "/"  # a working folder for processes that are given absolute paths only
+
+
+def command(*words: str) -> list[str]:
+    """Python with these words, such as `-m`, a module, its arguments; `environment()` belongs to it."""
+    return [sys.executable, "-P", *words]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with a `PYTHONPATH` that holds `search_path()`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
+
+
+def search_path() -> list[str]:
+    """This process's `sys.path` as a child may have it: absolute folders, and the working folder only where it is named: by an
+    absolute entry of `PYTHONPATH`, or because this package lies in it."""
+    named = {HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    found = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
+    return list(dict.fromkeys(found if HOME in found else [*found, HOME]))
+
+
+def _is_working_folder(path: str) -> bool:
+    try:
+        return os.path.samefile(path, ".")
+    except OSError:  # no such folder
+        return False

@@ -1,0 +1,74 @@
+"""Which backend runs a model: what was asked for, what can, what was measured to be the fastest; and always a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybridtei.backends import select as backend_choice
+from hybridtei.backends.replicas import Replicas
+from hybridtei.backends.select import choices, open_backend, ranked, why_not
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+
+
+def test_the_order_given_decides_until_everything_was_measured() -> None:
+    found = ranked(["ort", "openvino"], "float32", {"ort": 100.0, "openvino": None})
+    assert [choice.name for choice in found] == ["ort", "openvino"]
+    assert "hybridtei tune" in found[0].why
+
+
+def test_what_was_measured_decides() -> None:
+    found = ranked(["ort", "openvino", "torch"], "float32", {"ort": 100.0, "openvino": 110.4, "torch": 90.0})
+    assert [choice.name for choice in found] == ["openvino", "ort", "torch"]
+    assert "openvino 110, ort 100, torch 90" in found[0].why
+
+
+def test_the_only_one_needs_no_measurement() -> None:
+    (only,) = ranked(["torch"], "float16", {})
+    assert only.why == "the only one that can"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"),
+    [
+        ("ort", "bfloat16", "float32 and int8 only, not bfloat16"),
+        ("openvino", "int8", "float32 and bfloat16 only, not int8"),
+        ("torch", "int8", "only, not int8"),
+    ],
+)
+def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype: str, why: str) -> None:
+    assert why in (why_not(name, dtype, read_spec(bert)) or "")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("openvino", "openvino"), ("torch", "torch")])
+def test_a_missing_package_is_named_with_the_command(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
+    assert f"pip install 'hybridtei[{extra}]'" in (why_not(name, None, read_spec(bert)) or "")
+
+
+def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
+    with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: no graph.*hybridtei\[torch\]"):
+        choices(ModelConfig(model_id=str(bert)), read_spec(bert))
+
+
+def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
+    with pytest.raises(LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"):
+        open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
+
+
+def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path) -> None:
+    with pytest.raises(LoadError, match="`cuda-devices` is '0', and torch finds no CUDA device here"):
+        open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))
+
+
+def test_several_devices_are_a_replica_each(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_devices", lambda _: ["cpu", "cpu"])
+    backend = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
+    assert isinstance(backend, Replicas)
+    assert [replica.backend.name for replica in backend.replicas] == ["torch", "torch"]

@@ -1,0 +1,303 @@
+"""The command, as a user runs it: statuses, messages, and one real server from flag to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from hybridtei import __version__
+from hybridtei.cli import main, router, without_values
+from tests.server.live import HANG, ROOT, process
+
+KEY = "s3cret-key"
+BAD = "one\n2026-01-01T00:00:00.000000Z ERROR forged: line"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch) -> None:
+    """No variable of the machine decides here."""
+    for name in ("HOSTNAME", "PORT", "API_KEY", "MODEL_ID", "AUTO_TRUNCATE", "TASK", "HF_TOKEN", "PROMETHEUS_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_version(capsys):
+    for flag in ("--version", "-V"):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"hybridtei {__version__}\n"
+
+
+def test_python_m_works_without_torch_in_the_way():
+    code = "import sys, runpy; sys.argv = ['hybridtei', '--version']\ntry: runpy.run_module('hybridtei', run_name='__main__')\n"
+    code += "except SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
+    assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        ([], {}, "COMMAND"),
+        (["nonsense"], {}, "nonsense"),
+        (["serve", "--nonsense"], {}, "--nonsense"),
+        (["serve", "--port", "70000"], {}, "--port: invalid value '70000'"),
+        (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),  # no abbreviations
+        (["serve"], {"PORT": ""}, "PORT: invalid value ''"),
+        (["serve", "--port", "1", "--port", "1"], {}, "--port"),
+        (["serve"], {"PROMETHEUS_PORT": "tcp://10.0.0.1:9090"}, "PROMETHEUS_PORT: invalid value"),
+        (["serve"], {"DISABLE_SPANS": "1"}, "DISABLE_SPANS: "),
+        (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
+        (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
+        (["serve", "--hf-token", "a", "--hf-api-token", "b"], {}, "exclude each other"),
+        (["serve", "--models", "x.toml", "--model-id", "a"], {}, "--models and --model-id exclude each other"),
+        (["serve", "--model-id", "a", "--model-id", "b", "--http-workers", "2"], {}, "--http-workers: several models"),
+        (["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"], {}, "--only-tei-routes: "),
+        (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name: several models"),
+        (["serve", "--port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --port already"),
+        (["serve", "--grpc-port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --grpc-port"),
+        (["serve", "--api-key", ""], {}, "--api-key: no header can carry it"),
+        (["serve"], {"API_KEY": "from-a-file\n"}, "--api-key: no header can carry it"),
+        (["serve"], {"MAX_CLIENT_BATCH_SIZE": "0"}, "MAX_CLIENT_BATCH_SIZE: "),
+        (["serve"], {"AUTO_TRUNCATE": "no"}, "AUTO_TRUNCATE: "),
+        (["embed", "in.txt"], {}, "--output"),
+        (["embed", "in.txt", "-o", "x.npz", "--dtype", "int4"], {}, "--dtype: "),
+    ],
+)
+def test_usage_errors_end_with_2_and_name_the_flag(arguments, environment, named, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hybridtei", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+def test_what_fails_at_start_ends_with_1_and_one_line(bert, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    cases = [
+        (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
+        (["--max-batch-tokens", "5", "--auto-truncate=false"], "`max-batch-tokens` (5)"),
+    ]
+    for arguments, message in cases:
+        done = failing("serve", "--model-id", str(bert), *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "model.safetensors", "1_Pooling/config.json"])
+def test_a_model_folder_with_a_missing_file(bert, copied, missing, capsys, tmp_path):
+    folder = copied(bert)
+    (folder / missing).unlink()
+    (tmp_path / "in.txt").write_text("one\n")
+    assert main(["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--model-id", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert Path(missing).name in error
+    assert error.count("\n") == 1
+
+
+def test_no_such_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "in.txt").write_text("one\n")
+    arguments = ["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--offline=true"]
+    assert main([*arguments, "--model-id", "nobody/no-such-model"]) == 1
+    assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])
+def test_embed_a_file(hybrid, tmp_path, suffix, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / f"out.{suffix}"
+    source.write_text('{"body":"bake balo"}\n{"body":"bomo"}\n')
+    arguments = [
+        "embed",
+        str(source),
+        "-o",
+        str(target),
+        "--field",
+        "body",
+        "--outputs",
+        "dense,sparse",
+        "--model-id",
+        str(hybrid),
+    ]
+    assert main(arguments) == 0
+    assert f"2 texts -> {target}" in capsys.readouterr().err
+    if suffix == "npz":
+        with np.load(target) as arrays:
+            assert arrays["dense"].shape == (2, 32)
+            assert "multivector" not in arrays
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "error"),
+    [
+        ("in.jsonl", '"one"\nnonsense\n', [], "in.jsonl:2: not JSON"),
+        ("in.txt", "one\n", ["--outputs", "dense,vectors"], "`outputs` names 'vectors'"),
+        ("in.txt", "", [], "holds no text"),
+    ],
+)
+def test_embed_says_what_is_wrong(bert, tmp_path, capsys, name, content, flags, error):
+    (tmp_path / name).write_text(content)
+    target = tmp_path / "out.npz"
+    assert main(["embed", str(tmp_path / name), "-o", str(target), "--model-id", str(bert), *flags]) == 1
+    assert error in capsys.readouterr().err
+    assert not target.exists()
+
+
+ROUTER = ["-c", "import sys; from hybridtei.cli import router; sys.exit(router())"]
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_serve_from_flag_to_answer_and_back(shipped, is_json):
+    """A real model in a real process: logs that parse and cannot be forged, the key in none of them, an orderly end."""
+    command = [
+        *(["-m", "hybridtei", "serve"] if is_json else ROUTER),
+        "--model-id",
+        str(shipped),
+        f"--json-output={str(is_json).lower()}",
+        "--api-key",
+        KEY,
+        "--hostname",
+        "not-an-ip",
+    ]
+    environment = {
+        **{"PORT": "0", "MAX_CLIENT_BATCH_SIZE": "3", "SERVED_MODEL_NAME": "tiny", "LOG_LEVEL": "debug"},
+        **{"HF_API_TOKEN": "hf_secretsecret", "PROMETHEUS_PORT": "0"},
+    }
+    with process(command, environment) as running:
+        url = running.wait_ready().replace("0.0.0.0", "127.0.0.1")
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=HANG, trust_env=False) as client:
+            (item,) = client.post("/embed_hybrid", json={"inputs": "bake balo"}).json()
+            assert set(item) == {"dense", "sparse", "multivector"}
+            assert client.post("/embed", json={"inputs": "bake balo"}).json() == [item["dense"]]
+            facts = client.get("/info").json()
+            assert (facts["model_id"], facts["served_model_name"]) == (str(shipped), "tiny")
+            assert facts["max_client_batch_size"] == 3
+            assert client.post("/embed", json={"inputs": ["x"] * 4}).status_code == 422
+            assert client.post("/embed", json={"inputs": "x", "prompt_name": BAD}).status_code == 422
+            assert httpx.post(f"{url}/embed", json={"inputs": "x"}).status_code == 401
+            wrong = {"authorization": f"bearer {KEY}", "x-key": KEY}
+            assert httpx.post(f"{url}/embed?key={KEY}", json={"inputs": "x"}, headers=wrong).status_code == 401
+            assert client.post("/embed", content=KEY.encode()).status_code == 415
+            scraped = re.search(r"Serving metrics: [\d.]+:(\d+)", "".join(running.lines))
+            exposed = httpx.get(f"http://127.0.0.1:{scraped[1]}/metrics")
+            assert 'te_request_success{method="single"} 2' in exposed.text
+            assert exposed.headers["content-type"] == "text/plain; charset=utf-8"
+        running.terminate()
+        assert running.wait() == 0
+    output = "".join(running.lines + running.errors)
+    assert KEY not in output
+    assert "secretsecret" not in output
+    assert 'api_key: "[hidden]"' in output.replace('\\"', '"')
+    assert str(shipped) not in running.lines[0]
+    if not is_json:
+        text_logs_are_well(running.lines)
+        return
+    entries = [json.loads(line) for line in running.lines]
+    assert all({"timestamp", "level", "message", "target"} <= set(entry) for entry in entries)
+    messages = [entry["message"] for entry in entries]
+    assert any(BAD in message for message in messages)
+    assert any("not-an-ip" in message for message in messages)
+    assert any(message.startswith("outputs  dense, multivector, sparse") for message in messages)
+    assert messages[0].startswith('Args { model_id: "')
+    assert "HF_API_TOKEN is deprecated: use --hf-token or HF_TOKEN" in messages
+    done = [entry for entry in entries if entry["message"] == "Success"]
+    assert [entry["span"]["name"] for entry in done] == ["embed_hybrid", "embed"]
+    assert all(set(entry["span"]) == {*TIMES, "name"} and entry["spans"] == [entry["span"]] for entry in done)
+    (failed,) = [entry for entry in entries if BAD in entry["message"]]
+    assert (failed["level"], failed["span"]) == ("ERROR", {"name": "embed"})
+
+
+TIMES = ("total_time", "tokenization_time", "queue_time", "inference_time")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (ERROR| WARN| INFO|DEBUG) (\S.*: )?[\w.]+: \w+\.py:\d+: .*\n")
+
+
+def text_logs_are_well(lines: list[str]) -> None:
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert " INFO hybridtei: serve.py:" in lines[0]
+    assert ": Args { model_id: " in lines[0]
+    times = " ".join(rf'{name}="[\d.]+(s|ms|µs|ns)"' for name in TIMES)
+    done = re.compile(rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.observability.tracing: tracing.py:\d+: Success\n")
+    assert sum(done.search(line) is not None for line in lines) == 2
+    assert any("ERROR embed: hybridtei.server.http.errors: errors.py:" in line and r"one\n2026" in line for line in lines)
+
+
+def test_a_taken_port_is_an_error(shipped):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = failing("serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", str(port))
+    assert done.returncode == 1
+    assert f"Error: cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
+    assert main(["embed", "--offline", str(tmp_path / "none.txt"), "-o", str(tmp_path / "x.npz"), "--model-id", "./none"]) == 1
+    assert capsys.readouterr().err == "Error: ./none: no such folder\n"
+
+
+def test_the_router_takes_teis_flags_without_a_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        router(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"text-embeddings-router {__version__}\n"
+    with pytest.raises(SystemExit) as ended:
+        router(["--model-id", "x", "--prot", "80"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --prot" in capsys.readouterr().err
+    assert router(["--model-id", "./none", "--offline"]) == 1
+    assert capsys.readouterr().err == "Error: ./none: no such folder\n"
+
+
+def test_a_misspelt_flag_does_not_show_what_it_was_to_hold(capsys):
+    for arguments in (["--api-kye", KEY], [f"--api-kye={KEY}"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *arguments])
+        assert ended.value.code == 2
+        shown = capsys.readouterr()
+        assert "unrecognized arguments: --api-kye" in shown.err
+        assert KEY not in shown.out + shown.err
+    assert without_values(["word"]) == ["word"]
+
+
+def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
+    monkeypatch.setattr("hybridtei.observability.logs.configure", lambda **_: None)
+    assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
+    assert capsys.readouterr().err == (
+        "Error: --otlp-endpoint wants an extra that is not installed: pip install 'hybridtei[otlp]'\n"
+    )
+
+
+def test_a_taken_metrics_port_is_told_before_anything_is_loaded():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = failing("serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", str(port))
+    assert (done.returncode, done.stderr) == (1, f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_what_fails_at_start_does_not_show_the_key(bert):
+    for flags in ([], ["--json-output"]):
+        done = failing("serve", "--model-id", str(bert), "--api-key", KEY, "--default-prompt-name", "b", *flags)
+        assert done.returncode == 1
+        assert "Args { " in done.stdout
+        assert KEY not in done.stdout + done.stderr

@@ -1,0 +1,171 @@
+"""A file of texts -> a file of vectors, over the fake backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.cli import embed_file as module
+from hybridtei.cli.embed_file import embed_file, read_texts
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings
+from tests.engine import small
+
+TEXTS = ["a hybrid search", "é 🙂 one", "two two", "one " * 90, " ", "seven"]
+ALL = ("dense", "sparse", "multivector")
+TOLERANCE = 1e-6
+
+
+def encoder(**backend) -> Encoder:
+    model = small.model()
+    return Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig())
+
+
+@pytest.fixture(params=["txt", "jsonl", "jsonl of strings"])
+def source(request, tmp_path: Path) -> str:
+    path = tmp_path / f"in.{request.param.split()[0]}"
+    if request.param == "txt":
+        lines = TEXTS
+    elif request.param == "jsonl":
+        lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
+    else:
+        lines = [json.dumps(text, ensure_ascii=False) for text in TEXTS]
+    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(params=[2, 1024])
+def chunk(request, monkeypatch) -> int:
+    """Several chunks, or one."""
+    monkeypatch.setattr(module, "CHUNK", request.param)
+    return request.param
+
+
+def expected() -> Embeddings:
+    return encoder().encode(TEXTS, ALL)
+
+
+def test_jsonl(source, chunk, tmp_path):
+    target = tmp_path / "out.jsonl"
+    assert embed_file(encoder(), source, str(target)) == len(TEXTS)
+    rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    wanted = expected()
+    assert [row["text"] for row in rows] == TEXTS
+    for i, row in enumerate(rows):
+        np.testing.assert_allclose(row["dense"], wanted.dense[i], atol=TOLERANCE)
+        np.testing.assert_allclose(row["multivector"], wanted.multivector.row(i), atol=TOLERANCE)
+        indices, values = wanted.sparse.row(i)
+        assert row["sparse"]["indices"] == indices.tolist()
+        np.testing.assert_allclose(row["sparse"]["values"], values, atol=TOLERANCE)
+
+
+def test_npz(source, chunk, tmp_path):
+    target = tmp_path / "out.npz"
+    embed_file(encoder(), source, str(target))
+    wanted = expected()
+    with np.load(target) as arrays:
+        assert arrays["texts"].tolist() == TEXTS
+        np.testing.assert_allclose(arrays["dense"], wanted.dense, atol=TOLERANCE)
+        np.testing.assert_array_equal(arrays["sparse_indices"], wanted.sparse.indices)
+        np.testing.assert_array_equal(arrays["sparse_indptr"], wanted.sparse.indptr)
+        np.testing.assert_allclose(arrays["sparse_values"], wanted.sparse.values, atol=TOLERANCE)
+        np.testing.assert_allclose(arrays["multivector"], wanted.multivector.values, atol=TOLERANCE)
+        np.testing.assert_array_equal(arrays["multivector_offsets"], wanted.multivector.offsets)
+
+
+def test_parquet(source, chunk, tmp_path):
+    target = tmp_path / "out.parquet"
+    embed_file(encoder(), source, str(target))
+    wanted = expected()
+    rows = pyarrow.parquet.read_table(target).to_pylist()
+    assert [row["text"] for row in rows] == TEXTS
+    for i, row in enumerate(rows):
+        np.testing.assert_allclose(row["dense"], wanted.dense[i], atol=TOLERANCE)
+        np.testing.assert_allclose(row["multivector"], wanted.multivector.row(i), atol=TOLERANCE)
+        assert row["sparse"]["indices"] == wanted.sparse.row(i)[0].tolist()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])
+def test_only_the_wanted_outputs(tmp_path, suffix):
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    target = tmp_path / f"out.{suffix}"
+    embed_file(encoder(), str(tmp_path / "in.txt"), str(target), ["sparse"])
+    if suffix == "jsonl":
+        assert set(json.loads(target.read_text().splitlines()[0])) == {"text", "sparse"}
+    elif suffix == "npz":
+        with np.load(target) as arrays:
+            assert set(arrays) == {"texts", "sparse_indices", "sparse_values", "sparse_indptr"}
+    else:
+        assert pyarrow.parquet.read_schema(target).names == ["text", "sparse"]
+
+
+def test_another_field(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"body": "one", "text": 5}\n')
+    assert list(read_texts(tmp_path / "in.jsonl", "body")) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "line", "why"),
+    [
+        ("in.jsonl", b'"one"\n{"text": "two"\n', 2, "not JSON"),
+        ("in.jsonl", b'"one"\n\n\nnonsense\n', 4, "not JSON"),
+        ("in.jsonl", b'"one"\n{"body": "two"}\n', 2, "`text` should be a string"),
+        ("in.jsonl", b'{"text": null}\n', 1, "`text` should be a string"),
+        ("in.jsonl", b'"one"\n5\n', 2, "`text` should be a string"),
+        ("in.jsonl", b'["one"]\n', 1, "`text` should be a string"),
+        ("in.jsonl", b'"one"\n"\xff"\n', 2, "not UTF-8"),
+        ("in.jsonl", b'"one"\n"\\ud800"\n', 2, "surrogate"),
+        ("in.jsonl", b'"one"\n' + b"[" * 100_000 + b"\n", 2, "not JSON"),
+        ("in.txt", b"one\ntwo\n\xff\n", 3, "not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_left_behind(tmp_path, name, data, line, why):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InvalidInput, match=rf"{name}:{line}: .*{why}"):
+        embed_file(encoder(), str(tmp_path / name), str(tmp_path / "out.jsonl"))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_failure_leaves_the_old_file_whole(tmp_path):
+    (tmp_path / "in.txt").write_text("one\npoison\n")
+    target = tmp_path / "out.jsonl"
+    target.write_text("old")
+    with pytest.raises(Exception, match="the batch holds"):
+        embed_file(encoder(fail_on=small.IDS["poison"]), str(tmp_path / "in.txt"), str(target))
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "outputs", "error", "why"),
+    [
+        ("in.txt", "out.csv", None, InvalidInput, "should end in .jsonl, .npz, .parquet"),
+        ("in.csv", "out.npz", None, InvalidInput, "should end in .txt or .jsonl"),
+        ("empty.txt", "out.npz", None, EmptyInput, "holds no text"),
+        ("in.txt", "out.npz", ["vectors"], InvalidInput, "known: dense, multivector, sparse, tokens"),
+        ("in.txt", "out.npz", ["dense", "tokens"], InvalidInput, "token states are not written"),
+        ("missing.txt", "out.npz", None, FileNotFoundError, "missing.txt"),
+        ("in.txt", "no/such/out.jsonl", None, FileNotFoundError, "out.jsonl"),
+    ],
+)
+def test_what_cannot_be(tmp_path, source, target, outputs, error, why):
+    (tmp_path / "in.txt").write_text("one\n")
+    (tmp_path / "in.csv").write_text("one\n")
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(error, match=why):
+        embed_file(encoder(), str(tmp_path / source), str(tmp_path / target), outputs)
+
+
+def test_an_output_the_model_lacks(tmp_path):
+    (tmp_path / "in.txt").write_text("one\n")
+    model = small.model(small.dense_only())
+    plain = Encoder(model, FakeBackend(model.spec), 256, EngineConfig())
+    with pytest.raises(UnsupportedHead, match="It has: dense"):
+        embed_file(plain, str(tmp_path / "in.txt"), str(tmp_path / "out.npz"), ["sparse"])

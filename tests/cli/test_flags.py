@@ -1,0 +1,259 @@
+"""Settings from flags over environment over defaults."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from hybridtei.cli.flags import UsageError, add_flags, boolean_flags, fields_of, from_flags, group_of, outdated
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+
+KINDS = (ModelConfig, EngineConfig, ServerConfig)
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, KINDS)
+    return vars(parser.parse_args(arguments))
+
+
+def settings(kind, *arguments: str, **environment: str):
+    return from_flags(kind, parsed(*arguments), environment)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_given_is_the_defaults(kind):
+    assert settings(kind) == kind()
+
+
+@examples(max_examples=10)
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_the_flag_wins_over_the_variable(flag, variable):
+    name = "max_batch_tokens"
+    assert settings(EngineConfig, MAX_BATCH_TOKENS=str(variable)).max_batch_tokens == variable
+    assert getattr(settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)), name) == flag
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_has_its_flag_and_its_variable(kind):
+    values = {bool: "true", int: "7", float: "7", tuple: "text"}
+    hints = msgspec.structs.fields(kind)
+    assert hints
+    for field in hints:
+        default = field.default
+        text = next((text for of, text in values.items() if isinstance(default, of)), None)
+        if text is None:
+            plain = next(plain for other, plain, _ in fields_of(kind) if other.name == field.name)
+            text = get_args(plain)[-1] if get_origin(plain) is Literal else "7"
+        text = {"memory_fraction": "0.5"}.get(field.name, text)  # seven is beyond its bound
+        flag = "--" + field.name.replace("_", "-")
+        by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
+        assert by_flag == by_variable
+        assert str(getattr(by_flag, field.name)).strip("(),'").lower() in (text, "7.0")
+
+
+TEI_FLAGS = [
+    "--model-id",
+    "--revision",
+    "--tokenization-workers",
+    "--dtype",
+    "--served-model-name",
+    "--pooling",
+    "--max-concurrent-requests",
+    "--max-batch-tokens",
+    "--max-batch-requests",
+    "--max-client-batch-size",
+    "--auto-truncate",
+    "--default-prompt-name",
+    "--default-prompt",
+    "--dense-path",
+    "--hf-token",
+    "--hf-api-token",
+    "--uds-path",
+    "--disable-spans",
+    "--otlp-endpoint",
+    "--otlp-service-name",
+    "--prometheus-port",
+    "--hostname",
+    "--port",
+    "--huggingface-hub-cache",
+    "--payload-limit",
+    "--api-key",
+    "--json-output",
+    "--cors-allow-origin",
+]
+
+
+def test_teis_names_and_defaults():
+    known = parsed()
+    assert {flag.removeprefix("--").replace("-", "_") for flag in TEI_FLAGS} <= set(known)
+    engine, server = EngineConfig(), ServerConfig()
+    assert (engine.max_concurrent_requests, engine.max_batch_tokens, engine.max_batch_requests) == (512, 16384, None)
+    assert (server.max_client_batch_size, server.payload_limit, server.port, server.hostname) == (
+        32,
+        2_000_000,
+        3000,
+        "0.0.0.0",
+    )
+    assert engine.auto_truncate
+    assert (server.uds_path, server.otlp_service_name, server.otlp_endpoint) == (
+        "/tmp/text-embeddings-inference-server",
+        "text-embeddings-inference.server",
+        None,
+    )
+    assert (server.json_output, server.disable_spans, server.api_key, server.cors_allow_origin) == (False, False, None, ())
+    assert settings(ServerConfig, "-p", "81").port == 81
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "value"),
+    [
+        ([], {}, True),
+        (["--auto-truncate"], {}, True),
+        (["--auto-truncate=false"], {}, False),
+        (["--auto-truncate", "false"], {}, False),
+        (["--auto-truncate=true"], {"AUTO_TRUNCATE": "false"}, True),
+        (["--auto-truncate"], {"AUTO_TRUNCATE": "false"}, True),
+        ([], {"AUTO_TRUNCATE": "false"}, False),
+        ([], {"AUTO_TRUNCATE": "true"}, True),
+    ],
+)
+def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
+    assert settings(EngineConfig, *arguments, **environment).auto_truncate is value
+
+
+def test_origins_repeat_as_flags_and_are_one_in_the_environment():
+    assert settings(ServerConfig, "--cors-allow-origin", "http://a", "--cors-allow-origin=b").cors_allow_origin == (
+        "http://a",
+        "b",
+    )
+    assert settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b").cors_allow_origin == ("http://a,b",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "environment", "named"),
+    [
+        (ServerConfig, [], {"PORT": ""}, "PORT: invalid value ''"),
+        (EngineConfig, [], {"MAX_BATCH_TOKENS": ""}, "MAX_BATCH_TOKENS: "),
+        (EngineConfig, [], {"AUTO_TRUNCATE": ""}, "AUTO_TRUNCATE: "),
+        (EngineConfig, [], {"AUTO_TRUNCATE": "yes"}, "AUTO_TRUNCATE: .*true or false"),
+        (EngineConfig, ["--auto-truncate=TRUE"], {}, "--auto-truncate: "),
+        (EngineConfig, ["--max-batch-tokens", "0"], {}, "--max-batch-tokens: .*>= 1"),
+        (EngineConfig, ["--max-batch-tokens=-1"], {}, "--max-batch-tokens: "),
+        (EngineConfig, ["--max-batch-tokens", "1.5"], {}, "--max-batch-tokens: "),
+        (EngineConfig, ["--max-batch-tokens", "many"], {}, "--max-batch-tokens: invalid value 'many'"),
+        (EngineConfig, ["--max-batch-requests", "0"], {}, "--max-batch-requests: "),
+        (EngineConfig, ["--memory-fraction", "0"], {}, "--memory-fraction: .*> 0"),
+        (EngineConfig, ["--memory-fraction", "1.1"], {}, "--memory-fraction: .*<= 1"),
+        (EngineConfig, ["--max-concurrent-requests", "0"], {}, "--max-concurrent-requests: "),
+        (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*<= 64"),
+        (EngineConfig, ["--tokenization-workers", "0"], {}, "--tokenization-workers: "),
+        (ServerConfig, ["--port", "65536"], {}, "--port: .*<= 65535"),
+        (ServerConfig, ["--port=-1"], {}, "--port: "),
+        (ServerConfig, ["--drain-seconds=-1"], {}, "--drain-seconds: "),
+        (ModelConfig, ["--dtype", "int4"], {}, "--dtype: "),
+        (ModelConfig, ["--pooling", "max"], {}, "--pooling: "),
+        (ModelConfig, [], {"DTYPE": ""}, "DTYPE: "),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(kind, arguments, environment, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        settings(kind, *arguments, **environment)
+
+
+def test_an_empty_text_is_a_value():
+    assert settings(EngineConfig, DEFAULT_PROMPT="").default_prompt == ""
+
+
+@pytest.mark.parametrize("text", ["--not-a-flag", "--port"])
+def test_unknown_flags_and_missing_values(text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(text)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_shows_defaults_and_variables(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[default: 16384] [env: MAX_BATCH_TOKENS]" in shown
+    assert "[default: true] [env: AUTO_TRUNCATE]" in shown
+    assert "{float16,float32,bfloat16,int8,fp8}" in shown
+
+
+def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
+    assert boolean_flags(ModelConfig, EngineConfig, ServerConfig) == {
+        "--auto-truncate",
+        "--cuda-graphs",
+        "--disable-spans",
+        "--json-output",
+        "--offline",
+        "--only-tei-routes",
+        "--split-large-batches",
+        "--trust-remote-code",
+    }
+
+
+def test_the_older_name_of_the_token():
+    for arguments, environment, source in (
+        (["--hf-api-token", "hf_x"], {}, "--hf-api-token"),
+        ([], {"HF_API_TOKEN": "hf_x"}, "HF_API_TOKEN"),
+    ):
+        assert settings(ModelConfig, *arguments, **environment).hf_token == "hf_x"
+        (warning,) = outdated(ModelConfig, parsed(*arguments), environment)
+        assert warning == f"{source} is deprecated: use --hf-token or HF_TOKEN"
+    assert outdated(ModelConfig, parsed("--hf-token", "hf_x"), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--hf-token", "a-secret", "--hf-api-token", "a-secret"], {}),
+        (["--hf-token", "a-secret"], {"HF_API_TOKEN": "a-secret"}),
+        ([], {"HF_TOKEN": "a-secret", "HF_API_TOKEN": "a-secret"}),
+    ],
+)
+def test_a_token_under_two_names_is_refused_and_not_shown(arguments, environment):
+    with pytest.raises(UsageError, match="exclude each other") as refused:
+        settings(ModelConfig, *arguments, **environment)
+    assert "a-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("arguments", [["--port", "1", "-p", "1"], ["--offline", "true", "--offline=true"]])
+def test_a_flag_is_given_once(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(*arguments)
+    assert ended.value.code == 2
+    assert "cannot be used multiple times" in capsys.readouterr().err
+
+
+def test_every_field_is_told_and_stands_under_a_heading(capsys):
+    for kind in KINDS:
+        for field, _, meta in fields_of(kind):
+            assert meta.description, field.name
+            assert meta.description.endswith((".", "].")), field.name
+            assert group_of(kind, meta)
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    shown = capsys.readouterr().out
+    headings = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "options",
+        "model",
+        "hub",
+        "security",
+        "limits",
+        "engine",
+        "inputs",
+        "server",
+        "answers",
+        "observability",
+    ]
+    assert "hf-api-token" not in shown

@@ -1,0 +1,100 @@
+"""`hybridtei ingest`: the command as a process, over the embedded model and the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridtei import cli
+from hybridtei.config import StoreConfig
+from hybridtei.store.default_store import DEFAULT_PATH, state_folder, with_default
+from hybridtei.store.embedded.store import EdgeStore
+from tests.ingest.small_ingest import points
+from tests.server.live import serving
+
+ROOT = Path(__file__).parents[2]
+HANG = 240
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
+    line = [sys.executable, "-m", "hybridtei", "ingest", *words]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
+    source = tmp_path / "corpus"
+    source.mkdir()
+    rows = [{"_id": f"d{i}", "title": f"wing {i}", "text": "a boundary layer on a flat plate ."} for i in range(5)]
+    (source / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"_id": "e", "text": ""}]))
+    (source / "queries.jsonl").write_text('{"_id": "q", "text": "wing"}\n')
+    first = command(tmp_path, str(source), "--collection", "wings", "--json", "--quiet")
+    assert first.returncode == 0, first.stderr
+    told = json.loads(first.stdout)
+    assert (told["documents"], told["quarantined"], told["points"], told["points_expected"]) == (5, 1, 5, 5)
+    assert f"embedded Qdrant in {tmp_path / DEFAULT_PATH}" in first.stderr
+    assert json.loads((tmp_path / "wings.quarantine.jsonl").read_text())["location"] == "line 6"
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet"]) == 0
+    second = capsys.readouterr().out
+    assert "0 documents in 0 chunks" in second
+    assert "5 unchanged" in second
+    assert "5 points, as expected" in second
+
+    async def read():
+        store = EdgeStore(str(tmp_path / DEFAULT_PATH))
+        found = await points(store, "wings", with_vectors=True)
+        await store.close()
+        return found
+
+    records = asyncio.run(read())
+    assert {record.payload["document_id"] for record in records} == {f"d{i}" for i in range(5)}
+    assert all(set(record.vector) == {"dense", "sparse", "multivector"} for record in records)
+    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--outputs", "vectors"]) == 1
+    assert "the model has dense, multivector, sparse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nothing", "--collection", "c"], "no such file"),
+        (["in.jsonl", "--collection", "a/b"], "may not hold"),
+        (["in.jsonl", "--collection", "c", "--chunk-tokens", "5000"], "--chunk-tokens is 5000"),
+        (["in.jsonl", "--collection", "c", "--max-record-bytes", "0"], "--max-record-bytes is 0"),
+        (["in.jsonl", "--collection", "c", "--qdrant-url", "http://h", "--qdrant-path", "p"], "both given"),
+        (["in.jsonl", "--collection", "c", "--url", "http://127.0.0.1:1", "--qdrant-patience", "0"], "no answer within 0 s"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_done(tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    assert cli.main(["ingest", *words]) == 1
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / DEFAULT_PATH / "c").exists()
+
+
+def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, bert):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    with serving() as server:
+        assert cli.main(["ingest", "in.jsonl", "--collection", "c", "--url", server.url]) == 1
+        assert "needed here too, for its tokenizer" in capsys.readouterr().err
+        assert cli.main(["ingest", "in.jsonl", "--collection", "c", "--url", server.url, "--model-id", str(bert)]) == 1
+        assert "but the server gives dense, multivector, sparse" in capsys.readouterr().err
+
+
+def test_where_things_go_if_nobody_says_where(monkeypatch, tmp_path):
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))
+    assert with_default(StoreConfig()).qdrant_path == DEFAULT_PATH
+    for given in (StoreConfig(qdrant_url="http://h"), StoreConfig(qdrant_path="p")):
+        assert with_default(given) == given
+    assert state_folder(StoreConfig(qdrant_path="p")) == Path("p/.ingest")
+    folders = {state_folder(StoreConfig(qdrant_url=url)) for url in ("http://h", "http://h/", "http://other")}
+    assert len(folders) == 2
+    assert all(folder.is_relative_to(tmp_path) for folder in folders)

@@ -1,0 +1,156 @@
+"""`hybridtei ingest` of a source that lost documents: it says so, and deletes them only where that is asked for and certain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hybridtei import cli
+from hybridtei.batch import Head
+from hybridtei.encoder import Encoder
+from hybridtei.ingest import run as ingest_run
+from hybridtei.ingest.embedders import LocalEmbedder
+from hybridtei.store.embedded.store import EdgeStore
+from tests.ingest.small_ingest import points
+
+
+class Corpus:
+    """A folder, the collection made of it, and what the command said last."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.source, self._folder, self._capsys = folder / "corpus", folder, capsys
+        self.source.mkdir()
+
+    def ingest(self, *words: str, source: str = "corpus") -> tuple[int, dict]:
+        self._capsys.readouterr()
+        status = cli.main(["ingest", source, "--collection", "c", "--quiet", "--json", "--outputs", "dense", *words])
+        told = self._capsys.readouterr().out
+        return status, json.loads(told) if told else {}
+
+    def in_words(self, *words: str) -> str:
+        self._capsys.readouterr()
+        cli.main(["ingest", "corpus", "--collection", "c", "--quiet", "--outputs", "dense", *words])
+        return self._capsys.readouterr().out
+
+    def write(self, name: str, texts: dict[str, str]) -> None:
+        lines = [json.dumps({"id": key, "text": text}) for key, text in texts.items()]
+        (self.source / name).write_text("\n".join(lines) + "\n")
+
+    def stored(self) -> set[str]:
+        async def read() -> set[str]:
+            store = EdgeStore(str(self._folder / "qdrant"))
+            try:
+                return {record.payload["document_id"] for record in await points(store, "c")}
+            finally:
+                await store.close()
+
+        return asyncio.run(read())
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[LocalEmbedder]:
+    """The model that the command would load for each ingest anew."""
+    encoder = Encoder.load()
+    yield LocalEmbedder(encoder, frozenset({Head.DENSE}))
+    encoder.close()
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch, capsys, embedder) -> Corpus:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedder, "close", lambda: None)
+    monkeypatch.setattr(ingest_run, "_embedder", lambda *settings: embedder)
+    found = Corpus(tmp_path, capsys)
+    found.write("a.jsonl", {"a1": "one", "a2": "two", "a3": "three"})
+    found.write("b.jsonl", {"b1": "four"})
+    (found.source / "c.txt").write_text("five")
+    status, told = found.ingest()
+    assert (status, told["documents"]) == (0, 5)
+    return found
+
+
+ALL = {"a1", "a2", "a3", "b1", "corpus/c.txt"}
+
+
+def test_documents_that_left_the_source_are_told_of_and_deleted_where_asked(corpus):
+    corpus.write("a.jsonl", {"a1": "one", "a3": "three, changed"})
+    (corpus.source / "b.jsonl").unlink()
+    for _ in range(2):  # the file is read in the first, and known to be unchanged in the second
+        told = corpus.in_words()
+        assert "as expected" not in told
+        assert "2 documents left the source and stay searchable: --delete-missing deletes them" in told
+    assert corpus.stored() == ALL
+    status, told = corpus.ingest("--delete-missing")
+    assert (status, told["documents_deleted"], told["documents_missing"]) == (0, 2, 0)
+    assert told["points"] == told["points_expected"] == 3
+    assert corpus.stored() == {"a1", "a3", "corpus/c.txt"}
+    status, told = corpus.ingest("--delete-missing")
+    assert (status, told["unchanged"], told["documents_deleted"]) == (0, 3, 0)
+    assert "3 points, as expected" in corpus.in_words()
+
+
+def test_another_source_of_the_collection_is_left_alone(corpus, tmp_path):
+    (tmp_path / "other.jsonl").write_text('{"id": "o", "text": "six"}\n')
+    (tmp_path / "corpuses").mkdir()
+    (tmp_path / "corpuses" / "d.txt").write_text("seven")
+    for source in ("other.jsonl", "corpuses", "corpus"):
+        status, told = corpus.ingest("--delete-missing", source=source)
+        assert (status, told["documents_deleted"], told["documents_missing"]) == (0, 0, 0)
+    assert corpus.stored() == ALL | {"o", "corpuses/d.txt"}
+
+
+def test_a_source_that_yields_nothing_deletes_nothing(corpus):
+    for file in sorted(corpus.source.iterdir()):
+        file.write_text("")
+    status, told = corpus.ingest("--delete-missing")
+    assert (status, told["documents_deleted"]) == (1, 0)
+    assert corpus.stored() == ALL
+    for file in sorted(corpus.source.iterdir()):
+        file.unlink()
+    assert corpus.ingest("--delete-missing")[0] == 1
+    assert corpus.stored() == ALL
+
+
+def test_what_could_not_be_read_is_not_missing(corpus):
+    (corpus.source / "a.jsonl").write_text('{"id": "a1", "text": "one"}\n{"id": "a2", "tex\n')
+    (corpus.source / "b.jsonl").write_text('{"id": "b1", "text": ""}\n')
+    (corpus.source / "c.txt").write_bytes(b"\xff\xff")
+    status, told = corpus.ingest("--delete-missing")
+    assert (status, told["quarantined"], told["documents_deleted"]) == (0, 3, 0)
+    assert told["documents_unclear"] == 2
+    assert corpus.stored() == ALL
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_may_not_be_entered_is_not_empty(corpus):
+    (corpus.source / "deep").mkdir()
+    corpus.write("deep/d.jsonl", {"d1": "six"})
+    corpus.ingest()
+    (corpus.source / "deep").chmod(0)
+    try:
+        status, told = corpus.ingest("--delete-missing")
+    finally:
+        (corpus.source / "deep").chmod(0o700)
+    assert (status, told["quarantined"], told["documents_deleted"]) == (0, 1, 0)
+    assert corpus.stored() == ALL | {"d1"}
+
+
+def test_the_working_folder_as_the_source_twice(corpus):
+    """It holds the store and the file of what could not be taken."""
+    (corpus.source / "odd.docx").write_text("x")
+    for _ in range(2):
+        status, told = corpus.ingest("--collection", "all", source=".")
+        assert (status, told["points"], told["quarantined"]) == (0, 5, 1)
+        assert told["documents_missing"] == 0
+    assert (corpus.source.parent / "all.quarantine.jsonl").exists()
+
+
+def test_a_corpus_is_not_taken_for_the_quarantine(corpus):
+    before = (corpus.source / "a.jsonl").read_bytes()
+    status, _ = corpus.ingest("--quarantine", "corpus/a.jsonl")
+    assert (status, (corpus.source / "a.jsonl").read_bytes()) == (1, before)

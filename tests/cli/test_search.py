@@ -1,0 +1,120 @@
+"""`ingest`, `search` and `eval` as commands, over the embedded engine, from nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hybridtei.cli import main
+from hybridtei.cli.search import weights_of
+from hybridtei.errors import InvalidInput
+
+WORDS = [
+    *("the", "a", "on", "of", "and", "with", "flow", "wing"),
+    *("plate", "layer", "heat", "shock", "wave", "supersonic", "boundary", "pressure"),
+]
+DOCUMENTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 9)) for i in range(1, 21)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A BEIR folder: each query is the beginning of a document, which alone is relevant."""
+    folder = tmp_path_factory.mktemp("data") / "wings"
+    (folder / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"_id": f"d{i}", "title": f"paper {i}", "text": text}) for i, text in enumerate(DOCUMENTS)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    queries = [json.dumps({"_id": f"q{i}", "text": DOCUMENTS[i]}) for i in range(4)]
+    (folder / "queries.jsonl").write_text("\n".join(queries), encoding="utf-8")
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(4))
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(folder, hybrid, tmp_path_factory):
+    """(where the vectors lie, what `eval` wrote), after `eval` alone."""
+    place = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        figures, chart = place / "figures.json", place / "chart.svg"
+        flags = ["--model-id", str(hybrid), "--quiet", "--output", str(figures), "--chart", str(chart)]
+        assert main(["eval", str(folder), *flags]) == 0
+        assert chart.read_bytes().startswith(b"<?xml")
+        return place, json.loads(figures.read_bytes())
+
+
+def test_eval_from_nothing_ingests_and_measures(evaluated):
+    _, figures = evaluated
+    assert (figures["collection"], figures["queries"], figures["points"]) == ("wings", 4, 20)
+    modes = {row["mode"]: row for row in figures["modes"]}
+    assert {"dense", "sparse", "multivector, all", "rrf k=2", "rrf k=61", "dbsf", "weighted"} <= modes.keys()
+    assert all(0 < row["nDCG@10"] <= 1 and row["recall@100"] == 1 for row in modes.values() if row["mode"] != "sparse")
+
+
+def test_search_as_json(evaluated, hybrid, capsys, monkeypatch):
+    place, _ = evaluated
+    monkeypatch.chdir(place)
+    flags = ["--model-id", str(hybrid), "--json", "--limit", "3", "--explain", "--mode", "dense"]
+    assert main(["search", "wings", DOCUMENTS[7], *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mode"] == "dense"
+    assert len(found["hits"]) == 3
+    assert [hit["scores"]["dense"]["rank"] for hit in found["hits"]] == [1, 2, 3]
+    assert found["hits"][0]["payload"]["document_id"].startswith("d")
+    assert [stage["name"] for stage in found["stages"]] == ["embed", "dense", "search"]
+
+
+def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
+    place, _ = evaluated
+    monkeypatch.chdir(place)
+    only = json.dumps({"must": [{"key": "document_id", "match": {"any": ["d3", "d4"]}}]})
+    assert main(["search", "wings", DOCUMENTS[3], "--model-id", str(hybrid), "--filter", only, "--explain", "--rescore"]) == 0
+    out = capsys.readouterr().out
+    assert "[d3]" in out
+    assert "[d4]" in out
+    assert "[d5]" not in out
+    assert "multivector" in out
+    assert "stage" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "wing"], "there is no collection `nowhere`"),
+        (["wings", "wing", "--filter", '{"must": 3}'], "`--filter"),
+        (["wings", "wing", "--limit", "0"], "`limit` is 0"),
+        (["wings", "wing", "--weights", "dense=much"], "--weights"),
+    ],
+)
+def test_what_is_wrong_is_told(evaluated, hybrid, capsys, monkeypatch, words, message):
+    place, _ = evaluated
+    monkeypatch.chdir(place)
+    assert main(["search", *words, "--model-id", str(hybrid)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_weights_by_name_in_order_or_as_a_preset():
+    assert weights_of("1, 0.3") == [1.0, 0.3]
+    assert weights_of("dense=1,sparse=.5") == {"dense": 1.0, "sparse": 0.5}
+    assert weights_of("m3-long") == "m3-long"
+    assert weights_of(None) is None
+    with pytest.raises(InvalidInput, match="--weights"):
+        weights_of("1,much")
+
+
+def test_another_model_may_not_search_it(evaluated, bert, capsys, monkeypatch):
+    place, _ = evaluated
+    monkeypatch.chdir(place)
+    assert main(["search", "wings", "wing", "--model-id", str(bert)]) == 1
+    assert "model_id" in capsys.readouterr().err
+
+
+def test_eval_needs_judgements_before_it_does_anything(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text("")
+    assert main(["eval", "."]) == 1
+    assert "no judgements" in capsys.readouterr().err
+    assert main(["eval", ".", "--chart", "chart.doc"]) == 1
+    assert "a chart should end in" in capsys.readouterr().err
+    assert not (tmp_path / "qdrant").exists()

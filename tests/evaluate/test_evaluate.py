@@ -1,0 +1,122 @@
+"""An evaluation over a small collection: its measures against their definitions, its parts against what was searched."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Head
+from hybridtei.errors import InvalidInput
+from hybridtei.evaluate.chart import check_chart, write_chart
+from hybridtei.evaluate.data import Judged
+from hybridtei.evaluate.measures import MEASURES, by_place, evaluate, measured, ways
+from hybridtei.evaluate.report import as_dict, as_json, as_table
+from hybridtei.search.local import query_model
+from hybridtei.search.searcher import Searcher, SearchOptions
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+
+ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+QUERIES = {"a": "three two", "b": "search by meaning", "c": "seven"}
+RELEVANT = {"a": {"d0": 2, "d1": 1}, "b": {"d3": 1, "d5": 3}, "c": {"d7": 1, "d4": 1}}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
+
+
+def gains(ranked, judged):
+    """Linear gains, discount log2(rank + 1)."""
+    return sum(judged.get(document, 0) / math.log2(place + 1) for place, document in enumerate(ranked[:10], 1))
+
+
+def by_hand(rankings, judged):
+    ndcg = [
+        gains(rankings[q], judged[q]) / gains(sorted(judged[q], key=judged[q].get, reverse=True), judged[q]) for q in judged
+    ]
+    mrr = [next((1 / place for place, d in enumerate(rankings[q][:10], 1) if judged[q].get(d, 0) > 0), 0.0) for q in judged]
+    recall = [
+        len({d for d in rankings[q][:100] if judged[q].get(d, 0)}) / sum(1 for g in judged[q].values() if g) for q in judged
+    ]
+    return {name: float(np.mean(values)) for name, values in zip(MEASURES, (ndcg, mrr, recall), strict=True)}
+
+
+def test_measures_are_as_defined():
+    random = np.random.default_rng(3)
+    names = [f"d{i}" for i in range(150)]
+    judged = {
+        f"q{q}": {str(d): int(g) for d, g in zip(random.choice(names, 20, False), random.integers(0, 4, 20), strict=True)}
+        for q in range(12)
+    }
+    rankings = {q: [str(d) for d in random.permutation(names)[: 120 - 10 * i]] for i, q in enumerate(judged)}
+    rankings["q3"] = []
+    runs = {q: by_place(ranked) for q, ranked in rankings.items()}
+    assert measured(runs, Judged(dict.fromkeys(judged, ""), judged)) == pytest.approx(by_hand(rankings, judged))
+
+
+def test_a_document_stands_where_its_best_chunk_does():
+    assert by_place(["b", "a", "b", "c", "a"]) == {"b": -1.0, "a": -2.0, "c": -3.0}
+    assert len(by_place([str(i) for i in range(500)])) == 100
+
+
+@pytest.mark.parametrize(
+    ("has", "names"),
+    [
+        (frozenset({Head.DENSE}), ["dense"]),
+        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "dbsf", "weighted"]),
+        (frozenset({Head.MULTIVECTOR}), ["multivector, all"]),
+    ],
+)
+def test_the_ways_are_those_that_the_vectors_allow(has, names):
+    assert [way.name for way in ways(has)] == names
+    assert {*names} < {way.name for way in ways(ALL, reranker=True)}
+    assert ways(has, reranker=True)[-1].reranked
+
+
+def evaluated(encoder, rank=None):
+    async def scenario():
+        store = await filled(encoder)
+        told = []
+        judged = Judged(QUERIES, RELEVANT)
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        evaluation = await evaluate(searcher, "papers", judged, rank=rank, advance=lambda name, done: told.append((name, done)))
+        options = SearchOptions(mode="dense", limit=len(TEXTS))
+        found = {q: (await searcher.search("papers", text, options)).hits for q, text in QUERIES.items()}
+        return evaluation, told, found
+
+    return run(scenario())
+
+
+async def last_first(query, documents):
+    return np.array([TEXTS.index(document) for document in documents], np.float32)
+
+
+def test_an_evaluation_is_what_searching_gives(encoder, tmp_path):
+    evaluation, told, found = evaluated(encoder, last_first)
+    dense = next(result for result in evaluation.results if result.name == "dense")
+    rankings = {q: [hit.payload["document_id"] for hit in hits] for q, hits in found.items()}
+    assert dense.measures == pytest.approx(by_hand(rankings, RELEVANT))
+    assert [result.name for result in evaluation.results] == [way.name for way in ways(ALL, reranker=True)]
+    assert all(len(result.times_ms) == 3 and result.p95_ms >= result.p50_ms > 0 for result in evaluation.results)
+    assert told[:4] == [("embedding", 1), ("embedding", 2), ("embedding", 3), ("dense", 1)]
+    reranked = evaluation.results[-1]
+    last = [f"d{i}" for i in reversed(range(len(TEXTS)))]
+    assert reranked.measures == pytest.approx(by_hand(dict.fromkeys(QUERIES, last), RELEVANT))
+
+    table = as_table(evaluation)
+    for result in evaluation.results:
+        assert result.name in table
+        assert f"{result.measures['nDCG@10']:.4f}" in table
+    assert json.loads(as_json(evaluation)) == as_dict(evaluation)
+    for name, begins in (("chart.png", b"\x89PNG"), ("chart.svg", b"<?xml")):
+        write_chart(evaluation, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_a_chart_of_an_unknown_kind_or_place_is_refused_before_the_work(tmp_path):
+    for path in (tmp_path / "chart.txt", tmp_path / "nowhere" / "chart.png"):
+        with pytest.raises(InvalidInput, match="chart"):
+            check_chart(path)

@@ -1,0 +1,131 @@
+"""An ingest over the small model and the fake backend: the real pipeline, ledger and stores, without weights.
+
+Also a process of its own, to be killed: python -m tests.ingest.small_ingest SOURCE FOLDER [TEXTS]; it
+stands still, for ever, once it has embedded so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.ingest import prepare as preparing
+from hybridtei.ingest.chunking import Chunker, settings_for
+from hybridtei.ingest.embedders import Embedder, LocalEmbedder, vector_heads
+from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.pipeline import Outcome, ingest
+from hybridtei.ingest.prepare import Preparation
+from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.quarantine import Quarantine
+from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.walk import source_files
+from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.collection import plan_for
+from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.tasks.embed import Model
+from tests.engine import small
+
+NAME = "small"
+
+
+def written(folder: Path) -> tuple[Model, Path]:
+    """The small model, and its tokenizer as a file in the folder that its facts name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        path.write_text(small.tokenizer()._raw.to_str())
+    return small.model(small.model_spec(folder=folder)), path
+
+
+def raw(path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
+
+
+def plan(model: Model) -> CollectionPlan:
+    return plan_for(model.spec, "small")
+
+
+@dataclass
+class Ingest:
+    """What stays from run to run: a folder with ledger and quarantine. `backend`: settings of the fake one."""
+
+    folder: Path
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    options: ReadOptions = field(default_factory=ReadOptions)
+    chunk_tokens: int | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / "quarantine.jsonl"
+
+    def embedder(self, model: Model) -> Embedder:
+        encoder = Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
+        return LocalEmbedder(encoder, vector_heads(model.spec.heads, None))
+
+    async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> Outcome:
+        """Once; the ledger is closed afterwards, as by the end of a process."""
+        model, path = written(self.folder / "model")
+        self.tally = Tally()
+        chunks = settings_for(model, self.chunk_tokens, None)
+        ledger, chunker = Ledger(self.folder / "ledger.jsonl"), Chunker(model, raw(path), chunks)
+        preparation = Preparation(
+            files=list(source_files(source)),
+            options=self.options,
+            chunker=chunker,
+            ledger=ledger,
+            quarantine=Quarantine(self.quarantine),
+            settings=f"{chunks}".encode()[:64],
+            tally=self.tally,
+        )
+        try:
+            return await ingest(preparation, embedder or self.embedder(model), store, name, plan(model))
+        finally:
+            self.tally.quarantined = len(preparation.quarantine)
+            ledger.close()
+            chunker.close()
+
+
+async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
+    """All records, page by page."""
+    records, offset = [], None
+    while True:
+        page, offset = await store.scroll(name, limit=500, offset=offset, **settings)
+        records += page
+        if offset is None:
+            return records
+
+
+def standing_still(after: int) -> Callable[[Any], None]:
+    """A gate that no pass leaves once so many texts went through, so that there is a moment to be killed in."""
+    embedded = [0]
+
+    def gate(batch: Any) -> None:
+        embedded[0] += len(batch.cu_seqlens) - 1
+        if embedded[0] > after:
+            threading.Event().wait()
+
+    return gate
+
+
+async def main(source: Path, folder: Path, texts: int | None) -> None:
+    preparing.BATCH_CHUNKS = 64
+    store = EdgeStore(str(folder / "qdrant"))
+    try:
+        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}).run(source, store)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None))

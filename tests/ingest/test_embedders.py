@@ -1,0 +1,197 @@
+"""Embedders: in process and by a server the same rows; a bad text alone; a server that is busy, away, or no hybridtei."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import BackendError, InvalidInput
+from hybridtei.ingest.embedders import LocalEmbedder, RemoteEmbedder, embed_each, vector_heads
+from tests.engine import small
+from tests.server.live import serving
+
+TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]
+HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+
+
+def local(**backend) -> LocalEmbedder:
+    model = small.model()
+    return LocalEmbedder(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
+
+
+def assert_equal(one, other) -> None:
+    np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
+    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=1e-6)
+    np.testing.assert_array_equal(one.multivector.offsets, other.multivector.offsets)
+    np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
+    np.testing.assert_array_equal(one.sparse.indptr, other.sparse.indptr)
+    np.testing.assert_allclose(one.sparse.values, other.sparse.values, atol=1e-6)
+
+
+def test_a_server_gives_what_the_engine_gives():
+    with serving() as server:
+        remote = RemoteEmbedder(server.url)
+        assert remote.heads == HEADS
+        assert_equal(remote.embed(TEXTS), local().embed(TEXTS))
+        remote.close()
+
+
+def test_a_servers_prompt_for_documents_is_used():
+    spec = small.model_spec(prompts={"document": "passage: "})
+    model = small.model(spec)
+    wanted = LocalEmbedder(Encoder(model, FakeBackend(spec), 256, EngineConfig()), HEADS).embed(TEXTS)
+    with serving(spec) as server:
+        remote = RemoteEmbedder(server.url)
+        assert_equal(remote.embed(TEXTS), wanted)
+        remote.close()
+
+
+def test_bad_texts_stand_alone():
+    texts = [*TEXTS[:5], "poison", *TEXTS[5:9], "", TEXTS[9]]
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]).embed, texts)
+    assert [place for place, reason in enumerate(reasons) if reason is not None] == [5, 10]
+    assert "the batch holds" in reasons[5]
+    assert "cannot be empty" in reasons[10]
+    assert_equal(found, local().embed(TEXTS[:10]))
+
+
+def test_where_every_text_fails_the_engine_is_at_fault():
+    with pytest.raises(BackendError):
+        embed_each(local(fail_on=small.IDS["poison"]).embed, ["poison one", "poison two"])
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]).embed, ["poison"])
+    assert (found.dense, len(reasons)) == (None, 1)
+
+
+@contextmanager
+def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[str, list[str]]]:
+    """A server of fixed answers after /info's; the last one stays. And the paths it was asked."""
+    info = {
+        "model_id": "m",
+        "model_dtype": "float32",
+        "max_client_batch_size": 32,
+        "hybridtei": {"role": "embedding", "outputs": ["dense"], "prompts": {}},
+    }
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.answer(200, {}, info)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(*(answers.pop(0) if len(answers) > 1 else answers[0]))
+
+        def answer(self, status: int, headers: dict[str, str], body: Any) -> None:
+            asked.append(self.path)
+            data = body if isinstance(body, bytes) else orjson.dumps(body)
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+GOOD = (200, {}, [{"dense": [1.0, 0.0]}])
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again(status):
+    with answering([(status, {"retry-after": "0"}, b"later"), (status, {}, b"later"), GOOD]) as (url, asked):
+        remote = RemoteEmbedder(url, patience_s=30)
+        assert remote.embed(["one"]).dense.tolist() == [[1.0, 0.0]]
+        assert len(asked) == 4
+        remote.close()
+
+
+def test_patience_ends():
+    with answering([(429, {"retry-after": "100"}, b"busy now")]) as (url, _):
+        remote = RemoteEmbedder(url, patience_s=1)
+        with pytest.raises(ConnectionError, match=r"no answer within 1 s.*429: busy now"):
+            remote.embed(["one"])
+        remote.close()
+
+
+def test_a_server_that_is_not_there():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(ConnectionError, match=f"{port}: no answer within 0.2 s"):
+        RemoteEmbedder(f"http://127.0.0.1:{port}", patience_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ((422, {}, {"error": "too long", "error_type": "Validation"}), InvalidInput, "too long"),
+        ((422, {}, {"error": "odd text", "error_type": "Tokenizer"}), InvalidInput, "odd text"),
+        ((400, {}, {"error": "empty", "error_type": "Empty"}), InvalidInput, "empty"),
+        ((413, {}, b"Failed to buffer the request body: length limit exceeded"), InvalidInput, "length limit"),
+        ((424, {}, {"error": "pass failed", "error_type": "Backend"}), BackendError, "pass failed"),
+        ((200, {}, [{"dense": ["x"]}]), BackendError, "not what was asked for"),
+        ((401, {}, b""), ConnectionError, "status 401"),
+        ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
+        ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
+        ((302, {"location": "/login"}, b"moved"), ConnectionError, "status 302: to /login: moved"),
+        ((400, {}, b"<html>bad gateway rule"), ConnectionError, "status 400: <html>bad gateway rule"),
+        ((413, {}, b"<html>Request Entity Too Large"), ConnectionError, "Request Entity Too Large"),
+        ((422, {}, {"detail": "another program"}), ConnectionError, "another program"),
+        ((424, {}, b"failed dependency"), ConnectionError, "failed dependency"),
+        ((418, {}, {"error": "teapot", "error_type": "Validation"}), ConnectionError, "status 418"),
+        ((200, {}, b"null"), ConnectionError, "status 200: null"),
+        ((200, {}, {"data": []}), ConnectionError, "should answer 1 objects of dense, answered"),
+        ((200, {}, []), ConnectionError, r"should answer 1 objects of dense, answered \[\]"),
+        ((200, {}, [{"sparse": {}}]), ConnectionError, "should answer 1 objects of dense"),
+        ((200, {}, ["x"]), ConnectionError, "should answer 1 objects of dense"),
+    ],
+)
+def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
+    with answering([answer]) as (url, _):
+        remote = RemoteEmbedder(url, patience_s=1)
+        with pytest.raises(error, match=why):
+            remote.embed(["one"])
+        remote.close()
+
+
+def test_a_sparse_vector_of_unequal_lengths_is_refused():
+    with answering([(200, {}, [{"sparse": {"indices": [1, 2], "values": [0.5]}}])]) as (url, _):
+        remote = RemoteEmbedder(url, patience_s=1)
+        remote.heads = frozenset({Head.SPARSE})
+        with pytest.raises(BackendError, match="2 indices and 1 values"):
+            remote.embed(["one"])
+        remote.close()
+
+
+def test_outputs():
+    assert vector_heads(frozenset(Head), None) == HEADS
+    assert vector_heads(HEADS, ["sparse"]) == {Head.SPARSE}
+    for names in (["vectors"], ["tokens"]):
+        with pytest.raises(InvalidInput, match=r"the model has dense, multivector, sparse"):
+            vector_heads(HEADS, names)
+    with pytest.raises(InvalidInput, match="the model has dense"):
+        vector_heads(frozenset({Head.DENSE, Head.TOKENS}), ["sparse"])

@@ -1,0 +1,92 @@
+"""The sparse object in LangChain's own store, fed by an encoder and by a running server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from hybridtei.errors import BackendError
+from hybridtei.integrations.langchain import HybridSparseEmbeddings
+from hybridtei.store.collection import plan_for
+from tests.engine import small
+from tests.search.small_search import TEXTS, encoder_of, run, spec_in
+from tests.server.live import serving
+
+langchain_qdrant = pytest.importorskip("langchain_qdrant")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
+
+
+def test_the_store_searches_by_it(encoder):
+    from langchain_qdrant import QdrantVectorStore, RetrievalMode
+
+    client = QdrantClient(":memory:")
+    client.create_collection("papers", sparse_vectors_config={"sparse": models.SparseVectorParams()})
+    store = QdrantVectorStore(
+        client,
+        "papers",
+        sparse_embedding=HybridSparseEmbeddings(encoder),
+        retrieval_mode=RetrievalMode.SPARSE,
+        sparse_vector_name="sparse",
+    )
+    store.add_texts(TEXTS, [{"place": i} for i in range(len(TEXTS))])
+    query = " ".join(TEXTS)
+    documents = encoder.encode(TEXTS, ("sparse",), input_type="document").sparse.to_dense()
+    scores = documents @ encoder.encode([query], ("sparse",), input_type="query").sparse.to_dense()[0]
+    found = store.similarity_search_with_score(query, k=3)
+    assert [score for _, score in found] == pytest.approx(
+        [one for one in sorted(scores, reverse=True)[:3] if one > 0], rel=1e-5
+    )
+    assert scores[found[0][0].metadata["place"]] == pytest.approx(scores.max())
+    client.close()
+
+
+@pytest.mark.parametrize(("splade", "modifier"), [(False, models.Modifier.IDF), (True, None)])
+def test_a_collection_that_langchain_makes_takes_the_modifier_that_the_checkpoint_wants(tmp_path, splade, modifier):
+    from langchain_qdrant import QdrantVectorStore, RetrievalMode
+
+    lexical = spec_in(tmp_path)
+    encoder = encoder_of(replace(small.splade(), folder=tmp_path) if splade else lexical)
+    params = {"modifier": plan_for(encoder.spec, "small").sparse["sparse"].modifier}
+    store = QdrantVectorStore.from_texts(
+        TEXTS,
+        location=":memory:",
+        collection_name="papers",
+        sparse_embedding=HybridSparseEmbeddings(encoder),
+        sparse_vector_params=params,
+        retrieval_mode=RetrievalMode.SPARSE,
+    )
+    (made,) = store.client.get_collection("papers").config.params.sparse_vectors.values()
+    assert made.modifier == modifier
+    assert store.similarity_search(TEXTS[0], k=1)
+    store.client.close()
+
+
+def alike(one, other):
+    return one.indices == other.indices and one.values == pytest.approx(other.values, rel=1e-6)
+
+
+def test_a_server_gives_what_an_encoder_gives(encoder):
+    here = HybridSparseEmbeddings(encoder)
+    with serving() as server:
+        there = HybridSparseEmbeddings(server.url, query_prompt="query", document_prompt="passage")
+        plain = HybridSparseEmbeddings(server.url)
+        assert alike(there.embed_query("one two"), here.embed_query("one two"))
+        assert not alike(there.embed_query("one two"), plain.embed_query("one two"))
+        assert len(plain.embed_documents(TEXTS * 4)) == 4 * len(TEXTS)
+        assert run(there.aembed_query("one two")) == there.embed_query("one two")
+        assert run(here.aembed_documents(TEXTS)) == here.embed_documents(TEXTS)
+        assert isinstance(here.embed_query("one"), langchain_qdrant.sparse_embeddings.SparseVector)
+        with pytest.raises(BackendError, match="status 4"):
+            plain.embed_query("")
+        there.close()
+        plain.close()
+    gone = HybridSparseEmbeddings(server.url)
+    with pytest.raises(BackendError, match="ConnectError"):
+        gone.embed_query("one")
+    gone.close()

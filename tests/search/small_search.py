@@ -1,0 +1,69 @@
+"""What tests of searching share: a small model whose tokenizer is a file, as labels of collections want it, and a few texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.store.base import Store
+from hybridtei.store.collection import plan_for
+from hybridtei.store.points import to_points
+from tests.engine import small
+from tests.store.memory_store import MemoryStore
+
+MODEL = "small"
+TEXTS = [
+    "one two three",
+    "two three four",
+    "the hybrid search engine",
+    "a search by words and meaning",
+    "four five six seven",
+    "the engine finds text by meaning",
+    "one one one two",
+    "seven six five",
+    "hybrid words and text",
+    "three four five",
+]
+
+
+def spec_in(folder: Path, **changes: Any) -> ModelSpec:
+    """A model with every output, whose files lie in a folder."""
+    small.tokenizer()._raw.save(str(folder / "tokenizer.json"))
+    return small.model_spec(folder=folder, **changes)
+
+
+def encoder_of(spec: ModelSpec) -> Encoder:
+    return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
+
+
+def payload(place: int, text: str) -> dict[str, Any]:
+    return {"text": text, "document_id": f"d{place}", "metadata": {"place": place, "even": place % 2 == 0}}
+
+
+async def filled(
+    encoder: Encoder, store: Store | None = None, name: str = "papers", texts: Sequence[str] = TEXTS, **plan: Any
+) -> Store:
+    """A store with the texts as points 0, 1, …"""
+    store = store or MemoryStore()
+    layout = plan_for(encoder.spec, MODEL, **plan)
+    await store.create(name, layout)
+    embedded = encoder.encode(list(texts), ("dense", "sparse", "multivector"), input_type="document")
+    points = to_points(embedded, list(range(len(texts))), [payload(i, text) for i, text in enumerate(texts)])
+    for point in points:
+        point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}
+    await store.upsert(name, points)
+    return store
+
+
+def run(coroutine: Any) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(60):
+            return await coroutine
+
+    return asyncio.run(limited())

@@ -1,0 +1,350 @@
+"""A search through a store: what each stage does, against the same done by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from hybridtei.checkpoint.heads import MultivectorHead, Shares
+from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.search.local import LocalSearch, query_model, rank_by
+from hybridtei.search.search_filters import filter_from
+from hybridtei.search.searcher import Searcher, SearchOptions
+from hybridtei.store.embedded.store import EdgeStore
+from tests.engine import small
+from tests.search.fusion import Ranking, rrf, weighted_sum
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.store.memory_store import MemoryStore
+from tests.store.stores import opened
+
+QUERY = "the search engine"
+TOLERANCE = 1e-5
+ALL = ("dense", "sparse", "multivector")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return spec_in(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def encoder(spec):
+    return encoder_of(spec)
+
+
+@pytest.fixture(scope="module")
+def store(encoder):
+    return run(filled(encoder, sparse_idf=False))
+
+
+@pytest.fixture(scope="module")
+def searcher(store, encoder):
+    return Searcher(store, query_model(encoder, MODEL))
+
+
+def exact(encoder, query=QUERY):
+    """float32[documents] of each kind of vector."""
+    asked = encoder.encode([query], ALL, input_type="query")
+    documents = encoder.encode(TEXTS, ALL, input_type="document")
+    rows = asked.multivector.row(0)
+    return {
+        "dense": documents.dense @ asked.dense[0],
+        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
+        "multivector": np.array([(rows @ document.T).max(1).sum() for document in documents.multivector]),
+    }
+
+
+def ranking(scores):
+    order = [int(place) for place in np.argsort(-scores, kind="stable") if scores[place] != 0]
+    return Ranking(order, scores[order].astype(np.float64))
+
+
+def ask(searcher, query=QUERY, rank=None, **options):
+    return run(searcher.search("papers", query, SearchOptions(**options), rank=rank))
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
+    scores = exact(encoder)[mode]
+    found = ask(searcher, mode=mode, limit=len(TEXTS))
+    assert found.mode == mode
+    assert {hit.id for hit in found.hits} == set(ranking(scores).ids)
+    for hit in found.hits:
+        assert hit.score == pytest.approx(scores[hit.id], abs=TOLERANCE)
+    assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
+
+
+@pytest.mark.parametrize("k", [None, 2, 61])
+def test_rrf_is_the_default_and_fuses_dense_and_sparse(searcher, encoder, k):
+    scores = exact(encoder)
+    wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k or 2)
+    found = ask(searcher, k=k, limit=len(TEXTS))
+    assert found.mode == "rrf"
+    assert sorted(hit.score for hit in found.hits) == pytest.approx(sorted(wanted.scores), abs=TOLERANCE)
+
+
+def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
+    head = MultivectorHead(spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0))
+    encoder = encoder_of(small.model_spec(folder=spec.folder, multivector=head))
+    scores = exact(encoder)
+    scores["multivector"] = scores["multivector"] / len(encoder.encode([QUERY], ALL, input_type="query").multivector.row(0))
+    wanted = weighted_sum([Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0])
+    found = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", limit=len(TEXTS))
+    assert [hit.score for hit in found.hits] == pytest.approx(wanted.scores, abs=TOLERANCE)
+    other = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", weights={"dense": 1.0}, limit=1)
+    assert other.hits[0].score == pytest.approx(scores["dense"].max(), abs=TOLERANCE)
+
+
+def test_rescoring_gives_the_candidates_their_maxsim(searcher, encoder):
+    scores = exact(encoder)["multivector"]
+    found = ask(searcher, mode="dense", prefetch_limit=4, limit=4, rescore=True)
+    assert {hit.id for hit in found.hits} == set(ranking(exact(encoder)["dense"]).ids[:4])
+    assert [hit.score for hit in found.hits] == pytest.approx(sorted((scores[hit.id] for hit in found.hits), reverse=True))
+
+
+def test_pages_put_together_are_the_whole(searcher):
+    whole = [hit.id for hit in ask(searcher, mode="dense", limit=len(TEXTS)).hits]
+    pages = [hit.id for offset in (0, 4, 8) for hit in ask(searcher, mode="dense", limit=4, offset=offset).hits]
+    assert pages == whole
+
+
+async def by_length(query, documents):
+    assert query == QUERY
+    return np.array([len(document) for document in documents], np.float32)
+
+
+def test_a_reranker_has_the_last_word_and_pages_go_through_its_order(searcher):
+    best = ask(searcher, mode="dense", limit=5).hits
+    expected = sorted((len(hit.payload["text"]) for hit in best), reverse=True)
+    found = ask(searcher, rank=by_length, mode="dense", limit=2, rerank_limit=5)
+    assert [hit.score for hit in found.hits] == expected[:2]
+    assert [stage.name for stage in found.stages] == ["embed", "search", "rerank"]
+    following = ask(searcher, rank=by_length, mode="dense", limit=2, offset=2, rerank_limit=5)
+    assert [hit.score for hit in following.hits] == expected[2:4]
+
+
+def test_rank_by_takes_rerankers_only(encoder):
+    with pytest.raises(InvalidInput, match="not a reranker"):
+        rank_by(encoder)
+
+
+def test_points_without_a_text_stay_below_what_was_reranked(encoder):
+    async def scenario():
+        store = await filled(encoder)
+        await store.upsert(
+            "papers", [models.PointStruct(id=99, vector={"dense": encoder.encode([QUERY]).dense[0].tolist()}, payload={})]
+        )
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        return await searcher.search("papers", QUERY, SearchOptions(mode="dense", limit=11), rank=by_length)
+
+    found = run(scenario())
+    assert found.hits[-1].id == 99
+    assert [hit.score for hit in found.hits[:-1]] == sorted((hit.score for hit in found.hits[:-1]), reverse=True)
+
+
+def test_a_filter_lets_through_what_it_says(searcher):
+    only = filter_from({"must": [{"key": "metadata.even", "match": {"value": True}}]})
+    found = ask(searcher, query_filter=only, limit=20)
+    assert found.hits
+    assert all(hit.id % 2 == 0 for hit in found.hits)
+
+
+def test_an_explanation_tells_what_each_stage_gave_each_hit(searcher, encoder):
+    scores = exact(encoder)
+    plain = ask(searcher, k=61, limit=3, rescore=True)
+    found = ask(searcher, k=61, limit=3, rescore=True, explain=True, prefetch_limit=3)
+    assert [stage.name for stage in found.stages] == ["embed", "dense", "sparse", "rrf", "search"]
+    assert all(stage.milliseconds > 0 for stage in found.stages)
+    assert plain.hits[0].scores is None
+    for place, hit in enumerate(found.hits, 1):
+        for name in ALL:
+            assert hit.scores[name].score == pytest.approx(scores[name][hit.id], abs=TOLERANCE)
+        assert hit.scores["multivector"].rank == place
+        assert hit.score == hit.scores["multivector"].score
+        dense = [int(i) for i in np.argsort(-scores["dense"], kind="stable")]
+        if hit.scores["dense"].rank is not None:
+            assert dense[hit.scores["dense"].rank - 1] == hit.id
+        else:
+            assert hit.id not in dense[:3]
+
+
+def test_explaining_a_reranked_page_counts_from_its_offset(searcher):
+    found = ask(searcher, rank=by_length, limit=2, offset=1, explain=True)
+    assert [hit.scores["rerank"].rank for hit in found.hits] == [2, 3]
+    assert [hit.scores["rerank"].score for hit in found.hits] == [hit.score for hit in found.hits]
+
+
+def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
+    query = " ".join(small.WORDS)
+    found = ask(searcher, query, highlights=True, limit=10)
+    of_query = dict(zip(*encoder.encode([query], ALL, input_type="query").sparse.row(0), strict=True))
+    documents = encoder.encode(TEXTS, ALL, input_type="document").sparse
+    marked = 0
+    for hit in found.hits:
+        of_document = dict(zip(*documents.row(hit.id), strict=True))
+        weights = {word: of_query.get(small.IDS[word], 0) * of_document.get(small.IDS[word], 0) for word in small.WORDS}
+        text = hit.payload["text"]
+        assert [mark.text for mark in hit.highlights] == [word for word in text.split() if weights[word] > 0]
+        for mark in hit.highlights:
+            assert text[mark.start : mark.end] == mark.text
+            assert mark.weight == pytest.approx(weights[mark.text], rel=1e-5)
+            marked += 1
+    assert marked > 3
+
+
+def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
+    for rank in (None, by_length):
+        some = ask(searcher, rank=rank, limit=1, fields=["document_id"], highlights=True).hits[0]
+        assert list(some.payload) == ["document_id"]
+        none = ask(searcher, rank=rank, limit=1, with_payload=False, highlights=True).hits[0]
+        assert none.payload == {}
+        assert none.highlights is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 0}, "`limit` is 0"),
+        ({"offset": -1}, "`offset` is -1"),
+        ({"mode": "dense", "k": 3}, "`k` means nothing"),
+        ({"weights": "unheard-of", "mode": "rrf"}, "presets are"),
+        ({"score_threshold": 2.0, "mode": "nonsense"}, "`mode` is 'nonsense'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        ask(searcher, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"rerank_limit": 0}, "`rerank_limit` is 0"), ({"offset": 995}, "1000 is the last")]
+)
+def test_a_reranker_has_limits(searcher, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        ask(searcher, rank=by_length, **options)
+
+
+def test_only_the_model_of_the_collection_may_search_it(store, encoder):
+    with pytest.raises(CollectionMismatch, match="model_id: there small, wanted other"):
+        ask(Searcher(store, query_model(encoder, "other")))
+    with pytest.raises(UnknownCollection, match="`nowhere`"):
+        run(Searcher(store, query_model(encoder, MODEL)).search("nowhere", QUERY))
+    with pytest.raises(InvalidInput, match="name"):
+        run(Searcher(store, query_model(encoder, MODEL)).search("a/b", QUERY))
+
+
+def test_a_collection_of_others_only_where_it_is_allowed(encoder):
+    async def scenario():
+        store = MemoryStore()
+        size = models.VectorParams(size=encoder.spec.dense_width, distance=models.Distance.DOT)
+        await store._run(lambda: store._client.create_collection("papers", vectors_config={"dense": size}))
+        with pytest.raises(CollectionMismatch):
+            await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
+        return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+
+    found = run(scenario())
+    assert (found.mode, found.hits) == ("dense", [])
+
+
+def test_a_collection_of_nothing_the_model_makes(encoder):
+    async def scenario():
+        store = MemoryStore()
+        other = models.VectorParams(size=3, distance=models.Distance.COSINE)
+        await store._run(lambda: store._client.create_collection("papers", vectors_config={"image": other}))
+        await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+
+    with pytest.raises(CollectionMismatch, match="has the vectors image"):
+        run(scenario())
+
+
+def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
+    async def scenario():
+        store = MemoryStore()
+        from hybridtei.store.collection import plan_for
+        from hybridtei.store.points import to_points
+
+        await store.create("papers", plan_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3))
+        wide = encoder.encode(TEXTS, ("sparse",), input_type="document")
+        dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
+        rows = encoder.encode(TEXTS, ("multivector",), dimensions=3, input_type="document").multivector
+        from hybridtei.outputs import Embeddings
+
+        await store.upsert("papers", to_points(Embeddings(dense, wide.sparse, rows), list(range(len(TEXTS)))))
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        return [await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode)) for mode in ("dense", "multivector")]
+
+    dense, multivector = run(scenario())
+    # a prompt stands before queries, so the text itself need not score 1
+    assert max(hit.score for hit in dense.hits) <= 1 + TOLERANCE
+    asked = encoder.encode([TEXTS[2]], ("dense",), dimensions=4, input_type="query").dense[0]
+    own = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense @ asked
+    assert dense.hits[0].score == pytest.approx(own.max(), abs=TOLERANCE)
+    assert len(multivector.hits) == 10
+
+
+def test_without_an_event_loop(encoder, store):
+    search = LocalSearch(encoder, MODEL, store)
+    best = int(exact(encoder, TEXTS[4])["dense"].argmax())
+    assert search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits[0].payload["text"] == TEXTS[best]
+
+
+def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
+    async def cell():
+        store = EdgeStore(str(tmp_path))
+        with LocalSearch(encoder, MODEL, store) as search:
+            search._loop.run(filled(encoder, store))
+            both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]
+        assert both[0] == both[1]
+        return both[0][0].payload["text"]
+
+    assert asyncio.run(cell()) == TEXTS[int(exact(encoder, TEXTS[4])["dense"].argmax())]
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_a_collection_of_many_equal_scores_is_found_in_one_order(encoder, tmp_path, kind):
+    texts = TEXTS * 6
+
+    async def scenario():
+        store = opened(kind, tmp_path)
+        await filled(encoder, store, texts=texts)
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        found = {}
+        for mode in ("rrf", "dbsf", "weighted", "dense"):
+            options = SearchOptions(mode=mode, limit=7, k=61 if mode == "rrf" else None)
+            hits = [(await searcher.search("papers", QUERY, options)).hits for _ in range(4)]
+            assert all([(hit.id, hit.score) for hit in one] == [(hit.id, hit.score) for hit in hits[0]] for one in hits)
+            assert [(-hit.score, hit.id) for hit in hits[0]] == sorted((-hit.score, hit.id) for hit in hits[0])
+            found[mode] = [hit.id for hit in hits[0]]
+        await store.close()
+        return found
+
+    assert run(scenario())["dense"] == best_copies(encoder, texts)
+
+
+def best_copies(encoder, texts):
+    """Ids of the best text's copies, and of the second's as far as seven reach."""
+    scores = exact(encoder)["dense"]
+    first, second = (int(place) for place in np.argsort(-scores)[:2])
+    copies = [[place for place in range(len(texts)) if place % len(TEXTS) == best] for best in (first, second)]
+    return [*copies[0], *copies[1]][:7]
+
+
+def test_highlights_are_made_beside_the_event_loop(store, encoder):
+    async def story():
+        loop, turned = asyncio.get_running_loop(), threading.Event()
+        model = query_model(encoder, MODEL)
+
+        def tokens_of(text):
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(5), "the event loop stands still"
+            return model.tokens_of(text)
+
+        searcher = Searcher(store, replace(model, tokens_of=tokens_of))
+        return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
+
+    assert any(hit.highlights for hit in run(story()).hits)

@@ -1,0 +1,287 @@
+"""The hook by which a Qdrant server embeds: by hand, and asked by a server that does as the real one, for the real client."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from hybridtei.server.api.qdrant_inference_answers import split_model
+from tests.engine import small
+from tests.search.small_search import TEXTS, encoder_of
+from tests.server.live import serving
+from tests.store import speaking
+
+HOOK = "/qdrant/inference"
+ALL = ("dense", "sparse", "multivector")
+TOLERANCE = 1e-6
+
+
+def hook(running, inputs, inference="update", **more):
+    return running.post(HOOK, {"inputs": [{"data_type": "text", **one} for one in inputs], "inference": inference, **more})
+
+
+def of(text, model="small", **options):
+    return {"data": text, "model": model, "options": options or None}
+
+
+def test_each_kind_of_vector_by_the_end_of_the_name(server):
+    inputs = [of(TEXTS[2], f"small/{kind}") for kind in ALL]
+    before = server.backend.forwards
+    answer = hook(server, inputs).json()
+    assert server.backend.forwards == before + 1
+    dense, sparse, multivector = answer["embeddings"]
+    encoder = encoder_of(small.model_spec())
+    here = encoder.encode([TEXTS[2]], ALL, input_type="document")
+    np.testing.assert_allclose(dense, here.dense[0], atol=TOLERANCE)
+    np.testing.assert_allclose(multivector, here.multivector.row(0), atol=TOLERANCE)
+    indices, values = here.sparse.row(0)
+    assert sparse["indices"] == indices.tolist()
+    np.testing.assert_allclose(sparse["values"], values, atol=TOLERANCE)
+    tokens = answer["usage"]["models"]
+    assert tokens == {"small/dense": {"tokens": 6}, "small/sparse": {"tokens": 0}, "small/multivector": {"tokens": 0}}
+
+
+def test_texts_in_any_order_each_once_and_answers_in_the_order_of_the_inputs(server):
+    inputs = [of(text, f"small/{kind}") for kind in ALL for text in (*TEXTS, TEXTS[0])]
+    before = server.backend.forwards
+    answer = hook(server, inputs).json()["embeddings"]
+    assert server.backend.forwards == before + 1
+    size = len(TEXTS) + 1
+    for place in range(size):
+        alone = hook(server, [of([*TEXTS, TEXTS[0]][place], f"small/{kind}") for kind in ALL]).json()["embeddings"]
+        assert [answer[place], answer[place + size], answer[place + 2 * size]] == alone
+
+
+def test_a_query_is_read_as_one(server):
+    encoder = encoder_of(small.model_spec())
+    for inference, side in (("update", "document"), ("search", "query")):
+        (dense,) = hook(server, [of("one two")], inference).json()["embeddings"]
+        np.testing.assert_allclose(dense, encoder.encode(["one two"], input_type=side).dense[0], atol=TOLERANCE)
+    told, asked, named = hook(
+        server, [of("one two", input_type="document"), of("one two"), of("one two", prompt_name="passage")], "search"
+    ).json()["embeddings"]
+    np.testing.assert_allclose(told, encoder.encode(["one two"], input_type="document").dense[0], atol=TOLERANCE)
+    np.testing.assert_allclose(asked, encoder.encode(["one two"], input_type="query").dense[0], atol=TOLERANCE)
+    np.testing.assert_allclose(named, encoder.encode(["one two"], prompt_name="passage").dense[0], atol=TOLERANCE)
+
+
+def test_dimensions_cut_what_a_pass_of_all_made(server):
+    before = server.backend.forwards
+    whole, cut, rows = hook(server, [of("one"), of("one", dimensions=4), of("one", "small/multivector", dimensions=3)]).json()[
+        "embeddings"
+    ]
+    assert server.backend.forwards == before + 1
+    np.testing.assert_allclose(cut, np.array(whole[:4]) / np.linalg.norm(whole[:4]), atol=TOLERANCE)
+    assert np.shape(rows)[1] == 3
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"data": "one", "data_type": "image", "model": "small"}, "`inputs[1].data_type` is 'image'"),
+        ({"data": {"a": 1}, "model": "small"}, "`inputs[1].data` should be a text"),
+        ({"data": "one", "model": "small", "options": {"vector": "colbert"}}, "`inputs[1].options.vector` is 'colbert'"),
+        ({"data": "one", "model": "small", "options": {"dimensions": 17}}, "`inputs[1].options.dimensions` is 17"),
+        ({"data": "one", "model": "small/sparse", "options": {"dimensions": 4}}, "means nothing for sparse"),
+        ({"data": "one", "model": "small", "options": {"input_type": "both"}}, "`inputs[1].options.input_type` is 'both'"),
+        ({"data": "", "model": "small"}, "cannot be empty"),
+    ],
+)
+def test_what_is_wrong_is_a_400_that_qdrant_can_read(server, one, message):
+    response = hook(server, [of("two"), one])
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    for body in (b"{", b"[]", b'{"inputs": 1}'):
+        refused = server.post(HOOK, body)
+        assert refused.status_code == 400
+        assert set(refused.json()) == {"error"}
+
+
+def test_a_vector_that_the_model_has_not(dense_server):
+    response = hook(dense_server, [of("one", "small/sparse")])
+    assert response.status_code == 400
+    assert "`inputs[0].model`: small has no sparse output. It has: dense" in response.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "small/nonsense", "nobody/sparse", "BAAI/bge-m3", "Small"])
+@pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
+def test_a_name_that_is_not_served_is_refused_and_what_is_served_is_told(server, path, name):
+    before = server.backend.forwards
+    response = server.post(path, {"inputs": [of("one"), of("two", name)]})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error.startswith("`inputs[1].model`: the model `")
+    assert "served are `small`" in error
+    assert server.backend.forwards == before
+
+
+@pytest.mark.parametrize("name", ["", "small", "small/dense", "dense", "default"])
+@pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
+def test_each_way_to_name_the_only_model(server, path, name):
+    dense, alike = server.post(path, {"inputs": [of("one", name), of("one", "small/dense")]}).json()["embeddings"]
+    assert dense == alike
+
+
+def test_a_splade_model_is_named_without_its_vector(splade_server):
+    (sparse,) = hook(splade_server, [of("one two")]).json()["embeddings"]
+    assert set(sparse) == {"indices", "values"}
+
+
+def test_nothing_is_nothing(server):
+    assert hook(server, []).json() == {"embeddings": [], "usage": {"models": {}}}
+
+
+def test_more_texts_than_permits_go_in_parts():
+    with serving(engine={"max_concurrent_requests": 4}) as running:
+        answer = hook(running, [of(f"one {i}") for i in range(50)])
+        assert len(answer.json()["embeddings"]) == 50
+        assert running.service.admission.free == 4
+
+
+def test_a_text_that_is_wanted_very_often_is_bounded_as_an_answer():
+    """It is computed once, so that only the answer grows."""
+    with serving(engine={"max_answer_bytes": 100_000}) as running:
+        answer = hook(running, [of("one two three", "small/multivector")] * 5_000)
+        assert answer.status_code == 400
+        assert "maximum allowed 100000 (max-answer-bytes)" in answer.json()["error"]
+        assert hook(running, [of("one two three", "small/multivector")] * 50).status_code == 200
+
+
+def test_the_key_in_the_body_or_in_the_header():
+    with serving(server={"api_key": "secret"}) as running:
+        inputs = [of("one")]
+        assert hook(running, inputs).status_code == 401
+        assert hook(running, inputs, token="wrong").status_code == 401
+        assert hook(running, inputs, token="secret").status_code == 200
+        assert running.post(HOOK, b"{").status_code == 401
+        headers = {"authorization": "Bearer secret", "content-type": "application/json"}
+        assert running.post(HOOK, {"inputs": []}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("BAAI/bge-m3", ("BAAI/bge-m3", None)),
+        ("BAAI/bge-m3/sparse", ("BAAI/bge-m3", "sparse")),
+        ("dense", ("", "dense")),
+        ("m3", ("m3", None)),
+    ],
+)
+def test_names(name, parts):
+    assert split_model(name) == parts
+
+
+class Inferring(speaking.Rest):
+    """Does with documents as a Qdrant server does that has `inference` in its configuration."""
+
+    def __init__(self, address: str, token: str, state: Any) -> None:
+        super().__init__(state)
+        self.address, self.token = address, token
+
+    def handle(self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes) -> Any:
+        value = json.loads(body) if body else None
+        found = list(documents(value))
+        if found:
+            inputs = [
+                {"data": one["text"], "data_type": "text", "model": one["model"], "options": one.get("options")}
+                for one in found
+            ]
+            asked = {"inputs": inputs, "inference": "update" if method == "PUT" else "search", "token": self.token}
+            answer = httpx.post(self.address, json=asked, timeout=10, trust_env=False)
+            if answer.status_code == 400:
+                raise speaking.Failure(400, answer.json()["error"])
+            answer.raise_for_status()
+            for one, embedding in zip(found, answer.json()["embeddings"], strict=True):
+                one.clear()
+                one["replaced"] = embedding
+            body = json.dumps(replaced(value)).encode()
+        return super().handle(method, path, headers, query, body)
+
+
+def documents(value: Any):
+    if isinstance(value, dict) and {"text", "model"} <= value.keys():
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from documents(item)
+
+
+def replaced(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value["replaced"] if set(value) == {"replaced"} else {key: replaced(item) for key, item in value.items()}
+    return [replaced(item) for item in value] if isinstance(value, list) else value
+
+
+def best(scores):
+    """The three highest; without overlap a sparse vector is not found at all."""
+    return [score for score in sorted(scores, reverse=True)[:3] if score != 0]
+
+
+@contextmanager
+def qdrant_asking(running, token, monkeypatch):
+    monkeypatch.setattr(speaking, "Rest", partial(Inferring, running.url + HOOK, token))
+    with speaking.speaking() as state:
+        client = QdrantClient(url=f"http://127.0.0.1:{state.rest_port}", cloud_inference=True, check_compatibility=False)
+        yield client
+        client.close()
+
+
+def test_an_unmodified_client_stores_and_searches_documents(monkeypatch):
+    encoder = encoder_of(small.model_spec())
+    with (
+        serving(server={"api_key": "secret"}, engine={"tokenization_workers": 1}) as running,
+        qdrant_asking(running, "secret", monkeypatch) as client,
+    ):
+        comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        client.create_collection(
+            "papers",
+            vectors_config={
+                "dense": models.VectorParams(size=small.HIDDEN, distance=models.Distance.COSINE),
+                "multivector": models.VectorParams(
+                    size=small.DIM, distance=models.Distance.COSINE, multivector_config=comparator
+                ),
+            },
+            sparse_vectors_config={"sparse": models.SparseVectorParams()},
+        )
+        before = running.backend.forwards
+        client.upsert(
+            "papers",
+            [
+                models.PointStruct(id=i, vector={kind: models.Document(text=text, model=f"small/{kind}") for kind in ALL})
+                for i, text in enumerate(TEXTS[:8])
+            ],
+        )
+        assert running.backend.forwards == before + 1
+        asked = encoder.encode(["search by words"], ALL, input_type="query")
+        stored = encoder.encode(TEXTS[:8], ALL, input_type="document")
+        for kind, scores in (
+            ("dense", stored.dense @ asked.dense[0]),
+            ("sparse", stored.sparse.to_dense() @ asked.sparse.to_dense()[0]),
+            ("multivector", [(asked.multivector.row(0) @ rows.T).max(1).sum() for rows in stored.multivector]),
+        ):
+            document = models.Document(text="search by words", model=f"small/{kind}")
+            found = client.query_points("papers", query=document, using=kind, limit=3).points
+            assert [point.score for point in found] == pytest.approx(best(scores), abs=1e-5)
+        before = running.backend.forwards
+        fused = client.query_points(
+            "papers",
+            prefetch=[
+                models.Prefetch(query=models.Document(text="search by words", model=f"small/{kind}"), using=kind)
+                for kind in ALL
+            ],
+            query=models.FusionQuery(fusion=models.Fusion.RRF),
+        ).points
+        assert running.backend.forwards == before + 1
+        assert len(fused) == 8
+        with pytest.raises(Exception, match=r"inputs\[0\]\.options\.dimensions"):
+            client.query_points(
+                "papers", query=models.Document(text="one", model="small", options={"dimensions": 99}), using="dense"
+            )

@@ -1,0 +1,248 @@
+"""Searching and filling a vector store over HTTP: the whole way, with a real engine and a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridtei.search.search_layouts import Layouts
+from tests.engine import small
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.server.live import serving
+from tests.store.memory_store import MemoryStore
+
+QUERY = "the search engine"
+POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return spec_in(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shelf(spec):
+    """A server with a store, and ten texts in it."""
+    with serving(spec, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+        answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})
+        assert answer.json() == {"collection": "papers", "created": True, "upserted": 10, "ids": list(range(10)), "failed": []}
+        yield running
+
+
+def test_a_search_gives_what_numpy_gives(shelf, spec):
+    encoder = encoder_of(spec)
+    scores = encoder.encode(TEXTS, input_type="document").dense @ encoder.encode([QUERY], input_type="query").dense[0]
+    before = shelf.backend.forwards
+    response = shelf.post("/search", {"collection": "papers", "query": QUERY, "mode": "dense", "limit": 4})
+    assert shelf.backend.forwards == before + 1
+    answer = response.json()
+    assert (answer["model"], answer["mode"]) == (MODEL, "dense")
+    assert [hit["score"] for hit in answer["hits"]] == pytest.approx(sorted(scores, reverse=True)[:4], abs=1e-5)
+    for hit in answer["hits"]:
+        assert scores[hit["id"]] == pytest.approx(hit["score"], abs=1e-5)
+        assert hit["payload"] == {"text": TEXTS[hit["id"]], "metadata": {"place": hit["id"]}, "document_id": str(hit["id"])}
+        assert list(hit) == ["id", "score", "payload"]
+    assert [stage["name"] for stage in answer["stages"]] == ["embed", "search"]
+    assert int(response.headers["x-compute-tokens"]) > 0
+
+
+def test_several_queries_are_one_pass_and_each_its_own_answer(shelf):
+    before = shelf.backend.forwards
+    several = shelf.post("/search", {"collection": "papers", "queries": [QUERY, TEXTS[0]]}).json()["results"]
+    assert shelf.backend.forwards == before + 1
+    alone = [shelf.post("/search", {"collection": "papers", "query": text}).json() for text in (QUERY, TEXTS[0])]
+    assert [one["hits"] for one in several] == [one["hits"] for one in alone]
+
+
+def test_everything_at_once(shelf):
+    body = {
+        "collection": "papers",
+        "query": QUERY,
+        "mode": "rrf",
+        "k": 61,
+        "weights": [1.0, 0.5],
+        "rescore": True,
+        "limit": 3,
+        "offset": 1,
+        "filter": {"must_not": [{"key": "metadata.place", "match": {"value": 2}}]},
+        "with_payload": ["document_id"],
+        "highlights": True,
+        "explain": True,
+    }
+    answer = shelf.post("/search", body).json()
+    assert len(answer["hits"]) == 3
+    for place, hit in enumerate(answer["hits"], 2):
+        assert hit["id"] != 2
+        assert list(hit["payload"]) == ["document_id"]
+        assert hit["scores"]["multivector"] == {"score": pytest.approx(hit["score"]), "rank": place}
+        assert {"dense", "sparse", "rrf"} <= hit["scores"].keys()
+        for mark in hit["highlights"]:
+            assert TEXTS[hit["id"]][mark["start"] : mark["end"]] == mark["text"]
+    assert [stage["name"] for stage in answer["stages"]] == ["embed", "dense", "sparse", "rrf", "search"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"collection": "nowhere", "query": "one"}, 404, "there is no collection `nowhere`"),
+        ({"collection": "papers"}, 422, "either `query` or `queries`"),
+        ({"collection": "papers", "query": "one", "queries": ["two"]}, 422, "either `query` or `queries`"),
+        ({"collection": "papers", "query": " "}, 422, "`query` is empty"),
+        ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
+        ({"collection": "papers", "query": "one", "limit": 0}, 422, "`limit` is 0"),
+        ({"collection": "papers", "query": "one", "mode": "dbsf", "k": 2}, 422, "`k` means nothing"),
+        (
+            {"collection": "papers", "query": "one", "filter": {"must": [{"key": "a", "range": {"gte": []}}]}},
+            422,
+            "`filter.must[0]",
+        ),
+        ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
+        ({"collection": "papers", "queries": ["one"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+    ],
+)
+def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
+    response = shelf.post("/search", body)
+    assert response.status_code == status
+    assert message in response.json()["error"]
+
+
+def test_a_bad_shape_is_refused_before_any_work(shelf):
+    before = shelf.backend.forwards
+    for body in ({"collection": "papers", "query": "one", "mode": "best"}, {"collection": "papers", "query": 3}, []):
+        response = shelf.post("/search", body)
+        assert response.status_code == 422
+        assert response.text.startswith("Failed to deserialize the JSON body")
+    assert shelf.backend.forwards == before
+
+
+def test_a_bad_point_is_named_and_harms_no_other(shelf):
+    points = [
+        {"id": "doc-1", "text": "one two"},
+        {"id": 7.5, "text": "one"},
+        {"text": "  "},
+        {"id": -1, "text": "two"},
+        {"text": "three four", "payload": {"kind": "note"}},
+        {"id": 50, "text": "five", "payload": {"big": 2**70}},
+        "nothing",
+        {"id": 51, "text": "six " * 100},
+    ]
+    body = {"points": points, "create": True, "truncate": False}
+    answer = shelf.post("/collections/notes/points", body).json()
+    assert (answer["created"], answer["upserted"]) == (True, 2)
+    assert [failure["index"] for failure in answer["failed"]] == [1, 2, 3, 5, 6, 7]
+    assert [failure["id"] for failure in answer["failed"]] == [None, None, -1, 50, None, 51]
+    for failure, word in zip(
+        answer["failed"], ["id", "`text` is empty", "`id` should be", "big", "object", "tokens"], strict=True
+    ):
+        assert word in failure["error"]
+    hits = shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]
+    by_text = {hit["payload"]["text"]: hit for hit in hits}
+    assert by_text["one two"]["payload"]["document_id"] == "doc-1"
+    assert by_text["three four"]["payload"]["kind"] == "note"
+    again = shelf.post("/collections/notes/points", body).json()
+    assert (again["created"], again["ids"]) == (False, answer["ids"])
+    assert len(shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]) == 2
+
+
+def test_more_points_than_a_request_may_have_inputs_go_in_parts(shelf):
+    points = [{"id": i, "text": f"one {i}"} for i in range(100)]
+    answer = shelf.post("/collections/many/points", {"points": points, "create": True}).json()
+    assert answer["upserted"] == 100
+    assert shelf.post("/collections/many/points", {"points": points[:1] * 1001}).status_code == 422
+    shelf.is_well()
+
+
+def test_points_need_a_collection(shelf):
+    missing = shelf.post("/collections/nowhere/points", {"points": POINTS})
+    assert missing.status_code == 404
+    assert "`create`: true" in missing.json()["error"]
+    assert shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
+    assert shelf.get("/collections/papers/points").status_code == 405
+
+
+def test_another_models_collection_is_refused(spec):
+    store = MemoryStore()
+    run(filled(encoder_of(spec), store))
+    with serving(spec, layouts=Layouts(store), model_id="second") as running:
+        for path, body in (
+            ("/search", {"collection": "papers", "query": "one"}),
+            ("/collections/papers/points", {"points": POINTS}),
+        ):
+            response = running.post(path, body)
+            assert (response.status_code, response.json()["error_type"]) == (409, "Store")
+            assert f"model_id: there {MODEL}, wanted second" in response.json()["error"]
+
+
+def test_a_server_without_a_store_says_how_to_get_one(server):
+    for path, body in (("/search", {"collection": "papers", "query": "one"}), ("/collections/papers/points", {})):
+        response = server.post(path, body)
+        assert response.status_code == 404
+        assert response.json()["error"] == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
+
+
+def test_the_key_opens_these_routes_too(spec):
+    with serving(spec, server={"api_key": "secret"}, layouts=Layouts(MemoryStore())) as running:
+        body = {"collection": "papers", "query": "one"}
+        assert running.post("/search", body).status_code == 401
+        assert running.post("/collections/papers/points", {"points": POINTS}).status_code == 401
+        key = {"authorization": "Bearer secret", "content-type": "application/json"}
+        assert running.post("/search", body, headers=key).status_code == 404
+
+
+def test_not_among_teis_routes():
+    with serving(small.model_spec(), server={"only_tei_routes": True}) as running:
+        for path in ("/search", "/collections/papers/points", "/qdrant/inference"):
+            assert running.post(path, {}).status_code == 404
+            assert not running.post(path, {}).content
+
+
+@pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
+def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
+    answer = shelf.post("/collections/papers/points", {"points": [{"id": number, "text": "one"}]}).json()
+    assert answer["failed"] == [{"index": 0, "id": None, "error": f"points[0]: `id` should be between 0 and {2**64 - 1}"}]
+    condition = {"must": [{"key": "n", "match": {"value": number}}]}
+    response = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
+    assert (response.status_code, response.json()["error"][:47]) == (422, "Input validation error: `filter` cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"query": "one", "prefetch_limit": 3201}, "`prefetch_limit` is 3201; one search looks at 3200 points"),
+        ({"query": "one", "limit": 2000, "offset": 1201}, "`offset` + `limit` is 3201; one search"),
+        ({"queries": ["one"] * 30, "limit": 200}, "`offset` + `limit` is 200 for each of 30 `queries`; one search"),
+        ({"query": "one", "limit": 201, "highlights": True}, "`limit` is 201; with `highlights`, 200 hits are the most"),
+        ({"queries": ["one"] * 3, "limit": 67, "highlights": True}, "`limit` is 67 for each of 3 `queries`; with `highl"),
+    ],
+)
+def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(shelf, more, message):
+    before = shelf.backend.forwards
+    response = shelf.post("/search", {"collection": "papers", **more})
+    assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
+    assert message in response.json()["error"]
+    assert shelf.backend.forwards == before
+
+
+def test_flags_say_how_much_a_search_may_hold(spec):
+    flags = {"max_search_points": 100_000, "max_search_bytes": 60}
+    with serving(spec, server=flags, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+        running.post("/collections/papers/points", {"points": POINTS, "create": True})
+        wide = {"collection": "papers", "query": QUERY, "prefetch_limit": 100_000}
+        response = running.post("/search", wide)
+        assert (response.status_code, "60 bytes (max-search-bytes)" in response.json()["error"]) == (422, True)
+        assert len(running.post("/search", {**wide, "with_payload": False}).json()["hits"]) == 10
+        assert 'hybridtei_refusals{limit="max_search_bytes"} 1' in running.get("/metrics").text
+
+
+def test_a_field_that_is_not_known_is_refused_by_name(shelf):
+    for path, body in (
+        ("/search", {"collection": "papers", "query": "one", "rerank_limt": 3}),
+        ("/search", {"collection": "papers", "query": "one " * 2000, "rerank_limt": 3}),
+        ("/collections/papers/points", {"points": POINTS, "rerank_limt": True}),
+    ):
+        response = shelf.post(path, body)
+        assert response.status_code == 422
+        assert "unknown field `rerank_limt`" in response.text
+    points = [{"id": 0, "text": TEXTS[0], "meta": {}}, {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}}]
+    answer = shelf.post("/collections/papers/points", {"points": points}).json()
+    assert answer["ids"] == [1]
+    assert "unknown field `meta`" in answer["failed"][0]["error"]

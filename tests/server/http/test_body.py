@@ -1,0 +1,423 @@
+"""Bad input, each kind: a precise refusal in TEI's form; and after each the server answers a fixed request as ever."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, SimilarityRequest
+from hybridtei.server.http.body import BodyError, decode
+from tests.engine import small
+from tests.server.live import HANG, JSON, Running
+
+EMPTY = "Input validation error: `inputs` cannot be empty"
+SYNTAX = "Failed to parse the request body as JSON: "
+SHAPE = "Failed to deserialize the JSON body into the target type: "
+TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
+NOT_JSON = "Expected request with `Content-Type: application/json`"
+LIMIT = 2_000_000
+DEEP = b"[" * 10_000 + b"]" * 10_000
+UNKNOWN_PROMPT = (
+    "Input validation error: `default-prompt-name` is set to `nobody` but it was not found in the Sentence Transformers "
+    'prompts. Available prompts: ["query", "passage"]'
+)
+TOO_WIDE = "Input validation error: `dimensions` should be smaller than the maximum embedding dimension."
+MIXED = "inputs: data did not match any variant of untagged enum Input"
+
+
+@pytest.fixture
+def asked(server: Running) -> Iterator[Running]:
+    """The shared server, which must be well afterwards."""
+    yield server
+    server.is_well()
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", ""),
+        (b"{", ""),
+        (b'{"inputs":"a"', ""),
+        (b'{"inputs":"a', ""),
+        (b"nonsense", ""),
+        (b"{'inputs':'a'}", ""),
+        (b'{"inputs":"a",}', ""),
+        (b'{"inputs":NaN}', ""),
+        (b'{"inputs":"a","dimensions":Infinity}', ""),
+        (b'{"inputs":"a","other":NaN}', ""),
+        (b'\xef\xbb\xbf{"inputs":"a"}', ""),
+        (b'{"inputs":"\xff"}', ""),
+        (b'{"inputs":"a\xc3"}', ""),
+        (b'{"inputs":"\xed\xa0\x80"}', ""),  # a surrogate in UTF-8's form
+        (b'{"inputs":"\\ud800"}', ""),
+        (b'{"inputs":"\\ud800 and so on"}', ""),
+        (b'{"inputs":"\\udc00 and so on"}', ""),
+        (b'{"inputs":"a","prompt_name":"\\ud800"}', ""),
+        (b'{"inputs":"a\0b"}', ""),
+        (b'{"inputs":"a\nb"}', ""),
+        (b'{"inputs":[1e400]}', "inputs[0]: "),
+        (b'{"inputs":[1' + b"0" * 5000 + b"]}", "inputs[0]: "),
+        (b'{"inputs":"a","truncation_direction":null}', "truncation_direction: "),
+        (b'{"inputs":"a","other":' + DEEP + b"}", ""),
+        (b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}", ""),
+    ],
+)
+def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
+    response = asked.post("/embed", body)
+    assert response.status_code == 400
+    assert response.text.startswith(SYNTAX + detail)
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "x-compute-type" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        ("/embed", b"null", "invalid type: null, expected struct EmbedRequest at line 1 column 4"),
+        ("/embed", b"[]", "invalid length 0, expected struct EmbedRequest with 6 elements"),
+        ("/embed", b"5", "invalid type: integer `5`, expected struct EmbedRequest"),
+        ("/embed", b'"inputs"', 'invalid type: string "inputs", expected struct EmbedRequest'),
+        ("/embed", DEEP, "Expected `object`"),
+        ("/embed", b"{}", "missing field `inputs`"),
+        ("/embed", {"input": "a"}, "missing field `inputs`"),
+        ("/embed", {"inputs": None}, "inputs: "),
+        ("/embed", {"inputs": 5}, "inputs: "),
+        ("/embed", {"inputs": True}, "inputs: "),
+        ("/embed", {"inputs": {"text": "a"}}, "inputs: "),
+        ("/embed", {"inputs": [1.0]}, MIXED),
+        ("/embed", {"inputs": [-1]}, MIXED),
+        ("/embed", {"inputs": [2**32]}, MIXED),
+        ("/embed", {"inputs": [2**63]}, MIXED),
+        ("/embed", {"inputs": [True]}, MIXED),
+        ("/embed", {"inputs": [None]}, MIXED),
+        ("/embed", {"inputs": ["a", [2**32]]}, MIXED),
+        ("/embed", {"inputs": [["a"]]}, MIXED),
+        ("/embed", {"inputs": [1, "a"]}, MIXED),
+        ("/embed", {"inputs": ["a", 1]}, MIXED),
+        ("/embed", {"inputs": [[1], 1]}, MIXED),
+        ("/embed", b'{"inputs":' + DEEP + b"}", "inputs[0][0]: "),
+        ("/embed", {"inputs": "a", "truncate": "true"}, "truncate: "),
+        ("/embed", {"inputs": "a", "truncate": 1}, "truncate: "),
+        ("/embed", {"inputs": "a", "normalize": None}, "normalize: "),
+        ("/embed", {"inputs": "a", "dimensions": -1}, "dimensions: "),
+        ("/embed", {"inputs": "a", "dimensions": 128.0}, "dimensions: "),
+        ("/embed", {"inputs": "a", "dimensions": "8"}, "dimensions: "),
+        ("/embed", {"inputs": "a", "truncation_direction": "up"}, "truncation_direction: "),
+        ("/embed", {"inputs": "a", "prompt_name": 5}, "prompt_name: "),
+        ("/embed", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
+        ("/embed", b'{"truncate":null,"inputs":"a","truncate":null}', "duplicate field `truncate`"),
+        ("/embed", b'{"inputs":"a","inputs":"a","other":"\xff"}', "duplicate field `inputs`"),
+        ("/embed", b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}", "duplicate field `inputs`"),
+        ("/", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
+        ("/", b"null", "invalid type: null, expected struct EmbedRequest"),
+        ("/embed_all", {"inputs": 5}, "inputs: "),
+        ("/embed_sparse", {"inputs": 5}, "inputs: "),
+        ("/embed_multivector", {"inputs": 5}, "inputs: "),
+        ("/embed_hybrid", {"inputs": "a", "outputs": ["vectors"]}, "outputs[0]: "),
+        ("/embed_hybrid", {"inputs": "a", "outputs": ["tokens"]}, "outputs[0]: "),
+        ("/embed_hybrid", {"inputs": "a", "outputs": "dense"}, "outputs: "),
+        ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
+        ("/v1/embeddings", {"inputs": "a"}, "missing field `input`"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format: "),
+        ("/v1/embeddings", {"input": [1, "a"]}, "input: data did not match any variant"),
+        ("/tokenize", {"inputs": [1]}, "inputs: data did not match any variant of untagged enum TokenizeInput"),
+        ("/tokenize", {"inputs": "a", "add_special_tokens": None}, "add_special_tokens: "),
+        ("/decode", {"ids": [-1]}, "ids: data did not match any variant of untagged enum InputIds"),
+        ("/decode", {"ids": [2**32]}, "ids: data did not match any variant of untagged enum InputIds"),
+        ("/decode", {"ids": [1, [2]]}, "ids: data did not match any variant"),
+        ("/decode", {"ids": "a"}, "ids: "),
+        ("/decode", {"ids": [1], "skip_special_tokens": None}, "skip_special_tokens: "),
+        ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs: "),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [1]}}, "inputs.sentences[0]: "),
+        ("/similarity", {"inputs": {"source_sentence": None, "sentences": ["a"]}}, "inputs.source_sentence: "),
+        ("/vertex", {"instances": None}, "instances: "),
+    ],
+)
+def test_json_of_another_shape_is_422_in_plain_text_and_names_the_field(asked, path, body, detail):
+    response = asked.post(path, body)
+    assert response.status_code == 422
+    assert response.text.startswith(SHAPE + detail)
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind", "error"),
+    [
+        ("/embed", {"inputs": ""}, 400, "Empty", EMPTY),
+        ("/embed", {"inputs": []}, 400, "Empty", EMPTY),
+        ("/embed", {"inputs": ["a", ""]}, 400, "Empty", EMPTY),
+        ("/embed", {"inputs": [[]]}, 400, "Empty", EMPTY),
+        ("/embed_hybrid", {"inputs": ""}, 400, "Empty", EMPTY),
+        ("/tokenize", {"inputs": ""}, 400, "Empty", EMPTY),
+        ("/tokenize", {"inputs": []}, 400, "Empty", "`inputs` cannot be empty"),
+        ("/decode", {"ids": []}, 400, "Empty", "Input validation error: `input_ids` cannot be empty"),
+        ("/decode", {"ids": [[1], []]}, 400, "Empty", "Input validation error: `input_ids` cannot be empty"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": []}},
+            400,
+            "Empty",
+            "`inputs.sentences` cannot be empty",
+        ),
+        ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "`texts` cannot be empty"),
+        (
+            "/embed",
+            {"inputs": "a " * 63, "truncate": False},
+            422,
+            "Validation",
+            "Input validation error: `inputs` must have less than 64 tokens. Given: 65",
+        ),
+        (
+            "/embed",
+            {"inputs": "a" * 16_001, "truncate": False},
+            422,
+            "Validation",
+            "Input validation error: `inputs` must have less than 16000 characters. Given: 16001",
+        ),
+        (
+            "/tokenize",
+            {"inputs": "a" * 16_001},
+            422,
+            "Validation",
+            "Input validation error: `inputs` must have less than 16000 characters. Given: 16001",
+        ),
+        ("/embed", {"inputs": ["a"] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
+        ("/tokenize", {"inputs": ["a"] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
+        ("/decode", {"ids": [[5]] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"] * 32}},
+            422,
+            "Validation",
+            "batch size 33 > maximum allowed batch size 32",
+        ),
+        (
+            "/embed",
+            {"inputs": "a", "dimensions": 0},
+            422,
+            "Validation",
+            "Input validation error: `dimensions` should be positive",
+        ),
+        ("/embed", {"inputs": "a", "dimensions": small.HIDDEN + 1}, 422, "Validation", TOO_WIDE),
+        ("/embed", {"inputs": "a", "dimensions": 10**30}, 422, "Validation", TOO_WIDE),
+        ("/embed", {"inputs": "a", "prompt_name": "nobody"}, 422, "Validation", UNKNOWN_PROMPT),
+        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, 422, "Validation", UNKNOWN_PROMPT),
+        (
+            "/embed",
+            {"inputs": [[5], [999_999]]},
+            422,
+            "Validation",
+            f"Input validation error: `inputs` holds the id 999999, but the vocabulary ends at {len(small.PIECES) - 1}",
+        ),
+        (
+            "/embed",
+            {"inputs": [2**32 - 1]},
+            422,
+            "Validation",
+            f"Input validation error: `inputs` holds the id 4294967295, but the vocabulary ends at {len(small.PIECES) - 1}",
+        ),
+        (
+            "/embed",
+            {"inputs": [small.IDS[small.CONTROL]]},
+            422,
+            "Validation",
+            "Input validation error: `inputs` holds an input that becomes no token at all",
+        ),
+    ],
+)
+def test_values_outside_their_limits_in_teis_words(asked, path, body, status, kind, error):
+    response = asked.post(path, body)
+    assert response.status_code == status
+    assert list(response.json().items()) == [("error", error), ("error_type", kind)]
+    assert response.headers["content-type"] == "application/json"
+    assert "x-compute-type" not in response.headers
+
+
+def test_prompts_where_the_model_has_none(dense_server):
+    error = "`default-prompt-name` is set to `query` but no prompts were found in the Sentence Transformers configuration"
+    response = dense_server.post("/embed", {"inputs": "a", "prompt_name": "query"})
+    assert (response.status_code, response.json()["error"]) == (422, f"Input validation error: {error}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs":"a"} and more',
+        b'{"inputs":"a"}{"inputs":"b"}',
+        b'{"inputs":"a"}\xff',
+        b' \n\t{"inputs":"a"}\r\n ',
+        b'{"inputs":"a","other":{"inputs":"b","deep":[1,{"inputs":"c"}]}}',
+        b'{"inputs":"a","truncate":null,"prompt_name":null,"dimensions":null}',
+        b'{"other":"\\"inputs\\":","inputs":"a"}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/embed", "/"])
+def test_what_is_allowed(asked, path, body):
+    assert asked.post(path, body).json() == asked.post("/embed", {"inputs": "a"}).json()
+
+
+@pytest.mark.parametrize(
+    "text", ["\0", "\0" * 50, "a\0b", "\u202e", "\ufeff", "\U0010ffff", "🙂" * 20, "\x7f\x1b[31m", "\r\n", " "]
+)
+@pytest.mark.parametrize("path", ["/embed_hybrid", "/tokenize"])
+def test_odd_text_is_text(asked, path, text):
+    assert asked.post(path, {"inputs": text}).status_code == 200
+
+
+ODD_TYPES = [
+    None,
+    "",
+    "text/plain",
+    "application/jsonx",
+    "json",
+    "text/json",
+    "application/x-www-form-urlencoded",
+    "a/b; c=json",
+]
+GOOD_TYPES = ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json", "application/json;"]
+
+
+@pytest.mark.parametrize("kind", ODD_TYPES)
+def test_content_types_that_are_not_json(asked, kind):
+    headers = {} if kind is None else {"content-type": kind}
+    response = asked.post("/embed", b"not even JSON", headers=headers)
+    assert (response.status_code, response.text) == (415, NOT_JSON)
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize("kind", GOOD_TYPES)
+def test_content_types_that_are(asked, kind):
+    assert asked.post("/embed", {"inputs": "a"}, headers={"content-type": kind}).status_code == 200
+
+
+def test_v1_embeddings_needs_no_content_type(asked):
+    assert asked.post("/v1/embeddings", {"input": "a"}, headers={}).status_code == 200
+    assert asked.post("/embeddings", {"input": "a"}, headers={}).status_code == 415
+
+
+@pytest.mark.parametrize("megabytes", [3, 10, 20])
+def test_a_body_over_the_limit(asked, megabytes):
+    body = b'{"inputs":"' + b"a" * (megabytes * 1_000_000) + b'"}'
+    response = asked.post("/embed", body)
+    assert (response.status_code, response.text) == (413, TOO_LARGE)
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize("megabytes", [3, 10])
+def test_a_chunked_body_over_the_limit(asked, megabytes):
+    chunks = (b"a" * 100_000 for _ in range(megabytes * 10))
+    response = asked.client.post("/embed", content=chunks, headers=JSON)
+    assert (response.status_code, response.text) == (413, TOO_LARGE)
+
+
+def test_a_body_of_just_the_limit(asked):
+    frame = len(b'{"inputs":"a","other":""}')
+    exact = b'{"inputs":"a","other":"' + b"x" * (LIMIT - frame) + b'"}'
+    assert len(exact) == LIMIT
+    assert asked.post("/embed", exact).status_code == 200
+    assert asked.post("/embed", exact + b" ").status_code == 413
+
+
+def test_a_chunked_body_under_the_limit(asked):
+    response = asked.client.post("/embed", content=iter([b'{"inp', b'uts":', b'"a"}']), headers=JSON)
+    assert response.json() == asked.post("/embed", {"inputs": "a"}).json()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /embed HTTP/1.1\r\nhost",
+    ],
+)
+def test_what_is_not_http_or_ends_early_harms_nobody(asked, data):
+    with socket.create_connection(("127.0.0.1", asked.port), timeout=HANG) as raw:
+        raw.sendall(data)
+        raw.shutdown(socket.SHUT_WR)
+        answer = raw.recv(4096)
+    assert not answer.startswith(b"HTTP/1.1 2")
+
+
+values = st.sampled_from([None, True, False, 0, -1, 1, 2**32, 2**63, 1.5, "", "a", "left", [], [1], ["a"], [[1]], ["a", 1], {}])
+
+
+def decoded(body: bytes, kind: type) -> object:
+    """What came of it: a request, or the refusal."""
+    try:
+        return decode(body, kind)
+    except BodyError as refusal:
+        return refusal
+
+
+def is_request_or_refusal(outcome: object, kind: type) -> bool:
+    return isinstance(outcome, kind) or (isinstance(outcome, BodyError) and str(outcome).startswith(outcome.prefix))
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:inputs\\u0d8"1eE-. null', max_size=40).map(str.encode))
+def test_decoding_refuses_or_returns_whatever_comes(body):
+    for kind in (EmbedRequest, SimilarityRequest, DecodeRequest):
+        assert is_request_or_refusal(decoded(body, kind), kind)
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(EmbedRequest)]), values))
+def test_decoding_any_object(value):
+    assert is_request_or_refusal(decoded(msgspec.json.encode(value), EmbedRequest), EmbedRequest)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"inputs":"a","truncation_direction":"null"}', 422),
+        (b'{"inputs":"a","truncation_direction":"out of range"}', 422),
+        (b'{"\\u0069nputs":"a","inputs":"b"}', 422),
+    ],
+)
+def test_what_a_value_says_decides_no_status(asked, body, status):
+    assert asked.post("/embed", body).status_code == status
+
+
+def test_rules_hold_within_nested_objects(asked):
+    twice = b'{"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}'
+    null = b'{"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":{"truncation_direction":null}}'
+    assert [asked.post("/similarity", body).status_code for body in (twice, null)] == [422, 400]
+
+
+LONG = b'{"a":1},' * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/embed", b'{"x":[%b{}],"\\u0069nputs":"a","inputs":"b"}', 422),
+        ("/embed", b'{"x":[%b{}],"inputs":"a","inputs":"b"} trailing', 422),
+        ("/embed", b'{"x":[%b{"inputs":1,"\\u0069nputs":2}],"inputs":"b","other":"inputs"}', 200),
+        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}', 422),
+        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":null,"y":"inputs"}', 200),
+    ],
+)
+def test_a_field_given_twice_in_a_long_body(asked, path, body, status):
+    answered = asked.post(path, body % LONG)
+    assert answered.status_code == status
+    assert status == 200 or "duplicate field `" in answered.text
+
+
+def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(monkeypatch):
+    """It would take the event loop for as long as a pass takes: objects without end, and escapes that name nothing."""
+    read = []
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", lambda *_: read.append(1))
+    body = b'{"inputs":"a","x":[%b{}],%b"y":"\\u0069"}' % (LONG, b'"k":0,' * 100_000)
+    assert decoded(body, EmbedRequest).inputs == "a"
+    assert not read
+
+
+def test_half_a_surrogate_pair_is_called_so(asked):
+    assert asked.post("/embed", b'{"inputs":"\\ud800"}').text.endswith("unexpected end of hex escape at line 1 column 18")

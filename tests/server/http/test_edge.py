@@ -1,0 +1,125 @@
+"""What holds for every path: CORS, OPTIONS, HEAD, 404, 405."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridtei.server.http.edge import allow_header
+from tests.server.live import POSTS, Running, serving
+
+VARY = "origin, access-control-request-method, access-control-request-headers"
+GETS = ["/health", "/ping", "/info", "/metrics", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_head_is_answered_wherever_get_is(server: Running, path):
+    got, head = server.get(path), server.client.head(path)
+    assert head.status_code == got.status_code == 200
+    assert head.content == b""
+    assert head.headers.get("content-type") == got.headers.get("content-type")
+    if path != "/metrics":  # it grows with each request
+        assert head.headers["content-length"] == got.headers["content-length"]
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_post_route_allows_post(server, path):
+    for method in ("GET", "HEAD", "PUT", "DELETE", "PATCH"):
+        response = server.client.request(method, path)
+        assert (response.status_code, response.content) == (405, b"")
+        assert response.headers["allow"] == "POST"
+        assert "content-type" not in response.headers
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_a_get_route_allows_get_and_head(server, path):
+    response = server.post(path, {})
+    assert (response.status_code, response.content) == (405, b"")
+    if not path.startswith("/docs/"):
+        assert response.headers["allow"] == "GET,HEAD"
+
+
+def test_the_root_allows_both(server):
+    assert server.client.put("/").headers["allow"] == "GET,HEAD,POST"
+    assert allow_header({"GET", "OPTIONS", "POST"}) == "GET,HEAD,POST"
+
+
+@pytest.mark.parametrize("path", ["/nope", "/embed/", "/health/", "/v1/embeddings/", "/v1", "/v1/nope", "/EMBED", "/embed/x"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_unknown_paths_and_trailing_slashes(server, method, path):
+    response = server.client.request(method, path)
+    assert (response.status_code, response.content) == (404, b"")
+    assert "content-type" not in response.headers
+    assert response.headers["vary"] == VARY
+
+
+@pytest.mark.parametrize("path", ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"])
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_slashes_are_not_merged(server, method, path):
+    response = server.client.request(method, f"{server.url}{path}")
+    assert (response.status_code, response.content) == (404, b"")
+    assert response.headers["vary"] == VARY
+
+
+def test_a_query_string_is_ignored(server):
+    plain = server.post("/embed", {"inputs": "one"})
+    assert server.post("/embed?a=b&truncate=%ff", {"inputs": "one"}).json() == plain.json()
+
+
+@pytest.mark.parametrize("path", ["/embed", "/", "/health", "/nope", "/embed/"])
+def test_options_is_200_everywhere(server, path):
+    response = server.client.options(path, headers={"origin": "http://a", "access-control-request-method": "POST"})
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["access-control-allow-methods"] == "GET,POST"
+    assert response.headers["access-control-allow-headers"] == "content-type"
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert response.headers["vary"] == VARY
+
+
+ANY = [(), ("*",), ("http://a", "*")]
+
+
+@pytest.mark.parametrize("origins", ANY)
+def test_any_origin(origins):
+    with serving(server={"cors_allow_origin": origins}) as running:
+        for response in every_kind(running, {"origin": "http://b"}):
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert response.headers["vary"] == VARY
+
+
+def test_listed_origins_only():
+    with serving(server={"cors_allow_origin": ("http://a", "https://b:8080")}) as running:
+        for origin in ("http://a", "https://b:8080"):
+            for response in every_kind(running, {"origin": origin}):
+                assert response.headers["access-control-allow-origin"] == origin
+        for origin in ("http://c", "http://a/", "https://a", "http://A", "null"):
+            for response in every_kind(running, {"origin": origin}):
+                assert "access-control-allow-origin" not in response.headers
+                assert response.headers["vary"] == VARY
+        assert all("access-control-allow-origin" not in response.headers for response in every_kind(running, {}))
+
+
+def every_kind(running: Running, headers: dict[str, str]) -> list:
+    client = running.client
+    requests = [("GET", "/health"), ("GET", "/nope"), ("GET", "/embed/"), ("GET", "/embed"), ("OPTIONS", "/embed")]
+    responses = [client.request(method, path, headers=headers) for method, path in requests]
+    return [*responses, running.post("/embed", {"inputs": ""}, headers={"content-type": "application/json", **headers})]
+
+
+TEI_POSTS = [path for path in POSTS if path not in ("/embed_hybrid", "/embed_multivector")]
+
+
+def test_only_teis_routes_if_so_wanted(server):
+    with serving(server={"only_tei_routes": True}) as running:
+        for path in TEI_POSTS:
+            assert running.client.get(path).status_code == 405
+        for path in GETS:
+            assert running.get(path).status_code == 200
+        document = running.get("/api-doc/openapi.json").json()
+        ours = set(server.get("/api-doc/openapi.json").json()["paths"]) - set(document["paths"])
+        assert "/embed_hybrid" in ours
+        for path in [*ours, "/m/small/embed", "/m/small/info", "/models/load", "/models/unload"]:
+            for method in ("GET", "POST", "HEAD", "PUT"):
+                response = running.client.request(method, path)
+                assert (response.status_code, response.content) == (404, b""), path
+                assert response.headers["vary"] == VARY
+            assert running.client.options(path).headers.get("allow") is None

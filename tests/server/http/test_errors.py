@@ -1,0 +1,105 @@
+"""The table of errors: every class has its row, and every row looks on the wire as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from litestar import Litestar, get
+
+from hybridtei import errors
+from hybridtei.server.http.errors import (
+    HANDLERS,
+    TABLE,
+    NoInputs,
+    OtherOrigin,
+    RequestRefused,
+    RoleNeeded,
+    openai_error,
+    row_of,
+    tei_error,
+)
+
+TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
+OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
+TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
+STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
+
+
+def family(kind: type[Exception]) -> set[type[Exception]]:
+    """The class and all below it, but those that only gRPC has, which are there once its modules are imported."""
+    below = (child for child in kind.__subclasses__() if not child.__module__.startswith("hybridtei.rpc."))
+    return {kind}.union(*(family(child) for child in below))
+
+
+def make(kind: type[Exception]) -> Exception:
+    if kind is RoleNeeded:
+        return RoleNeeded("write", "dashboard", ["search"])
+    return kind() if kind in (errors.Overloaded, errors.Unhealthy, OtherOrigin) else kind("what went wrong")
+
+
+@pytest.mark.parametrize("kind", sorted(family(errors.HybridTeiError), key=lambda kind: kind.__name__))
+def test_every_class_is_mapped(kind):
+    row = row_of(make(kind))
+    nearest = next(parent for parent in kind.__mro__ if parent in TABLE)
+    assert row == TABLE[nearest]
+    if nearest in STORE:
+        assert (row.status, row.error_type) == (STORE[nearest], "Store")
+        return
+    assert row.error_type in TEI_STATUS | OURS
+    if nearest in TIMED:
+        assert (row.status, row.error_type) == (TIMED[nearest], "Overloaded")
+        return
+    starts_only = issubclass(kind, errors.LoadError) or kind is errors.HybridTeiError
+    assert row.status == (500 if starts_only else (TEI_STATUS | OURS)[row.error_type])
+
+
+def test_classes_named_in_the_module_are_all_in_the_tree():
+    named = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    assert named <= family(errors.HybridTeiError)
+    assert all(kind.__name__ in errors.__doc__ for kind in named)
+
+
+@pytest.mark.parametrize("kind", sorted(TABLE, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("shape", [tei_error, openai_error])
+def test_every_row_on_the_wire(kind, shape):
+    response = ask(make(kind), shape)
+    row, text = TABLE[kind], TABLE[kind].prefix + str(make(kind))
+    assert response.status_code == row.status
+    assert response.headers["content-type"] == "application/json"
+    expected = (
+        {"error": text, "error_type": row.error_type}
+        if shape is tei_error
+        else {"message": text, "code": row.status, "type": row.error_type}
+    )
+    assert list(json.loads(response.content).items()) == list(expected.items())
+
+
+def test_what_nobody_foresaw_is_500_without_its_words():
+    response = ask(ZeroDivisionError("secret detail"), tei_error)
+    assert response.status_code == 500
+    assert response.json() == {"error": "internal error: ZeroDivisionError", "error_type": "Backend"}
+
+
+def test_the_nearest_row_counts():
+    assert row_of(NoInputs("x")).prefix == ""
+    assert row_of(RequestRefused("x")).prefix == ""
+    assert row_of(ValueError("x")).status == 500
+
+
+def ask(error: Exception, shape) -> httpx.Response:
+    """A route that raises, behind our handlers."""
+
+    @get("/")
+    async def route() -> None:
+        raise error
+
+    app = Litestar([route], exception_handlers={**HANDLERS, errors.HybridTeiError: shape}, openapi_config=None)
+
+    async def call() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get("/")
+
+    return asyncio.run(call())

@@ -1,0 +1,101 @@
+"""Bodies of the hook that come without a key in a header: bounded for all, for each peer, and in time; a key passes by."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from tests.server.http.test_protocol import connected, heard
+from tests.server.live import HANG, Running, serving
+from tests.server.test_serve import until
+
+SIZE = 1_900_000
+KEY = {"authorization": "Bearer secret"}
+BODY = {"inputs": [{"data": "one", "model": "small"}], "token": "secret"}
+LONG = json.dumps({"pad": "x" * SIZE, **BODY}).encode()  # the token stands last, as a Qdrant server sends it
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Running]:
+    with serving(server={"api_key": "secret"}) as running:
+        yield running
+
+
+HEAD = b"POST /qdrant/inference HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(LONG)
+
+
+@contextmanager
+def unfinished(running: Running, count: int, peers: int = 1) -> Iterator[list[socket.socket]]:
+    """Clients that send all but the end of a body, from so many addresses."""
+    with ExitStack() as stack:
+        clients = []
+        for number in range(count):
+            client = socket.create_connection(
+                ("127.0.0.1", running.port), timeout=20, source_address=(f"127.0.0.{2 + number % peers}", 0)
+            )
+            stack.callback(client.close)
+            client.setblocking(False)
+            clients.append(client)
+        left = {client: memoryview(HEAD + LONG)[:-10] for client in clients}
+        patience = 0
+        while left and patience < 2000:  # until all is sent, or the server takes no more
+            for client, data in list(left.items()):
+                try:
+                    left[client] = data[client.send(data) :]
+                    patience = 0
+                except BlockingIOError:
+                    patience += 1
+                except OSError:
+                    left[client] = data[:0]
+                if not left[client]:
+                    del left[client]
+        yield clients
+
+
+def held(running: Running) -> int:
+    """How many bytes of unfinished bodies the requests at work were given."""
+    return sum(len(connection.cycle.body) for connection in running.connections if connection.cycle is not None)
+
+
+def refused(clients: list[socket.socket]) -> int:
+    found = 0
+    for client in clients:
+        with suppress(OSError):
+            found += client.recv(13, socket.MSG_PEEK) == b"HTTP/1.1 503 "
+    return found
+
+
+def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_passes_by(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", HANG, raising=False)
+    with serving(server={"api_key": "secret"}) as running, unfinished(running, 24, peers=4) as clients:
+        until(lambda: refused(clients) >= 24 - 16_000_000 // SIZE)  # all but those that the bound has room for
+        assert running.post("/qdrant/inference", LONG, headers=KEY).status_code == 200
+        assert running.post("/qdrant/inference", BODY).status_code == 200  # comes whole, and so is never held
+
+
+def test_one_peer_may_hold_half_of_the_bound(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", HANG, raising=False)
+    with serving(server={"api_key": "secret"}) as running, unfinished(running, 8) as clients:
+        until(lambda: refused(clients) >= 8 - 8_000_000 // SIZE)
+        assert running.post("/qdrant/inference", LONG).status_code == 200  # another peer's
+
+
+def test_whole_bodies_are_answered_by_the_token_in_them(locked):
+    for _ in range(12):
+        assert locked.post("/qdrant/inference", LONG).status_code == 200
+    assert locked.post("/qdrant/inference", LONG.replace(b"secret", b"Secret")).status_code == 401
+    assert locked.post("/qdrant/inference", b"[" * SIZE).status_code == 401
+
+
+def test_a_body_without_a_key_that_takes_too_long_is_408(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", 0.2, raising=False)
+    with serving(server={"api_key": "secret"}) as running, connected(running) as client:
+        client.sendall(HEAD + LONG[:100_000])
+        ((status, headers, body),) = heard(client)
+        assert (status, headers[b"connection"]) == (408, b"close")
+        assert b"it took too long to arrive (body-timeout) within 0.2 seconds without a key in a header" in body
+        until(lambda: held(running) == 0)

@@ -1,0 +1,68 @@
+"""Pages of other origins do not write to the vector store, unless a key or the settings say that they may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hybridtei.search.search_layouts import Layouts
+from tests.search.small_search import MODEL, spec_in
+from tests.server.live import JSON, Running, serving
+from tests.store.memory_store import MemoryStore
+
+BODY = {"points": [{"id": 1, "text": "one two"}], "create": True}
+OTHERS = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:1"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"origin": "https://evil.example", "sec-fetch-site": "same-origin"},
+]
+OWN = [{}, {"origin": "http://{host}", "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return spec_in(tmp_path_factory.mktemp("model"))
+
+
+@contextmanager
+def stored(spec, **server: object) -> Iterator[Running]:
+    with serving(spec, server=server, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+        yield running
+
+
+def write(running: Running, headers: dict[str, str], path: str = "/collections/papers/points"):
+    host = f"127.0.0.1:{running.port}"
+    return running.post(path, BODY, headers={**JSON, **{name: value.format(host=host) for name, value in headers.items()}})
+
+
+def test_without_a_key_only_its_own_pages_and_clients_write(spec):
+    with stored(spec) as running:
+        for headers in OTHERS:
+            for path in ("/collections/papers/points", f"/m/{MODEL}/collections/papers/points"):
+                refused = write(running, headers, path)
+                assert (refused.status_code, refused.json()["error_type"]) == (403, "Forbidden")
+                assert "--cors-allow-origin" in refused.json()["error"]
+                assert refused.headers["access-control-allow-origin"] == "*"  # its own page may read why
+        assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 404
+        for headers in OWN:
+            assert write(running, headers).status_code == 200
+        reading = {**JSON, **OTHERS[0]}
+        assert running.post("/search", {"collection": "papers", "query": "one"}, headers=reading).status_code == 200
+
+
+@pytest.mark.parametrize("allowed", ["https://evil.example", "*"])
+def test_an_origin_that_is_named_writes(spec, allowed):
+    with stored(spec, cors_allow_origin=(allowed,)) as running:
+        assert write(running, OTHERS[0]).status_code == 200
+        assert write(running, {"origin": "null"}).status_code == (200 if allowed == "*" else 403)
+
+
+def test_a_key_is_enough(spec):
+    with stored(spec, api_key="secret") as running:
+        assert write(running, {**OTHERS[0], "authorization": "Bearer secret"}).status_code == 200
+        assert write(running, OTHERS[0]).status_code == 401

@@ -1,0 +1,101 @@
+"""`output_dtype` on every route that gives vectors; int8 only with ranges that were measured beforehand."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from hybridtei.errors import LoadError
+from hybridtei.tasks.quantize import quantized
+from tests.engine import small
+from tests.server.live import serving
+
+TEXTS = ["the hybrid search", "one two three"]
+DTYPES = {"float": "<f4", "float16": "<f2", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
+
+
+@pytest.fixture(scope="module")
+def ranges():
+    def width(columns):
+        return np.stack([np.full(columns, -0.6), np.full(columns, 0.6)]).astype(np.float32)
+
+    return {"dense": width(small.HIDDEN), "dense_4": width(4) * 2, "multivector": width(small.DIM)}
+
+
+@pytest.fixture(scope="module")
+def ranged(tmp_path_factory, ranges):
+    path = tmp_path_factory.mktemp("ranges") / "ranges.npz"
+    np.savez(path, **ranges)
+    with serving(model={"quantization_ranges": str(path)}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_vectors_on_every_route(ranged, ranges, dtype):
+    plain = np.float32(ranged.post("/embed", {"inputs": TEXTS}).json())
+    wanted = quantized(plain, dtype, ranges["dense"])
+    hybrid = ranged.post("/embed_hybrid", {"inputs": TEXTS, "outputs": ["dense"], "output_dtype": dtype}).json()
+    np.testing.assert_array_equal(np.array([item["dense"] for item in hybrid], dtype=DTYPES[dtype]), wanted)
+    openai = {"input": TEXTS, "output_dtype": dtype}
+    items = ranged.post("/v1/embeddings", openai).json()["data"]
+    np.testing.assert_array_equal(np.array([item["embedding"] for item in items], dtype=DTYPES[dtype]), wanted)
+    packed = ranged.post("/v1/embeddings", {**openai, "encoding_format": "base64"}).json()["data"]
+    rows = [np.frombuffer(base64.b64decode(item["embedding"]), DTYPES[dtype]) for item in packed]
+    np.testing.assert_array_equal(rows, wanted)
+    if dtype != "float16":  # which Cohere does not know
+        cohere = ranged.post("/v2/embed", {"texts": TEXTS, "embedding_types": [dtype]}).json()["embeddings"]
+        np.testing.assert_array_equal(np.array(cohere[dtype], dtype=DTYPES[dtype]), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_multivectors(ranged, ranges, dtype):
+    plain = ranged.post("/embed_multivector", {"inputs": TEXTS}).json()
+    small_ones = ranged.post("/embed_multivector", {"inputs": TEXTS, "output_dtype": dtype}).json()
+    hybrid = ranged.post("/embed_hybrid", {"inputs": TEXTS, "output_dtype": dtype, "sparse_format": "qdrant"}).json()
+    for rows, found, item in zip(plain, small_ones, hybrid, strict=True):
+        wanted = quantized(np.float32(rows), dtype, ranges["multivector"])
+        np.testing.assert_array_equal(np.array(found, dtype=DTYPES[dtype]), wanted)
+        assert item["multivector"] == found
+
+
+def test_cut_vectors_are_scaled_first_and_have_ranges_of_their_own(ranged, ranges):
+    body = {"inputs": TEXTS, "outputs": ["dense"], "dimensions": 4, "output_dtype": "uint8"}
+    plain = np.float32(ranged.post("/embed", {"inputs": TEXTS, "dimensions": 4}).json())
+    found = [item["dense"] for item in ranged.post("/embed_hybrid", body).json()]
+    np.testing.assert_array_equal(found, quantized(plain, "uint8", ranges["dense_4"]))
+    refused = ranged.post("/embed_hybrid", {**body, "dimensions": 5})
+    assert refused.status_code == 422
+    assert "the range of each of 5 dense dimensions" in refused.json()["error"]
+    bits = ranged.post("/embed_hybrid", {**body, "dimensions": 5, "output_dtype": "ubinary"}).json()
+    assert [len(item["dense"]) for item in bits] == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/embed_hybrid", {"inputs": "one"}, "output_dtype"),
+        ("/embed_multivector", {"inputs": "one"}, "output_dtype"),
+        ("/v1/embeddings", {"input": "one"}, "output_dtype"),
+        ("/v2/embed", {"texts": ["one"]}, "embedding_types"),
+    ],
+)
+def test_without_ranges_it_is_refused_before_any_pass(server, dtype, path, body, key):
+    before = server.backend.forwards
+    response = server.post(path, {**body, key: dtype if key == "output_dtype" else [dtype]})
+    assert response.status_code == 422
+    assert f"`{dtype}` needs the range of each of" in response.text
+    assert server.backend.forwards == before
+
+
+def test_names_that_are_none(server):
+    response = server.post("/embed_hybrid", {"inputs": "one", "output_dtype": "int4"})
+    assert response.status_code == 422
+    assert response.text.startswith("Failed to deserialize the JSON body into the target type: output_dtype: ")
+
+
+def test_a_file_that_cannot_be_read_is_told_at_start():
+    with pytest.raises(LoadError, match="not a file of ranges"), serving(model={"quantization_ranges": "absent.npy"}):
+        pass

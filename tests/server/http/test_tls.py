@@ -1,0 +1,180 @@
+"""HTTP and gRPC over TLS, with a certificate that this test makes for itself."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from hybridtei.config import ServerConfig
+from hybridtei.errors import LoadError
+from hybridtei.server.http.tls import certificate_of
+from tests.rpc.live import free_port, start
+from tests.server.live import HANG, JSON, process, serving
+from tests.server.test_serve import until
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+BODY = {"inputs": "one two"}
+
+
+def make(folder: Path, *more: str) -> dict[str, str]:
+    """A certificate for this machine, and its key."""
+    folder.mkdir()
+    paths = {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    out = ["-keyout", paths["keyfile"], "-out", paths["certfile"]]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *(more or ["-nodes"])]
+    subprocess.run(["openssl", "req", "-x509", *kind, *subject, *out, "-days", "2"], check=True, capture_output=True)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return make(tmp_path_factory.mktemp("tls") / "a")
+
+
+def trusting(files: dict[str, str]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=files["certfile"])
+
+
+def test_http_over_tls_and_nothing_else(files):
+    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
+        url = running.wait_ready().replace("http:", "https:")
+        with httpx.Client(base_url=url, verify=trusting(files), trust_env=False) as client:
+            for _ in range(3):
+                assert client.post("/embed", json=BODY).status_code == 200
+            refused = client.post("/embed", content=b"x" * 3_000_000, headers=JSON)
+            assert refused.status_code == 413
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(url.replace("https:", "http:") + "/health", trust_env=False)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", trust_env=False)  # nobody vouches for the certificate
+        running.terminate()
+        assert running.wait() == 0
+        assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_malformed_heads_are_refused_over_tls_too(files):
+    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
+        port = httpx.URL(running.wait_ready()).port
+        for said, status in ((b"nonsense\r\n\r\n", b"400"), (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200, b"431")):
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=HANG) as plain,
+                trusting(files).wrap_socket(plain, server_hostname="localhost") as client,
+            ):
+                client.sendall(said)
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 " + status)
+                assert client.recv(1) == b""
+        running.terminate()
+        assert running.wait() == 0
+        assert "Traceback" not in "".join([*running.lines, *running.errors])
+
+
+def test_grpc_over_tls(files):
+    port = free_port()
+    with serving_tls(files, port), open(files["certfile"], "rb") as chain:
+        credentials = grpc.ssl_channel_credentials(chain.read())
+        with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+            answer, _ = start(channel, "Embed", {"inputs": "one two"})
+            assert len(answer.embeddings) > 0
+        with grpc.insecure_channel(f"localhost:{port}") as channel, pytest.raises(grpc.RpcError):
+            start(channel, "Embed", {"inputs": "one two"}, timeout=5)
+
+
+def serving_tls(files, port):
+    return serving(server={"hostname": "127.0.0.1", "grpc_port": port, **files}, verify=trusting(files))
+
+
+def test_a_new_certificate_is_taken_on_sighup(tmp_path):
+    files, other = make(tmp_path / "a"), make(tmp_path / "b")
+    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
+        url = running.wait_ready().replace("http:", "https:")
+        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
+        for name in files:
+            Path(other[name]).replace(files[name])
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: any("read the certificate again" in line for line in running.lines))
+        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
+        Path(files["keyfile"]).write_text("nonsense")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: any("the certificate stays as it is" in line for line in running.lines))
+        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
+
+
+def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_takes_the_new(tmp_path):
+    files, old, new = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c")
+    port = free_port()
+    environment = {**{name.upper(): path for name, path in files.items()}, "GRPC_PORT": str(port)}
+    with process(["-m", "tests.server.fake_server", "0"], environment) as running:
+        url = running.wait_ready().replace("http:", "https:")
+
+        def reload(expected: str) -> None:
+            seen = sum(expected in line for line in running.lines)
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda: sum(expected in line for line in running.lines) > seen)
+
+        def check(trusted: dict[str, str]) -> None:
+            assert httpx.get(f"{url}/health", verify=trusting(trusted), trust_env=False).status_code == 200
+            credentials = grpc.ssl_channel_credentials(Path(trusted["certfile"]).read_bytes())
+            with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+                assert start(channel, "Embed", {"inputs": "one"}, timeout=10)[0].embeddings
+
+        for name in files:
+            shutil.copy(files[name], old[name])
+        check(old)
+        Path(files["certfile"]).write_bytes(Path(new["certfile"]).read_bytes())
+        reload("the certificate stays as it is: --certfile")
+        check(old)
+        Path(files["keyfile"]).write_bytes(Path(new["keyfile"]).read_bytes())
+        reload("read the certificate again")
+        check(new)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", verify=trusting(old), trust_env=False)
+        running.terminate()
+        assert running.wait() == 0
+
+
+def test_what_is_no_certificate_is_refused_by_name(files, tmp_path):
+    assert certificate_of(ServerConfig()) is None
+    assert certificate_of(ServerConfig(**files)) is not None
+    other = make(tmp_path / "b")
+    locked = make(tmp_path / "c", "-passout", "pass:hush")
+    (tmp_path / "junk").write_text("junk")
+    for wrong in (
+        {**files, "keyfile": other["keyfile"]},
+        {**files, "keyfile": str(tmp_path / "junk")},
+        {**files, "certfile": str(tmp_path / "nothing")},
+        locked,
+    ):
+        with pytest.raises(LoadError, match="--certfile") as refused:
+            certificate_of(ServerConfig(**wrong))
+        assert wrong["keyfile"] in str(refused.value)
+
+
+def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobody_out(files):
+    with serving(server={"max_connections": 3, **files}, verify=trusting(files)) as running, ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(8)]
+        for client in silent[:5]:  # all but the three that came last
+            client.settimeout(HANG)
+            assert client.recv(1) == b""
+        fresh = httpx.post(f"{running.url}/embed", json=BODY, verify=trusting(files), trust_env=False, timeout=HANG)
+        assert fresh.status_code == 200
+        until(lambda: 'hybridtei_refusals{limit="max_connections"}' in running.get("/metrics").text)
+
+
+def test_a_handshake_has_its_time(files, monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.handshake.HANDSHAKE_SECONDS", 0.1, raising=False)
+    with (
+        serving(server=files, verify=trusting(files)) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client,
+    ):
+        assert client.recv(1) == b""
+        assert running.post("/embed", BODY).status_code == 200

@@ -1,0 +1,161 @@
+"""Answers that clients do not read: counted, bounded all together, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine import small
+from tests.server.http.test_limits import refusals
+from tests.server.http.test_protocol import GET, connected
+from tests.server.live import Running, serving
+from tests.server.test_serve import until
+
+LIMIT = 64_000_000
+WIDE = small.model_spec(hidden_size=1024)  # of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
+TEXTS = {"inputs": ["one two three " * 20] * 32}
+
+
+def unsent(running: Running) -> int:
+    """How many bytes the server says it keeps for its clients."""
+    line = next(line for line in running.get("/metrics").text.splitlines() if line.startswith("hybridtei_unsent_bytes "))
+    return int(line.split()[1])
+
+
+def asking(path: str, body: object) -> bytes:
+    content = json.dumps(body).encode()
+    return (
+        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % (path.encode(), len(content))
+        + content
+    )
+
+
+@contextmanager
+def unread(running: Running, count: int) -> Iterator[list[socket.socket]]:
+    """Clients that ask for much and read nothing of it."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(running)) for _ in range(count)]
+        for client in clients:
+            client.sendall(asking("/embed_all", TEXTS))
+        yield clients
+
+
+def test_answers_that_nobody_reads_are_bounded_all_together_and_queries_still_answered():
+    with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
+        size = len(running.post("/embed_all", TEXTS).content)
+        with unread(running, 12):
+            until(lambda: refusals(running, "max_unsent_bytes") > 0)  # some are kept, some wait, and as many may not
+            for _ in range(5):
+                assert running.post("/embed", {"inputs": "one"}).status_code == 200
+                assert 12 * size > LIMIT > unsent(running)
+        until(lambda: unsent(running) == 0)
+        assert len(running.post("/embed_all", TEXTS).content) == size
+
+
+def test_an_answer_that_waits_for_room_is_given_when_others_are_read():
+    with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
+        with unread(running, 3) as clients:
+            until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
+            for client in clients:  # each waits for those before it, which nobody has read
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += client.recv(1000)
+                head, _, rest = head.partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ")
+                left = int(head.partition(b"content-length: ")[2].split()[0]) - len(rest)
+                while left:
+                    left -= len(client.recv(min(left, 1 << 20)))
+        assert refusals(running, "max_unsent_bytes") == 0
+        until(lambda: unsent(running) == 0)
+
+
+def test_a_client_that_reads_nothing_is_cut_off_by_name(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", 0.2, raising=False)
+    with serving(WIDE) as running, unread(running, 1) as (client,):
+        name = client.getsockname()
+        until(lambda: running.backend.forwards >= 1)
+        until(lambda: name not in [connection.client for connection in running.connections])
+        assert refusals(running, "unread_seconds") == 1
+        until(lambda: unsent(running) == 0)
+        assert running.post("/embed", {"inputs": "one"}).status_code == 200
+
+
+def test_at_the_bound_nothing_is_begun_but_health_and_metrics():
+    with serving(WIDE, server={"max_unsent_bytes": 1}) as running, unread(running, 1):
+        until(lambda: unsent(running) > 0)
+        before = running.backend.forwards
+        for path in ("/embed", "/qdrant/inference", "/rerank"):
+            refused = running.post(path, {"inputs": "one"})
+            assert refused.status_code == 503
+            assert "1 are allowed (max-unsent-bytes): try again later" in refused.text
+        assert running.backend.forwards == before
+        assert running.get("/health").status_code == 200
+        assert refusals(running, "max_unsent_bytes") == 3
+
+
+def test_the_next_request_of_a_connection_waits_for_its_reader():
+    """Else one connection would have as many answers kept for it as it asks for."""
+    with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running, unread(running, 1) as (client,):
+        until(lambda: unsent(running) > 0)
+        kept = unsent(running)
+        client.sendall((GET + b"\r\n") * 5)
+        assert running.get("/health").status_code == 200
+        assert unsent(running) <= kept
+
+
+class Turns:
+    """Who was let in, in order."""
+
+    def __init__(self, limit: int, wait_seconds: float = 60) -> None:
+        from hybridtei.server.http.unsent import Unsent
+
+        self.unsent = Unsent(limit, wait_seconds)
+        self.came: list[int] = []
+
+    async def ask(self, name: int, size: int) -> None:
+        reserved = await self.unsent.room(size)
+        self.came.append(name)
+        assert self.unsent.bytes <= self.unsent._large_limit
+        await asyncio.sleep(0)
+        self.unsent.add(-reserved)
+
+
+@given(st.lists(st.integers(1, 150), max_size=10))
+def test_turns_come_in_order_and_never_beyond_the_bound(sizes):
+    async def all_of_them() -> Turns:
+        turns = Turns(100)
+        turns.unsent._waiting_bytes -= 10_000  # as many may wait as like to
+        await asyncio.gather(*(turns.ask(name, size) for name, size in enumerate(sizes)))
+        return turns
+
+    turns = asyncio.run(all_of_them())
+    assert turns.came == list(range(len(sizes)))
+    assert turns.unsent.bytes == 0
+
+
+def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
+    from hybridtei.errors import AnswersUnsent
+
+    async def waiting() -> None:
+        turns = Turns(100, wait_seconds=0.01)
+        held = await turns.unsent.room(75)
+        left = asyncio.ensure_future(turns.ask(0, 50))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(AnswersUnsent, match="75 bytes of answers wait for clients"):
+            await turns.ask(1, 50)
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        turns.unsent.add(-held)
+        await turns.ask(2, 75)
+        assert (turns.came, turns.unsent.bytes) == ([2], 0)
+
+    asyncio.run(waiting())

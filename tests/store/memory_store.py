@@ -1,0 +1,129 @@
+"""A store in this process's memory, for tests and notebooks: qdrant-client's local mode, exact and slow.
+
+The surprise: local mode is safe neither for threads nor for an event loop, which it blocks for a whole call; so one call runs
+at a time, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from qdrant_client import QdrantClient, models
+
+from hybridtei.errors import StoreError
+from hybridtei.store.base import CollectionPlan, PointId
+from hybridtei.store.client_words import create_arguments, plan_of, query_arguments
+from hybridtei.store.collection import check_names
+from hybridtei.store.points import as_lists, checked
+
+T = TypeVar("T")
+
+
+class MemoryStore:
+    """Every instance is a database of its own."""
+
+    kind = "memory"
+
+    def __init__(self) -> None:
+        self._client = QdrantClient(":memory:")
+        self._lock = threading.Lock()
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        def alone() -> T:
+            with self._lock:
+                try:
+                    return call()
+                except (ValueError, RuntimeError, NotImplementedError, AssertionError, IndexError, KeyError) as error:
+                    raise StoreError(f"Qdrant in memory: {error}") from error
+
+        return await asyncio.to_thread(alone)
+
+    async def collections(self) -> list[str]:
+        found = await self._run(self._client.get_collections)
+        return sorted(collection.name for collection in found.collections)
+
+    async def describe(self, name: str) -> CollectionPlan | None:
+        return await self._run(lambda: self._describe(name))
+
+    def _describe(self, name: str) -> CollectionPlan | None:
+        return plan_of(self._client.get_collection(name)) if self._client.collection_exists(name) else None
+
+    async def create(self, name: str, plan: CollectionPlan) -> None:
+        check_names(name, plan)
+        await self._run(lambda: self._client.create_collection(name, **create_arguments(plan)))
+
+    async def drop(self, name: str) -> None:
+        await self._run(lambda: self._client.delete_collection(name))
+
+    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+        def call() -> None:
+            plan = self._describe(name)
+            if plan is None:
+                raise StoreError(f"there is no collection {name!r}")
+            ready = [as_lists(point) for point in checked(points, plan)]
+            if ready:
+                self._client.upsert(name, ready, wait=True)
+
+        await self._run(call)
+
+    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
+        arguments = query_arguments(request)
+        if request.params is not None and not getattr(request.params, "idf", None):
+            arguments["search_params"] = None  # all search is exact here; the client would warn that they change nothing
+        answer = await self._run(lambda: self._client.query_points(name, **arguments))
+        return answer.points
+
+    async def retrieve(
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: bool | Sequence[str] = True,
+        with_vectors: bool | Sequence[str] = False,
+    ) -> list[models.Record]:
+        return await self._run(
+            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
+        )
+
+    async def scroll(
+        self,
+        name: str,
+        *,
+        limit: int,
+        offset: PointId | None = None,
+        scroll_filter: models.Filter | None = None,
+        with_payload: bool = True,
+        with_vectors: bool | Sequence[str] = False,
+    ) -> tuple[list[models.Record], PointId | None]:
+        def call() -> tuple[list[models.Record], Any]:
+            return self._client.scroll(
+                name,
+                scroll_filter=scroll_filter,
+                limit=limit,
+                offset=offset,
+                with_payload=with_payload,
+                with_vectors=_names(with_vectors),
+            )
+
+        records, following = await self._run(call)
+        return records, following
+
+    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
+        answer = await self._run(lambda: self._client.count(name, count_filter=count_filter, exact=True))
+        return answer.count
+
+    async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        await self._run(lambda: self._client.delete(name, models.PointIdsList(points=list(ids)), wait=True))
+
+    async def optimize(self, name: str) -> None:
+        """Nothing to build: every search looks at every point."""
+
+    async def close(self) -> None:
+        await self._run(self._client.close)
+
+
+def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
+    return wanted if isinstance(wanted, bool) else list(wanted)

@@ -1,0 +1,87 @@
+"""Files in the working folder are documents: no process of ours runs them, whatever they are called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.live import ROOT
+
+HANG = 240
+HOSTILE = ("msgspec", "numpy", "logging", "select", "uvicorn", "qdrant_edge")  # of all these, one is enough
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder of documents, among them modules that tell if they are run, and one that only breaks others."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in HOSTILE:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'a').write('{name} ')\n")
+    (folder / "types.py").write_text("KINDS = ['a harmless file of this name']\n")
+    (folder / "note.txt").write_text("The display shows E41 when the brake is worn.\n")
+    return folder
+
+
+def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", "HF_HUB_OFFLINE": "1"}
+    words = [*command, "ingest", "note.txt", "--collection", "notes", "--quiet"]
+    return subprocess.run(words, cwd=corpus, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+SCRIPT = "import sys; from hybridtei.cli import main; sys.argv[0] = 'hybridtei'; sys.exit(main())"
+
+
+def was_run(corpus: Path) -> str:
+    told = corpus.parent / "was-run"
+    return told.read_text() if told.exists() else ""
+
+
+def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path) -> None:
+    done = ingest(corpus, sys.executable, "-P", "-c", SCRIPT)  # as the command `hybridtei`, which lies elsewhere
+    assert was_run(corpus) == ""
+    assert done.returncode == 0, done.stderr
+    assert "1 points, as expected" in done.stdout
+
+
+def test_nor_does_python_m(corpus: Path) -> None:
+    (corpus / "types.py").unlink()  # `python -m` itself imports that one, before any code of ours
+    done = ingest(corpus, sys.executable, "-m", "hybridtei")
+    assert was_run(corpus) == ""
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hybridtei.system import child_process
+
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    monkeypatch.setattr(sys, "path", ["", str(there), ".", "relative", "/usr/lib/elsewhere", str(ROOT)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert child_process.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
+    monkeypatch.setenv("PYTHONPATH", f":.:{there}")
+    assert child_process.search_path() == [str(there), "/usr/lib/elsewhere", str(ROOT)]
+    monkeypatch.setattr(sys, "path", ["/usr/lib/elsewhere"])  # found by other means, as an editable installation is
+    assert child_process.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
+    monkeypatch.setattr(sys, "path", [str(ROOT)])
+    monkeypatch.chdir(ROOT)
+    assert child_process.search_path() == [str(ROOT)]  # a source tree is run in its own folder
+
+
+def test_http_workers_run_nothing_of_it_either(corpus: Path) -> None:
+    (corpus / "types.py").unlink()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--http-workers", "2"]
+    with subprocess.Popen(command, cwd=corpus, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = any("Ready" in line for line in server.stdout)
+        server.terminate()
+        server.stdout.read()
+    assert ready
+    assert server.returncode == 0
+    assert was_run(corpus) == ""

@@ -1,0 +1,48 @@
+"""The strongest occurrence of each token, against a loop over dictionaries."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.ragged import offsets_of
+from hybridtei.tasks.sparse import strongest
+
+WIDTH = 9
+TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))
+TEXTS = st.lists(st.lists(TOKENS, min_size=1, max_size=12), min_size=1, max_size=6)
+
+
+def by_loop(text: list[tuple[int, float]], removed: set[int]) -> dict[int, float]:
+    best: dict[int, float] = {}
+    for token, weight in text:
+        if token not in removed and weight > 0:
+            best[token] = max(best.get(token, 0.0), weight)
+    return best
+
+
+@given(TEXTS, st.sets(st.integers(0, WIDTH - 1)))
+def test_it_equals_a_loop_over_dictionaries(texts: list[list[tuple[int, float]]], removed: set[int]) -> None:
+    flat = [token for text in texts for token in text]
+    ids, weights = np.array([i for i, _ in flat]), np.array([w for _, w in flat], dtype=np.float32)
+    sparse = strongest(ids, weights, offsets_of([len(text) for text in texts]), removed, WIDTH)
+    assert len(sparse) == len(texts)
+    for i, text in enumerate(texts):
+        indices, values = sparse.row(i)
+        assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == by_loop(text, removed)
+        assert (np.diff(indices) > 0).all()
+    assert sparse.values.dtype == np.float32
+
+
+def test_a_text_without_weight_has_an_empty_row_between_others() -> None:
+    ids, weights = np.array([3, 1, 1, 3, 4]), np.array([1, 0, 0, 2, 3], dtype=np.float32)
+    sparse = strongest(ids, weights, offsets_of([1, 2, 2]), {4}, WIDTH)
+    assert [sparse.row(i)[0].tolist() for i in range(3)] == [[3], [], [3]]
+
+
+def test_nothing_kept_at_all_is_rows_of_nothing() -> None:
+    sparse = strongest(np.array([1, 2]), np.zeros(2, dtype=np.float32), offsets_of([1, 1]), (), WIDTH)
+    assert len(sparse) == 2
+    assert len(sparse.indices) == 0
+    assert np.array_equal(sparse.to_dense(), np.zeros((2, WIDTH)))
