@@ -21,8 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 from hybridtei.config import StoreConfig
-from hybridtei.ingest.documents import CHUNK, DOCUMENT_ID, TEXT
-from hybridtei.store.stores import open_store
+from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
+from hybridtei.store.open import open_store
 
 NAME = "killed"
 WORDS = ["wing", "flow", "layer", "heat", "shock", "plate", "body", "mach", "pressure", "boundary", "speed", "cone", "jet"]

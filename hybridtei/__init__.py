@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from hybridtei.system import telemetry
+from hybridtei.system import child_process as telemetry
 
 if TYPE_CHECKING:
     from hybridtei.encoder import Encoder
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from hybridtei.outputs import Embeddings
     from hybridtei.search.local import LocalSearch, query_model, rank_by
     from hybridtei.search.query import hybrid_query, score_requests
-    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.schema import filter_from
     from hybridtei.search.searcher import Found, Hit, QueryModel, Searcher, SearchOptions
-    from hybridtei.store.client_words import create_arguments, query_arguments
-    from hybridtei.store.collection import check_fits, plan_for
+    from hybridtei.store.collection import check_fits, create_arguments, plan_for, query_arguments
+    from hybridtei.store.open import open_store
     from hybridtei.store.points import as_lists, point_id, to_points
-    from hybridtei.store.stores import open_store
 
 telemetry.turn_off()
 

@@ -19,14 +19,12 @@ from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.ragged import Ragged
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.classify import Classified, Classify, Prediction
-from hybridtei.tasks.embed import Embed, InputType, Model
-from hybridtei.tasks.lookup import embed_task
+from hybridtei.tasks.embed import Embed, InputType, Model, embed_task
 from hybridtei.tasks.rerank import Scored, Weights, rerank_task
 from hybridtei.tasks.scores import best_first
-from hybridtei.tasks.spans import AGGREGATIONS, Aggregation, Span
-from hybridtei.tasks.tag import Tag
+from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 

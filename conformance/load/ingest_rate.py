@@ -34,7 +34,7 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.quarantine import Quarantine
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 from hybridtei.load import find_model, text_model
 from hybridtei.store.collection import plan_for

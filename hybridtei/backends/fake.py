@@ -18,7 +18,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24

@@ -15,9 +15,8 @@ from hybridtei.backends.graph_weights import old_name
 from hybridtei.backends.numpy_heads import through
 from hybridtei.backends.onnx_bytes import declarations, product_graph
 from hybridtei.backends.onnx_session import Lent, open_session
-from hybridtei.checkpoint.layers import LinearLayer, activation_name
+from hybridtei.checkpoint.layers import EXACT, TANH, LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.tanh_gelu import EXACT, TANH
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats, SparseVectors

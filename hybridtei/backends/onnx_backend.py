@@ -25,8 +25,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system.cpu import available_cores
-from hybridtei.system.lanes import LaneKind, both_lanes
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
 
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 

@@ -35,8 +35,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system.cpu import available_cores
-from hybridtei.system.lanes import LaneKind, both_lanes, lower_priority
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
 
 # Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")

@@ -18,7 +18,7 @@ from hybridtei.backends.memory import Measured
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 log = logging.getLogger(__name__)
 

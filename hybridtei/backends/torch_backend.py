@@ -26,8 +26,7 @@ from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, co
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import available_cores
-from hybridtei.system.lanes import LaneKind, both_lanes
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
 from hybridtei.trunk.trunk import Placed, Trunk
 
 if TYPE_CHECKING:

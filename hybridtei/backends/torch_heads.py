@@ -16,10 +16,8 @@ from torch import Tensor
 from hybridtei.backends.host_copy import Arrays
 from hybridtei.batch import Head, PackedBatch, kept_tokens
 from hybridtei.heads.classify import Layer, classify, tag
-from hybridtei.heads.dense import DenseLayer, dense
-from hybridtei.heads.multivector import multivector
-from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
-from hybridtei.heads.splade import splade
+from hybridtei.heads.dense import DenseLayer, dense, multivector
+from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.ragged import Offsets, Ragged, offsets_of
 from hybridtei.trunk.families import LogitsOf

@@ -25,8 +25,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
 from hybridtei.system.cache_folder import cache_folder, whole
-from hybridtei.system.cpu import available_cores
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind, available_cores
 
 FIRST_TOKENS = 64
 TEXT_TOKENS = 64  # of the texts that are measured

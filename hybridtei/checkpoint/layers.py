@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.arrays import Arrays, read_arrays, read_linear
+from hybridtei.checkpoint.classifiers import LinearStep
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
@@ -108,3 +111,26 @@ def _array(arrays: Arrays, name: str, shape: tuple[int | None, ...], file: Path)
     if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
         raise WeightMismatch(f"{file}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
     return arrays[name]
+
+
+EXACT, TANH = "gelu", "gelu_pytorch_tanh"
+SETTINGS = ("hidden_act", "hidden_activation", "activation", "activation_function", "classifier_activation")
+
+
+def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
+    """The same model with the tanh form wherever it had the exact one: in its trunk, and in the head on top."""
+    head = spec.classifier
+    if head is not None:
+        steps = tuple(
+            replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
+            for step in head.steps
+        )
+        head = replace(head, steps=steps)
+    return replace(spec, tanh_gelu=True, classifier=head)
+
+
+def in_config(config: Any) -> None:
+    """The same said to transformers, in its configuration object."""
+    for name in SETTINGS:
+        if getattr(config, name, None) == EXACT:
+            setattr(config, name, TANH)

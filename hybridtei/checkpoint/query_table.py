@@ -8,8 +8,8 @@ import numpy as np
 
 from hybridtei.checkpoint.arrays import read_arrays
 from hybridtei.checkpoint.files import inside, read_object
+from hybridtei.checkpoint.sizes import read_vocabulary
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.vocabulary import read_vocabulary
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.outputs import Floats
 

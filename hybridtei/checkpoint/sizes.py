@@ -1,8 +1,4 @@
-"""Sizes that config.json gives, held against the files that are there, before anything of that size is made.
-
-A library that is told of a trillion words makes room for them first, and finds only then that the weights are another's. No
-weight takes less than a byte, so a model of more weights than its files have bytes is described wrongly, whatever its family.
-"""
+"""The words of a `tokenizer.json` and their ids, whatever kind of model it holds; without building the tokenizer."""
 
 from __future__ import annotations
 
@@ -12,8 +8,22 @@ from typing import Any
 
 from safetensors import safe_open
 
-from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.files import read_object, require
 from hybridtei.errors import LoadError, WeightMismatch
+
+
+def read_vocabulary(file: Path) -> dict[str, int]:
+    """Every token, added ones too. Raises LoadError, naming the file."""
+    described = read_object(file)
+    try:
+        listed = described["model"]["vocab"]
+        # Of Unigram, a list of pieces and their scores.
+        words = dict(listed) if isinstance(listed, dict) else {entry[0]: place for place, entry in enumerate(listed)}
+        added = {token["content"]: token["id"] for token in described.get("added_tokens") or []}
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
+    return {**words, **added}
+
 
 # Names of the same size in different families, and what no model comes near.
 MOST: Mapping[str, tuple[tuple[str, ...], int]] = {

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
+from hybridtei.checkpoint.arrays import max_input_length, sentence_config
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, language_ranker
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
-from hybridtei.checkpoint.limits import max_input_length, sentence_config
 from hybridtei.checkpoint.modules import (
     OF_TOKENS,
     DenseModule,
@@ -30,10 +30,8 @@ from hybridtei.checkpoint.modules import (
     splade_activation,
     transformer_folder,
 )
-from hybridtei.checkpoint.rankers import language_ranker
-from hybridtei.checkpoint.sizes import check_sizes
+from hybridtei.checkpoint.sizes import check_sizes, read_vocabulary
 from hybridtei.checkpoint.templates import PairTemplate
-from hybridtei.checkpoint.vocabulary import read_vocabulary
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 
+from hybridtei.checkpoint.arrays import check_finite
 from hybridtei.checkpoint.files import inside, read_object, require
-from hybridtei.checkpoint.finite import check_finite
 from hybridtei.errors import LoadError
 
 # Weights of the trunk itself: layers, tables. What hangs on it (pooler, heads) may stay unused, as may buffers.

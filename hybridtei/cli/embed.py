@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
+import orjson
+from tqdm.auto import tqdm
+
+from hybridtei.batch import Head
 from hybridtei.cli import settings
 from hybridtei.cli.flags import add_flags
 from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.encoder import CHUNK, Encoder, heads_named
+from hybridtei.errors import EmptyInput, InvalidInput, LoadError
+from hybridtei.outputs import Embeddings
 
 
 def add(commands: settings.Commands) -> None:
@@ -25,10 +37,164 @@ def add(commands: settings.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Embed a file of texts."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    from hybridtei.cli.embed_file import embed_file
     from hybridtei.encoder import Encoder
 
     encoder = Encoder.load(config=model, engine=engine)
     outputs = arguments.outputs.split(",") if arguments.outputs else None
     count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
     print(f"{count} texts -> {arguments.output}", file=sys.stderr)
+
+
+class Writer(Protocol):
+    """Takes chunks in order; nothing is complete before `close`."""
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
+    """Embed every text of `source` into `target`; how many there were. Raises InvalidInput, naming file and line."""
+    kind = WRITERS.get(Path(target).suffix)
+    if kind is None:
+        raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
+    texts = list(read_texts(Path(source), field))
+    if not texts:
+        raise EmptyInput(f"{source}: holds no text")
+    heads = _heads(encoder, outputs)
+    part = Path(f"{target}.part")
+    writer = kind(part)
+    try:
+        with tqdm(total=len(texts), unit="text") as bar:
+            for start in range(0, len(texts), CHUNK):
+                chunk = texts[start : start + CHUNK]
+                writer.write(chunk, encoder.encode(chunk, outputs=heads))
+                bar.update(len(chunk))
+        writer.close()
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(texts)
+
+
+def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
+    heads = heads_named(name.strip() for name in outputs) if outputs else encoder.spec.heads - {Head.TOKENS}
+    if Head.TOKENS in heads:
+        raise InvalidInput("`outputs`: token states are not written to files")
+    return heads
+
+
+def read_texts(path: Path, field: str = "text") -> Iterator[str]:
+    """Texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`), empty ones left out.
+
+    Raises InvalidInput, naming the line.
+    """
+    if path.suffix not in (".txt", ".jsonl"):
+        raise InvalidInput(f"{path}: should end in .txt or .jsonl")
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            where = f"{path}:{number}"
+            try:
+                line = raw.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise InvalidInput(f"{where}: not UTF-8: {error}") from error
+            text = line if path.suffix == ".txt" else _json_text(line, field, where)
+            if text:
+                yield text
+
+
+def _json_text(line: str, field: str, where: str) -> str:
+    if not line.strip():
+        return ""
+    try:
+        value = orjson.loads(line)  # refuses lone surrogates, which no tokenizer takes
+    except ValueError as error:
+        raise InvalidInput(f"{where}: not JSON: {error}") from error
+    text = value.get(field) if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise InvalidInput(f"{where}: `{field}` should be a string")
+    return text
+
+
+def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, Any]]:
+    for i, text in enumerate(texts):
+        row: dict[str, Any] = {"text": text}
+        if embeddings.dense is not None:
+            row["dense"] = embeddings.dense[i]
+        if embeddings.sparse is not None:
+            indices, values = embeddings.sparse.row(i)
+            row["sparse"] = {"indices": indices, "values": values}
+        if embeddings.multivector is not None:
+            row["multivector"] = np.ascontiguousarray(embeddings.multivector.row(i))
+        yield row
+
+
+class JsonLines:
+    """One object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+        for row in _rows(texts, embeddings):
+            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Npz:
+    """Arrays; collected, since their sizes must be known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._texts: list[str] = []
+        self._parts: list[Embeddings] = []
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+        self._texts += texts
+        self._parts.append(embeddings)
+
+    def close(self) -> None:
+        whole = Embeddings.concat(self._parts)
+        arrays: dict[str, Any] = {"texts": np.array(self._texts)}
+        if whole.dense is not None:
+            arrays["dense"] = whole.dense
+        if whole.sparse is not None:
+            names = {"sparse_indices": "indices", "sparse_values": "values", "sparse_indptr": "indptr"}
+            arrays |= {name: getattr(whole.sparse, column) for name, column in names.items()}
+        if whole.multivector is not None:
+            arrays |= {"multivector": whole.multivector.values, "multivector_offsets": whole.multivector.offsets}
+        with self._path.open("wb") as file:
+            np.savez(file, **arrays)
+
+
+class Parquet:
+    """A row group a chunk."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise LoadError("parquet needs pyarrow: pip install 'hybridtei[parquet]'") from error
+        self._pyarrow = pyarrow
+        self._path = path
+        self._file: Any = None
+
+    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+        rows = [
+            {name: list(value) if name == "multivector" else value for name, value in row.items()}
+            for row in _rows(texts, embeddings)
+        ]
+        table = self._pyarrow.Table.from_pylist(rows)
+        if self._file is None:
+            self._file = self._pyarrow.parquet.ParquetWriter(self._path, table.schema)
+        self._file.write_table(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+WRITERS: Mapping[str, Callable[[Path], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}

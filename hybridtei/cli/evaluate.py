@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     store = settings.read(arguments, StoreConfig)
     needs_client()
-    from hybridtei.evaluate.chart import check_chart, write_chart
-    from hybridtei.evaluate.report import as_json, as_table
+    from hybridtei.evaluate.report import as_json, as_table, check_chart, write_chart
     from hybridtei.evaluate.run import EvaluateRequest, run_evaluation
 
     folder = Path(arguments.folder)

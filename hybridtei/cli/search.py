@@ -72,7 +72,7 @@ def needs_client() -> None:
 
 def options_of(arguments: argparse.Namespace) -> Any:
     """The flags as `SearchOptions`. Raises InvalidInput."""
-    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.schema import filter_from
     from hybridtei.search.searcher import SearchOptions
 
     return SearchOptions(

@@ -13,8 +13,8 @@ import msgspec
 from hybridtei.cli import settings
 from hybridtei.cli.flags import UsageError, add_flags
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.observability.redacted import described
-from hybridtei.server.http.keys import is_sendable
+from hybridtei.observability.logs import described
+from hybridtei.server.http.auth import is_sendable
 from hybridtei.system import memory as heap
 
 log = logging.getLogger("hybridtei")
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
     heap.limit_arenas()  # while there is one thread, and nothing that starts others is imported
-    from hybridtei.observability import logs, otlp
+    from hybridtei.observability import logs
+    from hybridtei.observability import tracing as otlp
     from hybridtei.server import start
 
     logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)

@@ -15,7 +15,7 @@ from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.fair_queue import FairQueue, Rider, Waiting
 from hybridtei.engine.scheduler import EXPRESS_TOKENS, choose, is_starving, lane_for, share
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers
 

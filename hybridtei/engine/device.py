@@ -22,9 +22,9 @@ from time import monotonic, perf_counter_ns
 from hybridtei.backends.base import Backend
 from hybridtei.backends.failures import DeviceLost, PartlyFailed
 from hybridtei.engine.core import Batch, EngineCore, Ticket
-from hybridtei.engine.watchdog import Watchdog
+from hybridtei.engine.timeouts import Watchdog
 from hybridtei.errors import BackendError, PassOverdue
-from hybridtei.system.lanes import LaneKind, lower_priority
+from hybridtei.system.cpu import LaneKind, lower_priority
 
 JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
 STOP_SECONDS = 2.0  # that the end of a process waits for passes that nobody waits for any more

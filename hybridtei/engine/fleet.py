@@ -9,7 +9,7 @@ from hybridtei.engine.device import STOP_SECONDS, Device
 from hybridtei.engine.service import EngineService
 from hybridtei.load import LoadedModel
 from hybridtei.observability.metrics import Registry
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 
 class Fleet:

@@ -24,7 +24,7 @@ from hybridtei.engine.rides import BatchMetrics, Seat
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

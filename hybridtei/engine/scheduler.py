@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridtei.batch import Padding
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 
 EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
 EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, what is short is bulk in small pieces, and has to share with it

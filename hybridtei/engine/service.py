@@ -22,14 +22,13 @@ from hybridtei.config import EngineConfig, default_tokenization_workers
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
-from hybridtei.engine.deadlines import Deadlines
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides, Seat
+from hybridtei.engine.timeouts import Deadlines
 from hybridtei.errors import AnswerTooLarge, BackendError, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.tasks.embed import Embed, Model
-from hybridtei.tasks.lookup import embed_task
+from hybridtei.tasks.embed import Embed, Model, embed_task
 from hybridtei.text.tokenizer import SHORT_CHARACTERS
 
 MEGABYTE = 1_000_000

@@ -18,10 +18,10 @@ import numpy as np
 from hybridtei.batch import Head
 from hybridtei.errors import LoadError
 from hybridtei.evaluate.data import Judged
-from hybridtei.ingest.documents import CHUNK, DOCUMENT_ID
+from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import MAX_LIMIT
-from hybridtei.search.search_layouts import common_heads
+from hybridtei.search.schema import common_heads
 from hybridtei.search.searcher import MAX_RERANKED, Rank, Searcher, SearchOptions, since
 
 DEPTH = 100  # documents of each ranking, since recall is measured at 100

@@ -20,8 +20,7 @@ from hybridtei.ingest.run import IngestRequest, run_ingest
 from hybridtei.search.local import query_model, rank_by
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.collection import check_name
-from hybridtei.store.default_store import place_of, with_default
-from hybridtei.store.stores import open_store
+from hybridtei.store.open import open_store, place_of, with_default
 
 Tell = Callable[[str], None]
 

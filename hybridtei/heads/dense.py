@@ -53,3 +53,8 @@ def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: 
     for layer in layers:
         pooled = layer.activation(linear(pooled, layer.weight, layer.bias))
     return pooled
+
+
+def multivector(hidden: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Project the kept tokens: float[t, h], bool[t] -> float[t', d]. Source: BGE-M3, Chen et al. 2024, section 3.2."""
+    return linear(hidden[kept], weight, bias)

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.sources.limits import MAX_DOCUMENT_CHARACTERS
+from hybridtei.ingest.sources.records import MAX_DOCUMENT_CHARACTERS
 from hybridtei.ingest.sources.walk import SourceFile
 
 

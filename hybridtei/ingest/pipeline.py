@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from hybridtei.batch import Head
 from hybridtei.errors import StoreError
+from hybridtei.ingest.chunking import source_of
 from hybridtei.ingest.embedders import Embedder, embed_each
 from hybridtei.ingest.ledger import Ledger
-from hybridtei.ingest.missing import may_delete, missing_from_source
 from hybridtei.ingest.prepare import Batch, Preparation
 from hybridtei.ingest.progress import Progress
 from hybridtei.ingest.write import Writer, lay_out, missing_documents
@@ -248,3 +248,27 @@ def _thread(name: str) -> Iterator[ThreadPoolExecutor]:
         yield executor
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def missing_from_source(preparation: Preparation) -> list[str]:
+    """Keys, once the whole source was read: of documents that left their file, and of files that left the source."""
+    present = {file.label for file in preparation.files}
+    labels = {source_of(key) for key in preparation.ledger.stored_keys()}
+    gone = {label for label in labels if _is_below(label, preparation.label) and not _may_be_there(label, present, preparation)}
+    return preparation.missing + [key for key in preparation.ledger.stored_keys() if source_of(key) in gone]
+
+
+def may_delete(preparation: Preparation) -> bool:
+    """Whether the source yielded a document at all: an empty or unreadable one must not empty the collection."""
+    return preparation.tally.documents + preparation.tally.skipped > 0
+
+
+def _is_below(label: str, root: str) -> bool:
+    return bool(root) and (label == root or label.startswith(f"{root}/"))
+
+
+def _may_be_there(label: str, present: Set[str], preparation: Preparation) -> bool:
+    """The file was found, or it is below a folder that could not be read."""
+    parts = label.split("/")
+    above = ("/".join(parts[:count]) for count in range(1, len(parts)))
+    return label in present or any(preparation.quarantine.of(folder) for folder in above)

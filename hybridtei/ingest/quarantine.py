@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.documents import Rejected
+from hybridtei.ingest.chunking import Rejected
 
 MOST_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
 MOST_FIRST_BYTES = 100_000

@@ -26,14 +26,13 @@ from hybridtei.ingest.pipeline import Outcome, Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.quarantine import Quarantine
-from hybridtei.ingest.sources.limits import MAX_RECORD_BYTES, ReadOptions
+from hybridtei.ingest.sources.records import MAX_RECORD_BYTES, ReadOptions
 from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
 from hybridtei.ingest.summary import Summary
 from hybridtei.load import find_model, text_model
 from hybridtei.store.base import CollectionPlan, Store
 from hybridtei.store.collection import check_name, plan_for, tokenizer_sha256
-from hybridtei.store.default_store import place_of, state_folder, with_default
-from hybridtei.store.stores import open_store
+from hybridtei.store.open import open_store, place_of, state_folder, with_default
 from hybridtei.tasks.embed import Model
 
 Tell = Callable[[str], None]

@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from tempfile import SpooledTemporaryFile
+from typing import Any
 
 import numpy as np
 from qdrant_client import models
 
+from hybridtei.engine import channel as frames
 from hybridtei.errors import BackendError, InvalidPoint
-from hybridtei.ingest.documents import Rejected, payload_of
-from hybridtei.ingest.holding import HeldDocument
+from hybridtei.ingest.chunking import Rejected, payload_of
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.quarantine import Quarantine
-from hybridtei.ingest.sources.limits import excerpt
+from hybridtei.ingest.sources.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.failures import patiently
 from hybridtei.store.points import checked, point_id, to_points
-from hybridtei.store.retry import patiently
 
 IDS_AT_ONCE = 1000
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
@@ -242,3 +244,30 @@ async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: 
         found = {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
         missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in found)
     return list(missing)
+
+
+MAX_HELD_BYTES = 64_000_000  # of vectors in memory; what is more goes to a temporary file
+
+
+class HeldDocument:
+    """Pieces of one document with their vectors, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
+        self._parts: list[tuple[list[Piece], int]] = []
+
+    def add(self, pieces: Sequence[Piece], embeddings: Embeddings) -> None:
+        """A row for each piece."""
+        frame = b"".join(frames.encode(embeddings))
+        self._vectors.write(frame)
+        self._parts.append((list(pieces), len(frame)))
+
+    def parts(self) -> Iterator[tuple[list[Piece], Embeddings]]:
+        """As they were added."""
+        self._vectors.seek(0)
+        for pieces, size in self._parts:
+            yield pieces, frames.decode(self._vectors.read(size))
+
+    def close(self) -> None:
+        """Give memory and file back."""
+        self._vectors.close()

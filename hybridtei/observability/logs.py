@@ -14,15 +14,17 @@ import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import orjson
 
-from hybridtei.observability.spans import CURRENT, Span
+from hybridtei.cli.flags import fields_of
+from hybridtei.observability.tracing import CURRENT, Span
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal
 
@@ -270,3 +272,40 @@ def _stamp(record: logging.LogRecord) -> str:
 @lru_cache(maxsize=4)
 def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+HIDDEN = "[hidden]"
+LETTERS_MOST, LETTERS_LEAST = 3, 5  # shown at either end; below so many letters none is
+
+
+def masked(text: str) -> str:
+    """Stars for all letters and digits but a third of them, at most three, at either end; anything else stays."""
+    letters = sum(character.isalnum() for character in text)
+    ends = min(letters // 3, LETTERS_MOST) if letters >= LETTERS_LEAST else 0
+    shown, place = [], 0
+    for character in text:
+        if character.isalnum():
+            place += 1
+        hides = character.isalnum() and ends < place <= letters - ends
+        shown.append("*" if hides else character)
+    return "".join(shown)
+
+
+def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
+    """`Args { model_id: "BAA*/***", revision: None, … }`; `beside`: values to show besides, or instead."""
+    parts = {}
+    for one in settings:
+        for field, _, meta in fields_of(type(one)):
+            value = beside.pop(field.name, getattr(one, field.name))
+            parts[field.name] = _shown(value, (meta.extra or {}).get("shown"))
+    parts |= {name: _shown(value, None) for name, value in beside.items() if value is not None}
+    return f"Args {{ {', '.join(f'{name}: {value}' for name, value in parts.items())} }}"
+
+
+def _shown(value: Any, how: str | None) -> str:
+    if isinstance(value, str):
+        text = HIDDEN if how == "never" else masked(value) if how == "partly" else value
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_shown(item, how) for item in value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,19 +1,82 @@
-"""Handlers as spans: named as TEI names them, with the times of each stage, in the log and, where there is a collector, sent.
+"""What a line of the log, or a trace, is about: the handler at work, how long it took, and the handler around it.
 
-Knows no exporter: `otlp` is one. What arrives with a request for it (who records, and the caller's own span) lies in the
-context, since handlers are asked by HTTP, by gRPC and by each other.
+A leaf: the log reads here which span it writes in, and knows no server. Each request runs in a task of its own, so the current
+span is a variable of the context and need not be handed through the rooms.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import logging
+import random
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
+from time import perf_counter_ns, time_ns
 from typing import Any, ParamSpec, Protocol, TypeVar
+from urllib.parse import urlsplit
 
-from hybridtei.observability.spans import CURRENT, Span
+from hybridtei.errors import HybridTeiError, LoadError
+from hybridtei.outputs import Timings
+
+SECOND_NS, MILLISECOND_NS, MICROSECOND_NS = 1_000_000_000, 1_000_000, 1_000
+
+CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """One handler's work on one request. `timings` and `total_ns` are there once it has been computed; `identity` belongs to
+    whoever exports it; `caller` is the name of the key that the request came with, if keys have names."""
+
+    name: str
+    outer: Span | None = None
+    began_ns: int = field(default_factory=perf_counter_ns)
+    ended: bool = False
+    timings: Timings | None = None
+    total_ns: int = 0
+    identity: Any = None
+    caller: str | None = field(default_factory=CALLER.get)
+
+    def computed(self, timings: Timings, total_ns: int) -> None:
+        """The engine's account of the request."""
+        self.timings, self.total_ns = timings, total_ns
+
+    def fields(self) -> dict[str, str]:
+        """TEI's, in its order; none before there is an account. The caller's, which TEI has not, comes first."""
+        caller = {} if self.caller is None else {"key": self.caller}
+        if self.timings is None:
+            return caller
+        return {
+            **caller,
+            "total_time": human(self.total_ns),
+            "tokenization_time": human(self.timings.tokenization_ns),
+            "queue_time": human(self.timings.queue_ns),
+            "inference_time": human(self.timings.inference_ns),
+        }
+
+    def from_outermost(self) -> list[Span]:
+        """Those around it, and then itself."""
+        chain = [self]
+        while (outer := chain[-1].outer) is not None:
+            chain.append(outer)
+        return chain[::-1]
+
+
+CURRENT: ContextVar[Span | None] = ContextVar("hybridtei.span", default=None)
+
+
+def human(duration_ns: int) -> str:
+    """As Rust writes a duration: `1.5s`, `5.123ms`, `72.01µs`, `15ns`; exact, without zeros at the end."""
+    for unit_ns, digits, unit in ((SECOND_NS, 9, "s"), (MILLISECOND_NS, 6, "ms"), (MICROSECOND_NS, 3, "µs")):
+        if duration_ns >= unit_ns:
+            whole, rest = divmod(duration_ns, unit_ns)
+            return f"{whole}.{rest:0{digits}}".rstrip("0") + unit if rest else f"{whole}{unit}"
+    return f"{duration_ns}ns"
+
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +160,107 @@ def passes_on(work: W) -> W:
 def as_handler(work: Work[P, T]) -> Work[P, T]:
     """The same, as a span named after itself, unless it says otherwise."""
     return work if hasattr(work, "span_name") else handler(work.__name__)(work)
+
+
+CLOSE_SECONDS = 3.0  # for the last batch
+MESSAGE_MOST = 1000  # characters of an error
+
+
+def require() -> None:
+    """Raises LoadError if what sends traces is not installed."""
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.grpc")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise LoadError("--otlp-endpoint wants an extra that is not installed: pip install 'hybridtei[otlp]'")
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """A span's place among others: contexts of the SDK's."""
+
+    context: Any
+    parent: Any
+    is_outermost: bool
+
+
+class OtlpRecorder:
+    """A `tracing.Recorder`. Every span is kept, whatever the caller says of sampling."""
+
+    def __init__(self, endpoint: str, service_name: str) -> None:
+        """`endpoint`: a URL; without a scheme it is taken as http. Raises LoadError."""
+        require()
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        address = endpoint if "://" in endpoint else f"http://{endpoint}"
+        self._resource = Resource.create({SERVICE_NAME: service_name})
+        self._scope = InstrumentationScope("hybridtei")
+        self._propagator = TraceContextTextMapPropagator()
+        self._exporter = OTLPSpanExporter(endpoint=address, insecure=urlsplit(address).scheme != "https")
+        self._batches = BatchSpanProcessor(self._exporter)
+        self._random = random.Random()
+
+    def begin(self, span: Span, headers: dict[str, str]) -> None:
+        """Its ids, and its parent: the span around it, or the caller's."""
+        from opentelemetry import trace
+
+        outer: _Identity | None = None if span.outer is None else span.outer.identity
+        if outer is not None:
+            parent = outer.context
+        elif headers:
+            parent = trace.get_current_span(self._propagator.extract(headers)).get_span_context()
+        else:
+            parent = None
+        is_child = parent is not None and parent.is_valid
+        context = trace.SpanContext(
+            parent.trace_id if is_child else self._random.getrandbits(128) or 1,
+            self._random.getrandbits(64) or 1,
+            is_remote=False,
+            trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+            trace_state=parent.trace_state if is_child else None,
+        )
+        span.identity = _Identity(context, parent if is_child else None, outer is None)
+
+    def end(self, span: Span, error: BaseException | None) -> None:
+        """Keep it for the next batch."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        identity: _Identity = span.identity
+        now_ns = time_ns()
+        self._batches.on_end(
+            ReadableSpan(
+                span.name,
+                identity.context,
+                identity.parent,
+                self._resource,
+                span.fields(),
+                kind=SpanKind.SERVER if identity.is_outermost else SpanKind.INTERNAL,
+                status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, _told(error)),
+                start_time=now_ns - (perf_counter_ns() - span.began_ns),
+                end_time=now_ns,
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    async def close(self) -> None:
+        """Send what waits, if the collector takes it within about `CLOSE_SECONDS`."""
+        last = threading.Thread(target=self._batches.shutdown, name="otlp-close", daemon=True)
+        last.start()
+        await asyncio.to_thread(last.join, CLOSE_SECONDS)
+        if last.is_alive():
+            self._exporter.shutdown()  # or it would try for as long as it likes
+
+
+def recorder_for(endpoint: str | None, service_name: str) -> OtlpRecorder | None:
+    """None without an endpoint. Raises LoadError."""
+    return None if endpoint is None else OtlpRecorder(endpoint, service_name)
+
+
+def _told(error: BaseException) -> str:
+    return str(error)[:MESSAGE_MOST] if isinstance(error, HybridTeiError) else type(error).__name__

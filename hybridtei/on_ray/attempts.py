@@ -6,10 +6,11 @@ actor; a block that was begun twice and not ended is embedded text by text, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from hybridtei.errors import BackendError
 from hybridtei.ingest.embedders import embed_each
 from hybridtei.on_ray.blocks import Vectors
 from hybridtei.outputs import Embeddings
@@ -89,3 +90,24 @@ def _one_by_one(
         if reason is None:
             parts.append(part)
     return Embeddings.concat(parts), reasons
+
+
+T = TypeVar("T")
+
+
+def in_order(arriving: Iterable[tuple[int, int, T]]) -> Generator[tuple[int, T]]:
+    """(reader, number, block), numbers from 0 for each reader -> (reader, block) by number; a block that came before is left
+    out. Raises BackendError at the end if one is missing."""
+    following: dict[int, int] = {}
+    waiting: dict[int, dict[int, T]] = {}
+    for reader, number, block in arriving:
+        held = waiting.setdefault(reader, {})
+        if number >= following.setdefault(reader, 0):
+            held.setdefault(number, block)
+        while following[reader] in held:
+            yield reader, held.pop(following[reader])
+            following[reader] += 1
+    missing = {reader: following[reader] for reader, held in waiting.items() if held}
+    if missing:
+        reader, number = next(iter(missing.items()))
+        raise BackendError(f"Ray lost block {number} of reader {reader}: run the same command again to go on")

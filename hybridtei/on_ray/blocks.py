@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import msgspec
 
-from hybridtei.engine import frames
-from hybridtei.ingest.documents import Chunk, Document, Rejected
+from hybridtei.engine import channel as frames
+from hybridtei.ingest.chunking import Chunk, Document, Rejected
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.outputs import Embeddings

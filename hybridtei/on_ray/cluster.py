@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import ceil
 from typing import Any
 
 from hybridtei.errors import LoadError
@@ -76,3 +77,28 @@ def keep_to(processors: int) -> None:
     os.environ[GRANTED] = str(processors)
     os.environ["RAYON_NUM_THREADS"] = str(processors)  # the tokenizer's
     threadpool_limits(limits=processors)
+
+
+WAITING_TOKENS = "hybridtei_queue_tokens"  # as in /metrics
+
+
+def wanted_replicas(waiting_tokens: float, requests: float, running: int, tokens_per_replica: int) -> int:
+    """Replicas for so many tokens that wait in all engines, and so many requests that are inside; at least 1.
+
+    A replica that works on a request is kept, and no request keeps more than one.
+    """
+    needed = ceil(waiting_tokens / tokens_per_replica)
+    return max(1, needed, min(running, ceil(requests)))
+
+
+class QueuedTokens:
+    """A policy for Serve's `AutoscalingConfig`; it keeps to the bounds and delays that are set there."""
+
+    def __init__(self, tokens_per_replica: int) -> None:
+        self._tokens_per_replica = tokens_per_replica
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """(replicas, nothing to remember) from Serve's `AutoscalingContext`."""
+        waiting = sum((context.aggregated_metrics or {}).get(WAITING_TOKENS, {}).values())
+        running = context.current_num_replicas
+        return wanted_replicas(waiting, context.total_num_requests, running, self._tokens_per_replica), {}

@@ -27,7 +27,7 @@ from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.on_ray.attempts import MAX_TRIES, Attempts, embed_block
 from hybridtei.on_ray.blocks import Sent, Vectors, packed, packed_vectors, unpacked, unpacked_vectors
 from hybridtei.on_ray.cluster import keep_to
-from hybridtei.on_ray.reading import Known, Recipe, blocks
+from hybridtei.on_ray.ingest import Known, Recipe, blocks
 from hybridtei.outputs import Embeddings
 
 READER, NUMBER, BATCH, VECTORS = "reader", "number", "batch", "vectors"

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from hybridtei.config import EngineConfig, ModelConfig, Positive, Seconds, ServerConfig
 from hybridtei.errors import InvalidInput
-from hybridtei.on_ray.cluster import keep_to, require
-from hybridtei.on_ray.scaling import WAITING_TOKENS, QueuedTokens
+from hybridtei.on_ray.cluster import WAITING_TOKENS, QueuedTokens, keep_to, require
 
 TOKENS_PER_REPLICA = 16_384  # a few seconds' work of a processor
 INTERVAL_S, LOOK_BACK_S = 1.0, 5.0  # a queue is told of so often, and its mean over so long is gone by

@@ -7,11 +7,15 @@ share to those who cannot, or one stream of many messages would keep everybody e
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from hybridtei.engine.admission import Admission
 
@@ -104,3 +108,40 @@ def carrying(inputs: int) -> Iterator[None]:
         yield
     finally:
         _carried.reset(before)
+
+
+OPEN_FILES = "/dev/fd"  # of this process, on Linux and macOS
+Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
+
+
+def close(peer: str) -> None:
+    """Close the connection from `peer`, as gRPC writes it (`ipv4:127.0.0.1:1234`). It takes 3 µs for each file that is open."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    wanted = _address(host.strip("[]"), int(port))
+    for one in _connections():
+        with suppress(OSError):  # it has no other side, or none any more
+            if _address(*one.getpeername()[:2]) == wanted:
+                one.shutdown(socket.SHUT_RDWR)  # gRPC notices, and closes its own
+
+
+def _address(host: str, port: int) -> Address:
+    """What IPv6 calls an address of IPv4 is that address."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address, port
+
+
+def _connections() -> Iterator[socket.socket]:
+    """The process's sockets, each under a number that is ours while it is looked at."""
+    for name in os.listdir(OPEN_FILES):
+        try:
+            number = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            one = socket.socket(fileno=number)
+        except OSError:  # another kind of file
+            os.close(number)
+            continue
+        with one:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                yield one

@@ -15,11 +15,11 @@ from hybridtei.errors import EmptyInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings
 from hybridtei.rpc import messages
-from hybridtei.rpc.wire import float_rows, floats, nested
+from hybridtei.rpc.messages import float_rows, floats, nested
 from hybridtei.server.api import embed as embeddings
 from hybridtei.server.api import tei
+from hybridtei.server.api.classify import predict as classified
 from hybridtei.server.api.ops import facts
-from hybridtei.server.api.predict import predict as classified
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.errors import RequestRefused
 from hybridtei.server.observe import Usage

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hybridtei.batch import Head
 from hybridtei.errors import Unhealthy
+from hybridtei.rpc import messages
 from hybridtei.rpc.calls import Exchange, OpenCalls, Served
 from hybridtei.rpc.errors import Ended
 from hybridtei.rpc.messages import PACKAGE, parsed
@@ -106,3 +108,27 @@ async def _service_in(exchange: Exchange) -> str:
 
 def _written(message: Any) -> bytes:
     return bytes(message.SerializeToString())
+
+
+REFLECTION = reflection.SERVICE_NAME
+
+
+def served(calls: OpenCalls) -> dict[str, Served]:
+    """What serves the method, by its full name."""
+    names = [service.full_name for service in messages.services()]
+    servicer = reflection.aio.ReflectionServicer([*names, NAME, REFLECTION], pool=messages.POOL)
+
+    async def handle(exchange: Exchange) -> None:
+        async for answer in servicer.ServerReflectionInfo(_requests(exchange), exchange.context):
+            await exchange.write(answer.SerializeToString())
+
+    return {f"/{NAME}/ServerReflectionInfo": Served(handle, calls, streams=True)}
+
+
+async def _requests(exchange: Exchange) -> AsyncIterator[Any]:
+    async for data in exchange.messages():
+        yield messages.parsed(reflection_pb2.ServerReflectionRequest, data)
+
+
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # what reflection tells, besides our own
+    messages.POOL.AddSerializedFile(_file.serialized_pb)

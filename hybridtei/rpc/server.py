@@ -14,11 +14,12 @@ import grpc
 
 from hybridtei.config import ServerConfig
 from hybridtei.observability.tracing import Recorder
-from hybridtei.rpc import health, reflection, services
+from hybridtei.rpc import health, services
+from hybridtei.rpc import health as reflection
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
 from hybridtei.server.http.auth import Door
+from hybridtei.server.http.limits import Unsent
 from hybridtei.server.http.tls import Certificate
-from hybridtei.server.http.unsent import Unsent
 from hybridtei.server.registry import Models
 
 CALLS = 2048  # of `tei.v1` that may be open at once

@@ -15,18 +15,17 @@ from typing import Any
 from litestar.exceptions import NotAuthorizedException
 
 from hybridtei.observability.tracing import Recorder, arrived
-from hybridtei.rpc import answers, messages, rerank
+from hybridtei.rpc import answers, messages
+from hybridtei.rpc import stream as rerank
 from hybridtei.rpc.admission import carrying
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.errors import NoKey
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
-from hybridtei.server import jobs
+from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.auth import Door
-from hybridtei.server.http.keys import Role
-from hybridtei.server.http.unsent import SMALL_BYTES, Unsent
-from hybridtei.server.jobs import Able
-from hybridtei.server.registry import Models
+from hybridtei.server.http.auth import Door, Role
+from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.server.registry import Able, Models
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from hybridtei.ingest.documents import DOCUMENT_ID, TEXT, TITLE
+from hybridtei.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.search.highlights import Highlight, excerpt
 from hybridtei.search.searcher import Found, Hit, SearchOptions
 

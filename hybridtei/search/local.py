@@ -6,10 +6,11 @@ The encoder blocks, so it runs in a thread, one call at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -22,9 +23,7 @@ from hybridtei.load import text_model
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.searcher import Found, QueryModel, Rank, Searcher, SearchOptions
 from hybridtei.store.base import Store
-from hybridtei.store.default_store import with_default
-from hybridtei.store.own_loop import OwnLoop
-from hybridtei.store.stores import open_store
+from hybridtei.store.open import open_store, with_default
 from hybridtei.text.tokenizer import Token, Tokenizer
 
 
@@ -109,3 +108,49 @@ class LocalSearch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+T = TypeVar("T")
+
+
+class OwnLoop:
+    """Begins with the first call and lasts until it is closed, so that what is opened in one call serves the next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns, or raises. Interrupted (Ctrl-C), it is cancelled. The caller's thread waits meanwhile."""
+        future = asyncio.run_coroutine_threadsafe(work, self._started())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """What still runs is cancelled, and the thread has ended."""
+        with self._lock:
+            if self._loop is not None and self._stop is not None and self._thread is not None:
+                self._loop.call_soon_threadsafe(self._stop.set)
+                self._thread.join()
+            self._loop = self._stop = self._thread = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                ready = threading.Event()
+                self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), name="own-loop", daemon=True)
+                self._thread.start()
+                ready.wait()
+            assert self._loop is not None
+            return self._loop
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        stop = self._stop
+        ready.set()
+        await stop.wait()

@@ -20,12 +20,12 @@ from qdrant_client import models
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.documents import TEXT
+from hybridtei.ingest.chunking import TEXT
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.explain import Stage, StageScore, explain
 from hybridtei.search.highlights import Highlight, TokensOf, highlights, shared_terms
 from hybridtei.search.query import MAX_LIMIT, Mode, hybrid_query
-from hybridtei.search.search_layouts import Layouts, check_searchable, common_heads, fitted
+from hybridtei.search.schema import Layouts, check_searchable, common_heads, fitted
 from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
 from hybridtei.store.pages import PayloadBudget, identity_of, page_of
 

@@ -16,32 +16,31 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.model_list import default_alias
 from hybridtei.observability.metrics import Registry
-from hybridtei.observability.otlp import recorder_for
-from hybridtei.server.api import fleet_routes as fleet
+from hybridtei.observability.tracing import recorder_for
 from hybridtei.server.api import hybrid_routes as hybrid
+from hybridtei.server.api import models as fleet
 from hybridtei.server.api import openai_routes as openai
-from hybridtei.server.api import ops, page
+from hybridtei.server.api import ops
+from hybridtei.server.api import ops as page
 from hybridtei.server.api import qdrant_inference_routes as inference
 from hybridtei.server.api import rerank_routes as rank
 from hybridtei.server.api import search_routes as search
 from hybridtei.server.api import tei_routes as tei
 from hybridtei.server.api.search_answers import StoreBounds
+from hybridtei.server.api.vector_dtypes import ranges_in
 from hybridtei.server.context import Context
-from hybridtei.server.http.auth import Door, require_key
+from hybridtei.server.http.auth import Door, Keyring, require_key
 from hybridtei.server.http.edge import ALIASES, Edge
 from hybridtei.server.http.errors import HANDLERS
 from hybridtei.server.http.keyless import Keyless
-from hybridtei.server.http.keys import Keyring
-from hybridtei.server.http.limits import Refusals
-from hybridtei.server.http.quantised import ranges_in
+from hybridtei.server.http.limits import Refusals, Unsent
 from hybridtei.server.http.tls import certificate_of
-from hybridtei.server.http.unsent import Unsent
 from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.registry import Models
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
-    from hybridtei.search.search_layouts import Layouts
+    from hybridtei.search.schema import Layouts
 
 
 def create_app(

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from hybridtei import errors
 from hybridtei.engine.service import Answered
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
-from hybridtei.observability.spans import CURRENT
+from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Timings
 from hybridtei.server.http.errors import NoInputs, RequestRefused
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridtei.server.api import classify, cohere, hybrid, ollama, openai, rerank, score, search, tag, tei, tokens
+from hybridtei.server.api import classify, cohere, ollama, openai, rerank, search, tei, tokens
+from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
+from hybridtei.server.api import scoring as score
+from hybridtei.server.api import tagging as tag
 
 Vector = list[float]
 REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")

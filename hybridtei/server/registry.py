@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from hybridtei.config import ModelConfig, NamedModel
+from hybridtei.batch import Head
+from hybridtei.config import ModelConfig, NamedModel, Role
 from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
-from hybridtei.server.jobs import Able, first_able
 
 log = logging.getLogger(__name__)
 
@@ -167,3 +167,51 @@ class Models:
     def dead(self) -> BackendError | None:
         """Why a model can answer nothing more until the process is started again; None while all can."""
         return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
+
+
+Able = Callable[[Context], bool]
+
+
+def _for(role: Role, can: Able) -> Able:
+    """A model that was given one role does nothing else unasked."""
+
+    def able(context: Context) -> bool:
+        given = context.model.role if isinstance(context.model, NamedModel) else None
+        return given in (None, role) and can(context)
+
+    return able
+
+
+def _gives(*heads: Head) -> Able:
+    return _for("embed", lambda context: _kind(context) == "embedding" and context.heads >= frozenset(heads))
+
+
+def _is(role: Role, kind: str) -> Able:
+    return _for(role, lambda context: _kind(context) == kind)
+
+
+def _kind(context: Context) -> str:
+    return context.service.model.spec.kind
+
+
+def first_able(contexts: Sequence[Context], job: Sequence[Able]) -> Context:
+    """The first that fits best; where none can do it, the first of all, which says why."""
+    for able in job:
+        for context in contexts:
+            if able(context):
+                return context
+    return contexts[0]
+
+
+EMBED = (_gives(Head.DENSE), _gives())
+EMBED_SPARSE = (_gives(Head.SPARSE), _gives())
+EMBED_MULTIVECTOR = (_gives(Head.MULTIVECTOR), _gives())
+EMBED_HYBRID = (_gives(Head.DENSE, Head.SPARSE, Head.MULTIVECTOR), _gives(Head.DENSE, Head.SPARSE), _gives())
+RANK = (
+    _is("rerank", "reranker"),
+    _for("rerank", lambda context: Head.MULTIVECTOR in context.heads),
+    _for("rerank", lambda context: _kind(context) == "embedding"),
+)
+CLASSIFY = (_is("classify", "classifier"), _is("classify", "reranker"))
+TAG = (_is("tag", "tagger"),)
+ANY: tuple[Able, ...] = ()

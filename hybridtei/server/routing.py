@@ -24,11 +24,10 @@ from hybridtei.server.http.body import ClientDisconnected, decode, model_name, r
 from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
 from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.errors import KeyNeeded
-from hybridtei.server.http.json_writer import piecewise
+from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.http.protocol import DEPARTURE, Departure
-from hybridtei.server.http.unsent import SMALL_BYTES, Unsent
-from hybridtei.server.jobs import ANY, Able
-from hybridtei.server.registry import Models
+from hybridtei.server.http.writers import piecewise
+from hybridtei.server.registry import ANY, Able, Models
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 

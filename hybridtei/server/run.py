@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.handshake import Begun, Handshake
-from hybridtei.server.http.limits import ConnectionLimits, Refusals, allow_files
+from hybridtei.server.http.limits import ConnectionLimits, Refusals, Unsent, allow_files
 from hybridtei.server.http.protocol import BoundedHttpProtocol
-from hybridtei.server.http.tls import Certificate, certificate_of
-from hybridtei.server.http.unsent import Unsent
+from hybridtei.server.http.tls import Begun, Certificate, Handshake, certificate_of
 from hybridtei.system import memory as heap
 
 if TYPE_CHECKING:

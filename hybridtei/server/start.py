@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridtei import __version__
 from hybridtei.cli.flags import UsageError
@@ -17,15 +21,15 @@ from hybridtei.load import LoadedModel, load_model
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
 from hybridtei.server.context import Context
-from hybridtei.server.http.keys import Keyring
+from hybridtei.server.http.auth import Keyring
 from hybridtei.server.http.metrics_port import MetricsPort, attached, reserved
 from hybridtei.server.http.tls import certificate_of
 from hybridtei.server.registry import Entry, Models
 from hybridtei.server.run import run_server
-from hybridtei.server.threads import on_thread
 
 if TYPE_CHECKING:
-    from hybridtei.search.search_layouts import Layouts
+    from hybridtei.search.schema import Layouts
+
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +70,14 @@ def serve_several(
 
 def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
     """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
-    from hybridtei.store.stores import open_store
+    from hybridtei.store.open import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:
         return None
     if server.http_workers > 1:
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
-    from hybridtei.search.search_layouts import Layouts
+    from hybridtei.search.schema import Layouts
 
     _warn_of_strangers(server)
     return Layouts(opened)
@@ -149,3 +153,27 @@ def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     for line in loaded.summary():
         log.info("%s", line)
     return loaded
+
+
+T = TypeVar("T")
+
+
+async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns; raises what it raises. The process may end before it does; to cancel the caller does not stop it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(act: Callable[[Any], object], value: Any) -> None:
+        if not done.done():
+            act(value)
+
+    def run() -> None:
+        try:
+            ended = partial(settle, done.set_result, work(*arguments))
+        except BaseException as error:  # whatever it is, the caller is told
+            ended = partial(settle, done.set_exception, error)
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(ended)
+
+    threading.Thread(target=run, name=f"aside-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    return await done

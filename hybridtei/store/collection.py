@@ -1,14 +1,9 @@
-"""What a checkpoint says about itself becomes a collection's layout, and an existing collection is held against it.
-
-Knows no store. The surprise: the layout cannot tell two models of one width apart, and searching one's vectors with the
-other's returns plausible nonsense; so the model's id and a hash of its tokenizer, whose ids are the sparse dimensions, are kept
-with the collection, and `check_fits` compares them.
-"""
+"""A store's calls in the words of qdrant-client, which speaks to servers and holds points in memory alike."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from qdrant_client import models
@@ -18,6 +13,55 @@ from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan
+
+
+def create_arguments(plan: CollectionPlan) -> dict[str, Any]:
+    """Of `create_collection`."""
+    return {
+        "vectors_config": dict(plan.vectors),
+        "sparse_vectors_config": dict(plan.sparse) or None,
+        "shard_number": plan.shard_number,
+        "replication_factor": plan.replication_factor,
+        "on_disk_payload": plan.on_disk_payload,
+        "metadata": dict(plan.metadata) or None,
+    }
+
+
+def query_arguments(request: models.QueryRequest) -> dict[str, Any]:
+    """Of `query_points`, where some fields have other names than in the request itself."""
+    arguments = {
+        "query": request.query,
+        "using": request.using,
+        "prefetch": request.prefetch,
+        "query_filter": request.filter,
+        "search_params": request.params,
+        "offset": request.offset,
+        "with_payload": request.with_payload if request.with_payload is not None else False,
+        "with_vectors": request.with_vector if request.with_vector is not None else False,
+        "score_threshold": request.score_threshold,
+        "lookup_from": request.lookup_from,
+        "shard_key_selector": request.shard_key,
+    }
+    if request.limit is not None:
+        arguments["limit"] = request.limit
+    return arguments
+
+
+def plan_of(info: models.CollectionInfo) -> CollectionPlan:
+    """The layout of an existing collection; one whose vector has no name keeps it under the empty name."""
+    params = info.config.params
+    vectors = params.vectors or {}
+    if isinstance(vectors, models.VectorParams):
+        vectors = {"": vectors}
+    return CollectionPlan(
+        vectors=vectors,
+        sparse=params.sparse_vectors or {},
+        metadata=info.config.metadata or {},
+        shard_number=params.shard_number,
+        replication_factor=params.replication_factor,
+        on_disk_payload=params.on_disk_payload,
+    )
+
 
 Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
 
@@ -181,3 +225,32 @@ def _word(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
+
+
+def plain_of(plan: CollectionPlan) -> dict[str, Any]:
+    """The plan as JSON has it; what is not set is left out."""
+    plain = {
+        "vectors": {name: _plain(params) for name, params in plan.vectors.items()},
+        "sparse": {name: _plain(params) for name, params in plan.sparse.items()},
+        "metadata": dict(plan.metadata),
+        "shard_number": plan.shard_number,
+        "replication_factor": plan.replication_factor,
+        "on_disk_payload": plan.on_disk_payload,
+    }
+    return {field: value for field, value in plain.items() if value is not None}
+
+
+def plan_from(plain: Mapping[str, Any]) -> CollectionPlan:
+    """The plan that was written so."""
+    return CollectionPlan(
+        vectors={name: models.VectorParams.model_validate(params) for name, params in plain["vectors"].items()},
+        sparse={name: models.SparseVectorParams.model_validate(params) for name, params in plain["sparse"].items()},
+        metadata=plain.get("metadata", {}),
+        shard_number=plain.get("shard_number"),
+        replication_factor=plain.get("replication_factor"),
+        on_disk_payload=plain.get("on_disk_payload"),
+    )
+
+
+def _plain(params: Any) -> dict[str, Any]:
+    return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))

@@ -12,23 +12,22 @@ import asyncio
 import logging
 import math
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from qdrant_client import AsyncQdrantClient, models
+import numpy as np
+from numpy.typing import NDArray
+from qdrant_client import AsyncQdrantClient, grpc, models
+from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
-from hybridtei.store.availability import Availability
 from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.client_words import create_arguments, plan_of, query_arguments
-from hybridtei.store.collection import check_fits, check_names
-from hybridtei.store.grpc_points import grpc_upsert, is_applied
+from hybridtei.store.collection import check_fits, check_names, create_arguments, plan_of, query_arguments
+from hybridtei.store.failures import CAUGHT, Availability, patiently, store_error
 from hybridtei.store.points import as_lists, batches, checked
-from hybridtei.store.retry import patiently
-from hybridtei.store.server_errors import CAUGHT, store_error
 
 T = TypeVar("T")
 REST_PORT, GRPC_PORT = 6333, 6334
@@ -264,3 +263,52 @@ def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
 
 def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
     return wanted if isinstance(wanted, bool) else list(wanted)
+
+
+PACKED_FIRST_FIELD = b"\x0a"  # field 1, length-delimited: `data` of DenseVector, `values` of SparseVector
+
+
+def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:
+    """The request that stores checked points and is answered when they are applied."""
+    return grpc.UpsertPoints(collection_name=collection, wait=True, points=[grpc_point(point) for point in points])
+
+
+def is_applied(answer: grpc.PointsOperationResponse) -> bool:
+    """Not merely taken."""
+    return bool(answer.result.status == grpc.UpdateStatus.Completed)
+
+
+def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
+    """The message of a checked point, whose vectors are arrays."""
+    assert isinstance(point.vector, Mapping)
+    vectors = {name: _vector(vector) for name, vector in point.vector.items()}
+    return grpc.PointStruct(
+        id=RestToGrpc.convert_extended_point_id(point.id),
+        vectors=grpc.Vectors(vectors=grpc.NamedVectors(vectors=vectors)),
+        payload=RestToGrpc.convert_payload(point.payload or {}),
+    )
+
+
+def _vector(vector: Any) -> grpc.Vector:
+    if isinstance(vector, models.SparseVector):
+        sparse = grpc.SparseVector.FromString(_packed(np.asarray(vector.values)))
+        sparse.indices.extend(np.asarray(vector.indices).tolist())
+        return grpc.Vector(sparse=sparse)
+    if vector.ndim == 1:
+        return grpc.Vector(dense=grpc.DenseVector.FromString(_packed(vector)))
+    rows = [grpc.DenseVector.FromString(_packed(row)) for row in vector]
+    return grpc.Vector(multi_dense=grpc.MultiDenseVector(vectors=rows))
+
+
+def _packed(array: NDArray[Any]) -> bytes:
+    body = np.ascontiguousarray(array, dtype="<f4").tobytes()
+    return PACKED_FIRST_FIELD + _varint(len(body)) + body
+
+
+def _varint(number: int) -> bytes:
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)

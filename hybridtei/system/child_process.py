@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 HOME = str(Path(__file__).parents[2])  # where this package lies
@@ -38,3 +39,23 @@ def _is_working_folder(path: str) -> bool:
         return os.path.samefile(path, ".")
     except OSError:  # no such folder
         return False
+
+
+OFF = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # hf_xet reads it too
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def turn_off() -> None:
+    """Set each variable that the user has not set; warn where ONNX Runtime was imported before and may report already."""
+    if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
+        warnings.warn(
+            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports that it sends to its "
+            "maker: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    for name, value in OFF.items():
+        os.environ.setdefault(name, value)

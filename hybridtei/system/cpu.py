@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from enum import StrEnum
 from math import ceil
 from pathlib import Path
+
+from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
 GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
@@ -23,3 +27,46 @@ def _quota(file: Path) -> int | None:
         return None if allowed == "max" else ceil(int(allowed) / int(period))
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+ALL = "all"
+MOST_REPLICAS = 64
+
+
+def cuda_devices(setting: str | None, count: int) -> list[str]:
+    """torch's names of the devices, one a replica; without a setting the first. `count`: how many there are, at least one.
+
+    Raises LoadError, naming what is wrong.
+    """
+    if setting is None:
+        return ["cuda:0"]
+    if setting == ALL:
+        return [f"cuda:{number}" for number in range(count)]
+    numbers = [part.strip() for part in setting.split(",")]
+    for number in numbers:
+        if not (number.isascii() and number.isdecimal() and int(number) < count):
+            raise LoadError(f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}")
+    if len(numbers) > MOST_REPLICAS:
+        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MOST_REPLICAS}")
+    return [f"cuda:{int(number)}" for number in numbers]
+
+
+class LaneKind(StrEnum):
+    """What a lane takes."""
+
+    EXPRESS = "express"
+    BULK = "bulk"
+
+
+def both_lanes(cores: int) -> tuple[LaneKind, ...]:
+    """As many express lanes as cores, and as many bulk lanes."""
+    return (LaneKind.EXPRESS,) * cores + (LaneKind.BULK,) * cores
+
+
+def lower_priority(niceness: int) -> bool:
+    """Let the calling thread, and those it will start, give way to others. False where the operating system refuses."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux a thread has one of its own
+    except (OSError, AttributeError):
+        return False
+    return True

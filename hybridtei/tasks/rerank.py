@@ -23,7 +23,7 @@ from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs
 from hybridtei.tasks.embed import Embed, Model
 from hybridtei.tasks.scores import probabilities, refuse_nan
-from hybridtei.tasks.similarity import maxsim, sparse_dot
+from hybridtei.tasks.vectors import maxsim, sparse_dot
 from hybridtei.text.tokenizer import Direction
 
 PART_DOCUMENTS = 256

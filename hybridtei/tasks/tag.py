@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.embed import Model
 from hybridtei.tasks.scores import refuse_nan, softmax
-from hybridtei.tasks.spans import Aggregation, Span, Tokens, continues_word, spans
 from hybridtei.text.tokenizer import Direction
 
 
@@ -97,3 +97,117 @@ def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) 
         return TaggedToken(word, token_id, 0, 0, scores, special=True)
     start, end = encoding.offsets[place].tolist()
     return TaggedToken(encoding.text[start:end], token_id, start, end, scores)
+
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+AGGREGATIONS: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text's tokens without the special ones: places int64[t, 2] in code points, ids, and which continue a word, bool[t]."""
+
+    text: str
+    offsets: NDArray[np.int64]
+    input_ids: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Code points `start` to `end` of a text, and their label; `token_id` is 0 where it may be several tokens."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+    token_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    start: int
+    end: int
+    label: str
+    score: np.float32
+    token_id: int
+
+
+def continues_word(
+    text: str, offsets: NDArray[np.int64], pieces: Sequence[str], unknown: NDArray[np.bool_], *, wordpiece: bool
+) -> NDArray[np.bool_]:
+    """Which tokens continue the word before them: bool[t]. An unknown one never does."""
+    places = offsets.tolist()
+    if wordpiece:
+        found = [len(piece) != len(text[start:end]) for piece, (start, end) in zip(pieces, places, strict=True)]
+    else:
+        found = [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in places]
+    return np.array(found, dtype=bool) & ~unknown
+
+
+def spans(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> list[Span]:
+    """Probabilities float32[t, l] -> spans in the order of the text; merged ones without those labelled `O`."""
+    items = (
+        _of_tokens(tokens, scores, labels)
+        if aggregation in ("none", "simple")
+        else _of_words(tokens, scores, labels, aggregation)
+    )
+    if aggregation == "none":
+        return [Span(item.start, item.end, item.label, float(item.score), item.token_id) for item in items]
+    merged = (_merged(group) for group in _groups(items))
+    return [span for span in merged if span.label != "O"]
+
+
+def _of_tokens(tokens: Tokens, scores: Floats, labels: Sequence[str]) -> Iterator[_Item]:
+    best = scores.argmax(axis=1)
+    for (start, end), token_id, row, label in zip(
+        tokens.offsets.tolist(), tokens.input_ids.tolist(), scores, best.tolist(), strict=True
+    ):
+        yield _Item(start, end, labels[label], row[label], token_id)
+
+
+def _first(rows: Floats) -> Floats:
+    return np.asarray(rows[0])
+
+
+def _strongest(rows: Floats) -> Floats:
+    return np.asarray(rows[rows.max(axis=1).argmax()])
+
+
+def _average(rows: Floats) -> Floats:
+    return np.asarray(np.nanmean(rows, axis=0))
+
+
+_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {"first": _first, "max": _strongest, "average": _average}
+
+
+def _of_words(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> Iterator[_Item]:
+    begins = np.flatnonzero(~tokens.continues)
+    begins = begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
+    for begin, end in zip(begins, [*begins[1:], len(scores)], strict=True):
+        if begin < end:
+            row = _WORD[aggregation](scores[begin:end])
+            label = int(row.argmax())
+            yield _Item(int(tokens.offsets[begin, 0]), int(tokens.offsets[end - 1, 1]), labels[label], row[label], 0)
+
+
+def _groups(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+    group: list[_Item] = []
+    for item in items:
+        begins, tag = _tag(item.label)
+        if group and (begins or tag != _tag(group[-1].label)[1]):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _tag(label: str) -> tuple[bool, str]:
+    """(whether it says that something begins here, of what)."""
+    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _merged(group: Sequence[_Item]) -> Span:
+    score = np.nanmean(np.array([item.score for item in group], dtype=np.float32))
+    return Span(group[0].start, group[-1].end, group[0].label.split("-", 1)[-1], float(score))

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hybridtei.checkpoint import tanh_gelu
+from hybridtei.checkpoint import layers as tanh_gelu
+from hybridtei.checkpoint.arrays import not_finite
 from hybridtei.checkpoint.files import require
-from hybridtei.checkpoint.finite import not_finite
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch

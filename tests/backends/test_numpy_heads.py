@@ -21,7 +21,7 @@ from hybridtei.checkpoint.layers import LinearLayer
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.heads import dense as torch_dense
 from hybridtei.heads import parameters
-from hybridtei.heads.multivector import multivector
+from hybridtei.heads.dense import multivector
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
 from hybridtei.ragged import Offsets, offsets_of
 from hybridtei.trunk.layout import PackedLayout

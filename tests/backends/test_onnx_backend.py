@@ -22,7 +22,7 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from tests import tiny, tolerances
 from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four

@@ -31,7 +31,7 @@ from hybridtei.config import ModelConfig
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.load import find_model
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
 from tests.backends.test_export import change

@@ -18,7 +18,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, Unhealthy
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
 from tests.engine import small

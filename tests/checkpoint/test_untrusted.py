@@ -17,8 +17,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from hybridtei.checkpoint import files
+from hybridtei.checkpoint.arrays import check_finite
 from hybridtei.checkpoint.files import JSON_BYTES_MOST, check_links, read_json
-from hybridtei.checkpoint.finite import check_finite
 from hybridtei.checkpoint.sizes import check_sizes, least_weights
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import ModelConfig

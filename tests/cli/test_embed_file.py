@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.cli import embed_file as module
-from hybridtei.cli.embed_file import embed_file, read_texts
+from hybridtei.cli import embed as module
+from hybridtei.cli.embed import embed_file, read_texts
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead

@@ -23,8 +23,11 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.api import classify, cohere, hybrid, ollama, openai, rerank, score, search, tag, tei, tokens
+from hybridtei.server.api import classify, cohere, ollama, openai, rerank, search, tei, tokens
+from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
+from hybridtei.server.api import scoring as score
+from hybridtei.server.api import tagging as tag
 from hybridtei.server.http.body import BodyError, decode
 from tests.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.admission import Admission, most_of_turns
-from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
+from hybridtei.engine.admission import Admission, SharedAdmission, most_of_turns, shared_memory
 from hybridtei.errors import Overloaded
 from hybridtei.rpc.admission import PatientAdmission
 

@@ -16,7 +16,7 @@ from hybridtei.engine.core import LOOK_AHEAD, EngineCore
 from hybridtei.engine.scheduler import PATIENCE_NS
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from tests.engine import small
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})

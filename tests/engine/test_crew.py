@@ -13,7 +13,7 @@ from hybridtei.engine.core import EngineCore, Ticket
 from hybridtei.engine.crew import run_all
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from tests.engine import small
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})

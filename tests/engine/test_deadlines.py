@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hybridtei.engine.deadlines import Deadlines
+from hybridtei.engine.timeouts import Deadlines
 from hybridtei.errors import TimedOut
 from tests.engine.clock import Clock
 

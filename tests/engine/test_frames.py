@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Encoding, Head
 from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.engine.frames import PREFIX, decode, encode
+from hybridtei.engine.channel import PREFIX, decode, encode
 from hybridtei.engine.remote import Ride
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings

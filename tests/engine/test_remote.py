@@ -21,7 +21,7 @@ from hybridtei.engine.remote import Failed, FarBackend, Porter, RemoteRides
 from hybridtei.engine.rides import Rides
 from hybridtei.errors import BackendError, HybridTeiError, NotANumber, Overloaded, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from tests.engine import small
 from tests.engine.test_frames import same_columns
 

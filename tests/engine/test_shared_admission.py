@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
+from hybridtei.engine.admission import SharedAdmission, shared_memory
 from hybridtei.errors import Overloaded
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import pytest
 
 from hybridtei.batch import PackedBatch
 from hybridtei.engine.device import Device
-from hybridtei.engine.watchdog import Watchdog
+from hybridtei.engine.timeouts import Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
-from hybridtei.system.lanes import LaneKind
+from hybridtei.system.cpu import LaneKind
 from tests.engine.clock import Clock
 from tests.engine.test_device import DENSE, HANG, encodings, run, seat
 

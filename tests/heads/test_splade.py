@@ -19,8 +19,8 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.heads import splade as module
-from hybridtei.heads.splade import splade as formula
+from hybridtei.heads import sparse as module
+from hybridtei.heads.sparse import splade as formula
 from hybridtei.ragged import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances, vocabulary

@@ -27,7 +27,7 @@ from hybridtei.ingest.pipeline import Outcome, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.quarantine import Quarantine
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import source_files
 from hybridtei.store.base import CollectionPlan, Store
 from hybridtei.store.collection import plan_for

@@ -16,7 +16,7 @@ import pytest
 
 from hybridtei.errors import BackendError
 from hybridtei.ingest import prepare as preparing
-from hybridtei.ingest.documents import CHUNK, DOCUMENT_ID, TEXT
+from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
 from hybridtei.ingest.embedders import RemoteEmbedder
 from hybridtei.store.embedded.store import EdgeStore
 from tests.engine import small

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.ingest.documents import Chunk, Document, document_key, payload_of
+from hybridtei.ingest.chunking import Chunk, Document, document_key, payload_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 

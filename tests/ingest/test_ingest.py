@@ -18,9 +18,9 @@ from qdrant_client.models import PointStruct
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreUnavailable
 from hybridtei.ingest import prepare as preparing
-from hybridtei.ingest.documents import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
+from hybridtei.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
 from hybridtei.ingest.ledger import Ledger
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.store.embedded.store import EdgeStore
 from hybridtei.store.server import ServerStore

@@ -8,7 +8,7 @@ import pytest
 
 from hybridtei.errors import InvalidInput
 from hybridtei.ingest import quarantine as module
-from hybridtei.ingest.documents import Rejected
+from hybridtei.ingest.chunking import Rejected
 from hybridtei.ingest.quarantine import Quarantine
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.observability import logs
-from hybridtei.observability.spans import CURRENT, Span
+from hybridtei.observability.tracing import CURRENT, Span
 from hybridtei.outputs import Timings
 
 

@@ -14,9 +14,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from hybridtei.observability import otlp
-from hybridtei.observability.otlp import OtlpRecorder
-from hybridtei.observability.spans import Span
+from hybridtei.observability import tracing as otlp
+from hybridtei.observability.tracing import OtlpRecorder, Span
 from tests.server.live import HANG, serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

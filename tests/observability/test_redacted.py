@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.observability.redacted import described, masked
+from hybridtei.observability.logs import described, masked
 
 
 @pytest.mark.parametrize(

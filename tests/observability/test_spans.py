@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.observability.spans import Span, human
+from hybridtei.observability.tracing import Span, human
 from hybridtei.outputs import Timings
 
 

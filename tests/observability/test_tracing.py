@@ -13,8 +13,7 @@ import pytest
 
 from hybridtei.errors import InvalidInput
 from hybridtei.observability import logs
-from hybridtei.observability.spans import CURRENT, Span
-from hybridtei.observability.tracing import arrived, as_handler, handler, passes_on
+from hybridtei.observability.tracing import CURRENT, Span, arrived, as_handler, handler, passes_on
 from hybridtei.outputs import Timings
 from tests.server.live import serving
 

@@ -16,11 +16,11 @@ from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.quarantine import Quarantine
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import SourceFile, source_files
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Receiver, packed, packed_vectors, unpacked, unpacked_vectors
-from hybridtei.on_ray.reading import Known, Recipe, blocks, shares, stored_documents
+from hybridtei.on_ray.ingest import Known, Recipe, blocks, shares, stored_documents
 from hybridtei.outputs import Embeddings
 from tests.store.stores import embeddings
 

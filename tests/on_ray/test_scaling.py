@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybridtei.on_ray.scaling import WAITING_TOKENS, QueuedTokens, wanted_replicas
+from hybridtei.on_ray.cluster import WAITING_TOKENS, QueuedTokens, wanted_replicas
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.observability.metrics import Registry
-from hybridtei.rpc import calls, messages, rerank, server
+from hybridtei.rpc import calls, messages, server
+from hybridtei.rpc import stream as rerank
 from hybridtei.server.app import context_for
 from tests.engine import small
 from tests.rpc.live import Rpc, rpc_serving, start

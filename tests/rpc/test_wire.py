@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hybridtei.rpc.messages import DecodeResponse, EmbedResponse, Metadata, message
-from hybridtei.rpc.wire import float_rows, floats, nested, varint
+from hybridtei.rpc.messages import DecodeResponse, EmbedResponse, Metadata, float_rows, floats, message, nested, varint
 
 FLOATS = st.floats(width=32, allow_nan=False)
 

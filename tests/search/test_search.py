@@ -13,7 +13,7 @@ from qdrant_client import models
 from hybridtei.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.search.local import LocalSearch, query_model, rank_by
-from hybridtei.search.search_filters import filter_from
+from hybridtei.search.schema import filter_from
 from hybridtei.search.searcher import Searcher, SearchOptions
 from hybridtei.store.embedded.store import EdgeStore
 from tests.engine import small

@@ -11,7 +11,7 @@ import pytest
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.api import fleet_routes as fleet
+from hybridtei.server.api import models as fleet
 from hybridtei.server.context import Context
 from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.registry import FAILURES_KEPT, Models

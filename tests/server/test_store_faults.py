@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from hybridtei.engine.deadlines import Deadlines
-from hybridtei.search.search_layouts import Layouts
+from hybridtei.engine.timeouts import Deadlines
+from hybridtei.search.schema import Layouts
 from hybridtei.store.embedded.folder import Folder, FolderError
 from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.embedded.store import EdgeStore

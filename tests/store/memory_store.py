@@ -15,8 +15,7 @@ from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.client_words import create_arguments, plan_of, query_arguments
-from hybridtei.store.collection import check_names
+from hybridtei.store.collection import check_names, create_arguments, plan_of, query_arguments
 from hybridtei.store.points import as_lists, checked
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
-from hybridtei.store.availability import FIRST_PAUSE_S, LONGEST_PAUSE_S, Availability
+from hybridtei.store.failures import FIRST_ABSENCE_S, LONGEST_ABSENCE_S, Availability
 from tests.search.small_search import run
 
 
@@ -56,12 +56,12 @@ def test_while_it_is_away_one_call_a_pause_tries_and_the_others_are_told_at_once
             assert server.calls == tries  # not asked
             pauses.append(server.availability._resume_s - server.now_s)
             server.now_s = server.availability._resume_s
-        assert pauses == [FIRST_PAUSE_S, 0.5, 1, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+        assert pauses == [FIRST_ABSENCE_S, 0.5, 1, LONGEST_ABSENCE_S, LONGEST_ABSENCE_S, LONGEST_ABSENCE_S]
         server.failure = None
         assert [await server.ask() for _ in range(3)] == ["found"] * 3
         server.failure = StoreAway("no such host")
         await away(server)
-        assert server.availability._resume_s - server.now_s == FIRST_PAUSE_S
+        assert server.availability._resume_s - server.now_s == FIRST_ABSENCE_S
 
     run(story())
 
@@ -89,7 +89,7 @@ def test_calls_that_fail_together_are_one_failure() -> None:
         server.failure = StoreAway("no such host")
         failed = await asyncio.gather(*(server.ask() for _ in range(20)), return_exceptions=True)
         assert {type(one) for one in failed} == {StoreAway}
-        assert server.availability._resume_s == FIRST_PAUSE_S
+        assert server.availability._resume_s == FIRST_ABSENCE_S
 
     run(story())
 

@@ -12,8 +12,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.store.collection import check_fits, check_name, plan_for
-from hybridtei.store.layouts import plain_of, plan_from
+from hybridtei.store.collection import check_fits, check_name, plain_of, plan_for, plan_from
 from tests.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridtei.store.collection import plain_of
 from hybridtei.store.embedded.folder import OPTIMIZE_AFTER, Folder, FolderError
-from hybridtei.store.layouts import plain_of
 from tests.store.stores import WIDTH, plan
 
 

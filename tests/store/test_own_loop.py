@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hybridtei.store.own_loop import OwnLoop
+from hybridtei.search.local import OwnLoop
 
 
 async def where() -> tuple[int, asyncio.AbstractEventLoop]:

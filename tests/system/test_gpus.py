@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.system.gpus import cuda_devices
+from hybridtei.system.cpu import cuda_devices
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from hybridtei.system import lanes
-from hybridtei.system.lanes import LaneKind, both_lanes, lower_priority
+from hybridtei.system import cpu as lanes
+from hybridtei.system.cpu import LaneKind, both_lanes, lower_priority
 
 
 def test_as_many_of_each_as_cores():

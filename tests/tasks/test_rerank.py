@@ -17,8 +17,7 @@ from hybridtei.checkpoint.heads import SparseHead
 from hybridtei.errors import EmptyInput, NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
 from hybridtei.tasks.classify import Classify
-from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.lookup import LookUp, embed_task
+from hybridtei.tasks.embed import Embed, LookUp, embed_task
 from hybridtei.tasks.rerank import PART_CHARACTERS, PART_DOCUMENTS, Rerank, Scored, rerank_task
 from hybridtei.tasks.tag import Tag
 from tests.engine import small

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import torch
 
-from hybridtei.heads.train.batches import PairStates, Teacher
 from hybridtei.heads.train.cache import TokenStates, cached_states
-from hybridtei.heads.train.descriptions import read_translations
 from hybridtei.heads.train.export import Origin, write_head_file
-from hybridtei.heads.train.fit import Recipe, Students, fit
+from hybridtei.heads.train.fit import PairStates, Recipe, Students, Teacher, fit
 from hybridtei.heads.train.heads import ACTIVATIONS, DROPS, MultiVectorHead, SparseHead
-from hybridtei.heads.train.pairs import Pair, read_pairs, select_pairs, sentence_pairs
+from hybridtei.heads.train.pairs import Pair, read_pairs, read_translations, select_pairs, sentence_pairs
 from hybridtei.heads.train.trunk import Trunk, load_trunk
 
 DEBIAN_DATA = "Debian package descriptions (Translation-en of the main component): title and long description"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from hybridtei.heads.train.batches import Batch, Packed, PairStates, batch_count, batches
+from hybridtei.heads.train.cache import TokenStates
 from hybridtei.heads.train.heads import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix, text_of_token
 from hybridtei.heads.train.trunk import autocast
 
@@ -115,3 +115,113 @@ def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
 def _rate(step: int, steps: int) -> float:
     warmup = max(1, math.ceil(steps * WARMUP))
     return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+
+
+PIVOT_SAMPLE = 256
+LLOYD_STEPS = 2
+
+
+def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Split the rows of `vectors` [n, hidden_size] into groups of near neighbours; return their row numbers.
+
+    Every group has exactly `size` rows, but one has the remainder if n is no multiple. The rows are halved again and
+    again at the median along the line between two means: n log n work, where exact neighbours would take n^2, and a
+    different grouping for each state of `generator`.
+    """
+    groups: list[Tensor] = []
+    pending = [torch.arange(len(vectors))]
+    while pending:
+        rows = pending.pop()
+        if len(rows) <= size:
+            groups.append(rows)
+            continue
+        order = rows[(vectors[rows] @ _split_direction(vectors[rows], generator)).argsort(stable=True)]
+        middle = max(1, round(len(rows) / size / 2)) * size
+        pending += [order[middle:], order[:middle]]
+    return groups
+
+
+def _split_direction(vectors: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the line [hidden_size] between two means (two-means clustering of a sample, from two far points)."""
+    draw = torch.randint(len(vectors), (min(PIVOT_SAMPLE, len(vectors)),), generator=generator)
+    sample = vectors[draw]
+    near = sample[0]
+    far = sample[(sample @ near).argmin()]
+    for _ in range(LLOYD_STEPS):
+        side = sample @ (near - far) > 0
+        if side.all() or not side.any():
+            break
+        near, far = sample[side].mean(0), sample[~side].mean(0)
+    return near - far
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """How the trunk's own similarities become logits: dense cosine and mean MaxSim, each over its temperature."""
+
+    dense_temperature: float
+    maxsim_temperature: float
+    dtype: torch.dtype = torch.float32  # the matrix products are computed in
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Texts of one side of a batch, packed."""
+
+    hidden_states: Tensor  # [tokens, hidden_size]
+    embeddings: Tensor  # [tokens, hidden_size], layer-normed word embeddings
+    input_ids: Tensor  # [tokens]
+    cu_seqlens: Tensor  # [texts + 1]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Queries and texts, row i of one answering row i of the other, and the teacher's opinion of all combinations."""
+
+    queries: Packed
+    texts: Packed
+    teacher: Tensor  # [queries, texts], logits
+
+
+@dataclass(frozen=True)
+class PairStates:
+    """Everything the batches are cut from. Of n pairs, states 0..n-1 are the queries, n..2n-1 the texts."""
+
+    states: TokenStates
+    dense: Tensor  # [2n, hidden_size], unit
+    word_embeddings: Tensor  # [vocabulary, hidden_size]
+    teacher: Teacher
+
+    def __len__(self) -> int:
+        return len(self.states) // 2
+
+    def packed(self, rows: list[int]) -> Packed:
+        """Return the chosen texts with their embeddings looked up."""
+        hidden_states, input_ids, cu_seqlens = self.states.rows(rows)
+        embeddings = self.word_embeddings[input_ids]
+        return Packed(hidden_states, functional.layer_norm(embeddings, embeddings.shape[-1:]), input_ids, cu_seqlens)
+
+
+def batches(data: PairStates, group_size: int, groups: int, generator: torch.Generator) -> Iterator[Batch]:
+    """Yield one epoch of batches, each of `groups` groups of `group_size` neighbouring texts, in random order."""
+    grouped = neighbour_groups(data.dense[len(data) :], group_size, generator)
+    order = torch.randperm(len(grouped), generator=generator).tolist()
+    for start in range(0, len(order), groups):
+        rows: list[int] = torch.cat([grouped[group] for group in order[start : start + groups]]).tolist()
+        yield _batch(data, rows)
+
+
+def batch_count(data: PairStates, group_size: int, groups: int) -> int:
+    """Return how many batches an epoch has."""
+    return math.ceil(math.ceil(len(data) / group_size) / groups)
+
+
+@torch.no_grad()
+def _batch(data: PairStates, rows: list[int]) -> Batch:
+    texts_at = [row + len(data) for row in rows]
+    queries, texts = data.packed(rows), data.packed(texts_at)
+    dense = data.dense[rows] @ data.dense[texts_at].T
+    query_vectors, text_vectors = (functional.normalize(side.hidden_states, dim=-1) for side in (queries, texts))
+    with autocast(data.teacher.dtype):
+        late = maxsim(query_vectors, queries.cu_seqlens, text_vectors, texts.cu_seqlens)
+    return Batch(queries, texts, dense / data.teacher.dense_temperature + late / data.teacher.maxsim_temperature)

@@ -1,14 +1,86 @@
-"""One record (a line's object, a table's row) -> a document, or the reason why not."""
+"""How large a thing a reader takes, and the settings all readers share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import orjson
 
-from hybridtei.ingest.sources.limits import ReadOptions
+EXCERPT_CHARACTERS = 200
+MAX_RECORD_BYTES = 1_000_000
+MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """`text_field`, `id_field`: names in records; None takes `text`, and `_id` or `id`.
+
+    A record is a line of jsonl, a row of csv or parquet; `max_file_bytes` bounds the files that are one document each.
+    """
+
+    text_field: str | None = None
+    id_field: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
+    max_file_bytes: int = 100_000_000
+    max_document_characters: int = MAX_DOCUMENT_CHARACTERS
+    max_metadata_bytes: int = 64_000
+    max_id_characters: int = 512
+
+
+def excerpt(data: bytes | str) -> str:
+    """Its beginning, printable."""
+    if isinstance(data, bytes):
+        data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
+    start = data[:EXCERPT_CHARACTERS]
+    return start.encode(errors="backslashreplace").decode()
+
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+KEPT_BYTES = 1000  # of a line that is too long
+SKIP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`data`: without the line end. `offset`: of its first byte in the file. `length`: of the whole line, in bytes; where the
+    line is too long, `data` is only its beginning."""
+
+    number: int
+    offset: int
+    data: bytes
+    length: int
+    is_whole: bool = True
+
+
+def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
+    """Every line, numbered from 1; a byte order mark at the start is left out."""
+    number = offset = 0
+    while head := file.readline(max_bytes + len(BYTE_ORDER_MARK) + 2):
+        number += 1
+        length, last = len(head), head
+        while not last.endswith(b"\n") and (last := file.readline(SKIP_BYTES)):
+            length += len(last)
+        ends = (last or head).endswith(b"\n")
+        data = head.removesuffix(b"\n").removesuffix(b"\r")
+        mark = BYTE_ORDER_MARK if number == 1 and data.startswith(BYTE_ORDER_MARK) else b""
+        data = data[len(mark) :]
+        if len(head) == length and len(data) <= max_bytes:
+            yield Line(number, offset + len(mark), data, len(data))
+        else:
+            yield Line(number, offset + len(mark), data[:KEPT_BYTES], length - ends - len(mark), is_whole=False)
+        offset += length
+
+
+def decoded(line: Line) -> str:
+    """Its text. Raises ValueError, which names the byte of the file that is not UTF-8."""
+    try:
+        return line.data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte {line.offset + error.start} of the file") from None
+
 
 ID_FIELDS = ("_id", "id")
 TITLE_FIELD = "title"

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.documents import Document, Rejected
-from hybridtei.ingest.sources.limits import ReadOptions
-from hybridtei.ingest.sources.parquet import read_parquet
-from hybridtei.ingest.sources.tables import Progress, read_csv, read_jsonl
+from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.sources.records import ReadOptions
+from hybridtei.ingest.sources.tables import Progress, read_csv, read_jsonl, read_parquet
 from hybridtei.ingest.sources.whole_files import PARSERS, read_whole
 
 TABLES = {

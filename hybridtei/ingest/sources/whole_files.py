@@ -10,9 +10,8 @@ from io import BytesIO
 from pathlib import Path
 
 from hybridtei.errors import LoadError
-from hybridtei.ingest.documents import Document, Rejected
-from hybridtei.ingest.sources.limits import ReadOptions, excerpt
-from hybridtei.ingest.sources.records import Unfit
+from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.sources.records import ReadOptions, Unfit, excerpt
 
 NEEDS_EXTRA = "{kind} files need {package}: pip install 'hybridtei[qdrant]'"
 HTML_BLOCKS = (

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import reprlib
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
+from hybridtei.engine.service import Answered, Task
+from hybridtei.errors import InvalidInput
+from hybridtei.observability.tracing import handler, passes_on
+from hybridtei.outputs import Floats
+from hybridtei.server.api.envelope import envelope, used
 from hybridtei.server.api.openai import OpenAICompatUsage
-from hybridtei.server.api.tei import Prediction
+from hybridtei.server.api.tei import Prediction, PredictRequest, Texts, direction, parse_predict
+from hybridtei.server.context import Context, Reply, Write
+from hybridtei.server.http.body import SchemaError, decode
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.http.writers import scored
+from hybridtei.server.observe import Load, Usage
+from hybridtei.tasks.classify import Classified, Classify
+from hybridtei.tasks.scores import best_first, sigmoid, softmax
+from hybridtei.text.tokenizer import Text
 
-Texts = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
+OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
 Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
     """`/classify`, infinity's."""
 
-    input: Texts
+    input: OneOrMany
     model: Model = None
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
 
@@ -35,7 +50,7 @@ class ClassifyResponse(Struct, frozen=True):
 class VllmClassifyRequest(Struct, frozen=True, kw_only=True):
     """`/v1/classify`, vLLM's."""
 
-    input: Texts
+    input: OneOrMany
     model: Model = None
     use_activation: Annotated[bool | None, Meta(description="false: logits instead of probabilities.")] = None
     activation: Annotated[bool | None, Meta(description="The same under its older name.")] = None
@@ -63,3 +78,108 @@ class VllmClassifyResponse(Struct, frozen=True):
     model: str
     data: list[VllmClassification]
     usage: OpenAICompatUsage
+
+
+T = TypeVar("T")
+
+NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
+
+FUNCTIONS = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
+
+
+@handler("predict")
+async def predict(context: Context, request: PredictRequest) -> Reply:
+    """`/predict`: each label's score, the best first; a list of such lists for a batch, and for Hugging Face's clients."""
+    texts = _texts(context, request.inputs)
+    parameters = request.parameters if isinstance(request.parameters, dict) else None
+    top_k, function = _parameters(parameters or {})
+    task = Classify(
+        texts.items,
+        context.truncate(request.truncate),
+        direction(request.truncation_direction),
+        request.raw_scores or function is not None,
+    )
+
+    def write(answer: Classified, _: Usage) -> list[Any]:
+        apply = FUNCTIONS[function or "none"]
+        scores = answer.scores if apply is None else apply(answer.scores)
+        rows = [scored(answer.labels, row, best_first(row)[:top_k]) for row in scores]
+        return rows if texts.is_batch or parameters is not None else rows[0]
+
+    return await _classify(context, task, texts, write)
+
+
+def _texts(context: Context, raw: Any) -> Texts:
+    """Of what will be refused for its number, only that: to read it all would hold up others."""
+    is_batch = isinstance(raw, list) and isinstance(raw[0], list)
+    if is_batch and len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
+        return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
+    return parse_predict(raw)
+
+
+def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:
+    """`top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
+    top_k, function = given.get("top_k"), given.get("function_to_apply")
+    if top_k is not None and (type(top_k) is not int or top_k < 1):
+        raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
+    if function is not None and not (isinstance(function, str) and function in FUNCTIONS):
+        raise InvalidInput(f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(FUNCTIONS)}")
+    return top_k, function
+
+
+@passes_on
+async def classify(context: Context, body: Raw) -> Reply:
+    """`/classify`: claimed by two; the server's setting decides."""
+    if context.server.classify_as == "vllm":
+        return await vllm_classify(context, decode(bytes(body), VllmClassifyRequest))
+    return await infinity_classify(context, decode(bytes(body), ClassifyRequest))
+
+
+@handler("classify")
+async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
+    """`/classify`: each text's labels, the best first."""
+    texts, task = _asked(context, request.input, raw_scores=request.raw_scores)
+
+    def write(answer: Classified, usage: Usage) -> dict[str, Any]:
+        data = [scored(answer.labels, row, best_first(row)) for row in answer.scores]
+        return {**envelope(context, "classify", "infinity"), "data": data, "usage": used(usage)}
+
+    return await _classify(context, task, texts, write)
+
+
+@handler("classify")
+async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply:
+    """`/v1/classify`: vLLM's object."""
+    texts, task = _asked(context, request.input, raw_scores=not request.probabilities)
+
+    def write(answer: Classified, usage: Usage) -> dict[str, Any]:
+        data = [_vllm_item(i, row, answer.labels) for i, row in enumerate(answer.scores)]
+        return {**envelope(context, "list", "classify"), "data": data, "usage": {**used(usage), "completion_tokens": 0}}
+
+    return await _classify(context, task, texts, write)
+
+
+def _vllm_item(index: int, row: Floats, labels: Sequence[str]) -> dict[str, Any]:
+    return {"index": index, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
+
+
+def _asked(context: Context, given: str | list[str], *, raw_scores: bool) -> tuple[Texts, Classify]:
+    items: list[Text] = [given] if isinstance(given, str) else [*given]
+    if not items:
+        raise NoInputs("`input` cannot be empty")
+    return Texts(items, is_batch=True), Classify(items, context.truncate(None), raw_scores=raw_scores)
+
+
+async def _classify(context: Context, task: Classify, texts: Texts, write: Write[Classified]) -> Reply:
+    answer, usage = await run_checked(context, task, texts.load)
+    return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
+
+
+async def run_checked(context: Context, task: Task[T], load: Load) -> tuple[T, Usage]:
+    """Through the engine; what the model cannot do is told before there is talk of permits, as TEI does on these routes."""
+
+    def work() -> Coroutine[Any, Any, Answered[T]]:
+        task.check(context.service.model.spec)
+        return context.run(task, load)
+
+    return await context.measured(work, load, scope="predict")

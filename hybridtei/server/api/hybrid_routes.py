@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hybridtei.server import jobs
-from hybridtei.server.api import embed
-from hybridtei.server.api import tag_answers as tag
-from hybridtei.server.api import tokens_answers as tokens
-from hybridtei.server.api.hybrid import EmbedHybridRequest, EmbedMultivectorRequest
-from hybridtei.server.api.tag import PredictTokensRequest
+from hybridtei.server import registry as jobs
+from hybridtei.server.api import embed, tokens
+from hybridtei.server.api import tagging as tag
+from hybridtei.server.api.embed import EmbedHybridRequest, EmbedMultivectorRequest
+from hybridtei.server.api.tagging import PredictTokensRequest
 from hybridtei.server.api.tokens import DetokenizeRequest
 from hybridtei.server.routing import posted
 

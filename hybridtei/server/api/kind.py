@@ -10,12 +10,10 @@ from msgspec import UNSET, Raw, UnsetType
 from hybridtei.batch import Head
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api import tei
+from hybridtei.server.api.classify import predict
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
-from hybridtei.server.api.predict import predict
-from hybridtei.server.api.rerank import DocumentsRequest, RerankKeys, RerankRequest
-from hybridtei.server.api.rerank_answers import rerank, rerank_documents
-from hybridtei.server.api.tag import EntitiesRequest
-from hybridtei.server.api.tag_answers import entities
+from hybridtei.server.api.rerank import DocumentsRequest, RerankKeys, RerankRequest, rerank, rerank_documents
+from hybridtei.server.api.tagging import EntitiesRequest, entities
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of
 from hybridtei.server.http.errors import RequestRefused, TooManyInputs

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from time import perf_counter_ns
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from hybridtei.server.api.tei import Size
+from hybridtei.batch import Head
+from hybridtei.errors import UnsupportedHead
+from hybridtei.outputs import Embeddings
+from hybridtei.server.api.embed import SPLADE_NORMALIZE
+from hybridtei.server.api.tei import Inputs, Size
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.observe import Usage
+from hybridtei.tasks.embed import Embed
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
@@ -26,3 +35,28 @@ class OllamaEmbedResponse(Struct, frozen=True):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+
+
+async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
+    """`/api/embed`: of unit length, and a list even for one text; what is too long is cut unless `truncate` is false."""
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    if not texts:
+        raise NoInputs("`input` cannot be empty")
+    inputs = Inputs([*texts], is_batch=True)
+    heads = frozenset({Head.DENSE})
+    task = Embed(inputs.items, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
+    refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
+    began_ns = perf_counter_ns()
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        assert answer.dense is not None
+        return {
+            "model": context.served_name,
+            "embeddings": answer.dense,
+            "total_duration": perf_counter_ns() - began_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.tokens,
+        }
+
+    field = None if isinstance(request.input, str) else "input"
+    return await context.embed(task, inputs, write, refusal=refusal, field=field)

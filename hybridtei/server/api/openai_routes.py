@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from hybridtei.errors import HybridTeiError
-from hybridtei.server.api import cohere_answers as cohere
-from hybridtei.server.api import ollama_answers as ollama
+from hybridtei.server.api import cohere, ollama
 from hybridtei.server.api.cohere import CohereEmbedRequest
 from hybridtei.server.api.ollama import OllamaEmbedRequest
-from hybridtei.server.api.openai import OpenAICompatRequest
-from hybridtei.server.api.openai_answers import openai_embed
+from hybridtei.server.api.openai import OpenAICompatRequest, openai_embed
 from hybridtei.server.http.errors import openai_error
-from hybridtei.server.jobs import EMBED
+from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import posted
 
 ERRORS = {HybridTeiError: openai_error}

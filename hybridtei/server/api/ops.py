@@ -18,7 +18,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.server.api.openai import ModelItem, ModelList
 from hybridtei.server.context import Context
-from hybridtei.server.http.edge import ALIAS
+from hybridtei.server.http.edge import ALIAS, PAGE
 from hybridtei.server.http.errors import StatusOnly
 from hybridtei.server.openapi import document
 from hybridtei.server.routing import context_of, models_of, server_of, told
@@ -159,3 +159,40 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
 GUARDED = (info,)
 OURS = (models,)  # guarded, too
 PUBLIC = (health, metrics, openapi, docs, docs_file)
+
+
+TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+    "require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+    "vary": "accept",
+}
+INDEX = "index.html"
+FOLDER = files("hybridtei.server").joinpath("page")
+FILES = sorted(file.name for file in FOLDER.iterdir() if file.name.rpartition(".")[2] in TYPES)
+
+
+@get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)])
+async def page(request: Request[Any, Any, Any]) -> ASGIResponse:
+    """The page itself, or a file that it loads."""
+    name = request.scope["path"].removeprefix(PAGE).strip("/") or INDEX
+    return ASGIResponse(body=_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+
+
+@cache
+def _read(name: str) -> bytes:
+    return FOLDER.joinpath(name).read_bytes()
+
+
+ROUTES = (page,)

@@ -45,7 +45,7 @@ async def upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
 
 
 async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
-    from hybridtei.search.search_layouts import common_heads
+    from hybridtei.search.schema import common_heads
     from hybridtei.store.points import checked, to_points
 
     context, plan, created = await _collection(shelf, name, create=request.create)
@@ -74,7 +74,7 @@ async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
 
 async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
-    from hybridtei.search.search_layouts import check_searchable
+    from hybridtei.search.schema import check_searchable
     from hybridtei.store.collection import plan_for
 
     layouts, created = shelf.layouts, False
@@ -106,7 +106,7 @@ def _given(points: list[Any]) -> tuple[list[_Given], list[FailedPoint]]:
 
 
 def _read(index: int, point: Point) -> _Given:
-    from hybridtei.ingest.documents import DOCUMENT_ID, METADATA, TEXT
+    from hybridtei.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
     from hybridtei.store.points import point_id
 
     payload = dict(point.payload)

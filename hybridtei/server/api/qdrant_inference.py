@@ -6,9 +6,27 @@ Such a server has `inference: {address, timeout, token}` in its configuration, a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 from msgspec import Meta, Struct
+
+from hybridtei.batch import Head
+from hybridtei.engine.service import Answered
+from hybridtei.errors import InvalidDimensions, InvalidInput, UnknownModel, UnsupportedHead
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings
+from hybridtei.server import registry as jobs
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.writers import sparse_qdrant
+from hybridtei.server.observe import Load
+from hybridtei.server.parts import plan, run_in_parts
+from hybridtei.server.registry import NO_NAMES, Models
+from hybridtei.tasks.embed import Embed, InputType, embed_task
+from hybridtei.tasks.vectors import cut, unit
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
@@ -59,3 +77,206 @@ class InferenceError(Struct, frozen=True):
     """All that such a server reads of an error."""
 
     error: str
+
+
+SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query", None: None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What one input asks for."""
+
+    context: Context
+    name: str
+    text: str
+    head: Head
+    side: InputType | None
+    prompt_name: str | None
+    dimensions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Texts that are read alike by one model, for the same vectors; each once."""
+
+    context: Context
+    side: InputType | None
+    prompt_name: str | None
+    heads: frozenset[Head]
+    texts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A pass, what came of it, and how many tokens each of its texts has."""
+
+    asked: _Pass
+    embedded: Embeddings
+    lengths: Sequence[int]
+
+
+@handler("qdrant_inference")
+async def inference(models: Models, alias: str | None, request: InferenceRequest) -> Reply:
+    """`/qdrant/inference`. `alias`: of the model that the path names; then inputs name only vectors.
+
+    Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input; what embedding raises.
+    """
+    side = SIDES.get(request.inference)
+    wishes = [_wish(models, alias, place, one, side) for place, one in enumerate(request.inputs)]
+    passes = _passes(wishes)
+    done = await asyncio.gather(*(_embedded(asked) for asked in passes.values()))
+    by_key = dict(zip(passes, done, strict=True))
+    heads = _heads_of(wishes)
+    embeddings = []
+    written: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
+    numbers = 0
+    tokens: dict[str, int] = {}
+    counted: set[tuple[Any, ...]] = set()
+    for place, wish in enumerate(wishes):
+        one = by_key[_key(wish, heads)]
+        row = one.asked.texts[wish.text]
+        alike = (id(one), row, wish.head, wish.dimensions)
+        if alike not in written:
+            written[alike] = _written(one.embedded, row, wish, place)
+        embeddings.append(written[alike])
+        numbers += _size(written[alike])
+        wish.context.service.check_answer(numbers)  # a text may be wanted any number of times
+        if (*_reading(wish), wish.text) not in counted:  # a text that was read once is paid once
+            counted.add((*_reading(wish), wish.text))
+            tokens[wish.name] = tokens.get(wish.name, 0) + one.lengths[row]
+        else:
+            tokens.setdefault(wish.name, 0)
+    usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
+    return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
+
+
+def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, side: InputType | None) -> _Wish:
+    where = f"inputs[{place}]"
+    if one.data_type != "text":
+        raise InvalidInput(f"`{where}.data_type` is {one.data_type[:40]!r}; this server embeds text")
+    if not isinstance(one.data, str):
+        raise InvalidInput(f"`{where}.data` should be a text, not {type(one.data).__name__}")
+    options = one.options or {}
+    name, vector = split_model(one.model)
+    vector = _option(options, "vector", VECTORS, where) or vector
+    context = _named(models, alias, name, where)
+    spec = context.service.model.spec
+    head = Head(vector) if vector is not None else _first_head(context)
+    if spec.kind != "embedding" or head not in spec.heads:
+        raise UnsupportedHead(f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {_has(context)}")
+    prompt_name = options.get("prompt_name")
+    if prompt_name is not None and not isinstance(prompt_name, str):
+        raise InvalidInput(f"`{where}.options.prompt_name` should be a string")
+    wanted = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
+    return _Wish(context, one.model, one.data, head, wanted or side, prompt_name, _dimensions(options, context, head, where))
+
+
+def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
+    """The model that an input names. Raises UnknownModel even where there is only one: its vectors would pass for another's."""
+    context = models.choose(alias, name, jobs.EMBED_HYBRID)
+    if name in NO_NAMES:
+        return context
+    try:
+        if models.named(name) is context:
+            return context
+    except UnknownModel as error:
+        raise UnknownModel(f"`{where}.model`: {error}; name one, or one of its vectors, as in NAME/sparse") from None
+    raise UnknownModel(f"`{where}.model` names `{name}`, and the path `{alias}`")
+
+
+def split_model(name: str) -> tuple[str, Vector | None]:
+    """`ALIAS/sparse` -> ("ALIAS", "sparse"); a name without such an end as it is: hub ids hold slashes too."""
+    front, _, last = name.rpartition("/")
+    return (front, last) if last in VECTORS else (name, None)
+
+
+def _first_head(context: Context) -> Head:
+    """Of a model that is named without a vector: dense, or what there is."""
+    return next((Head(vector) for vector in VECTORS if Head(vector) in context.heads), Head.DENSE)
+
+
+def _has(context: Context) -> str:
+    return ", ".join(vector for vector in VECTORS if Head(vector) in context.heads) or "no vectors"
+
+
+def _option(options: dict[str, Any], name: str, known: Sequence[str], where: str) -> Any:
+    value = options.get(name)
+    if value is not None and value not in known:
+        raise InvalidInput(f"`{where}.options.{name}` is {str(value)[:40]!r}, should be one of {', '.join(known)}")
+    return value
+
+
+def _dimensions(options: dict[str, Any], context: Context, head: Head, where: str) -> int | None:
+    value = options.get("dimensions")
+    if value is None:
+        return None
+    spec = context.service.model.spec
+    if head is Head.SPARSE:
+        raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
+    width = spec.dense_width if head is Head.DENSE else spec.multivector.dim if spec.multivector is not None else 0
+    if type(value) is not int or not 1 <= value <= width:
+        raise InvalidDimensions(f"`{where}.options.dimensions` is {value!r}, should be between 1 and {width}")
+    return value
+
+
+def _reading(wish: _Wish) -> tuple[Any, ...]:
+    return id(wish.context), wish.side, wish.prompt_name
+
+
+def _heads_of(wishes: Sequence[_Wish]) -> dict[tuple[Any, ...], frozenset[Head]]:
+    """For each text, read in each way, all vectors that somebody wants of it."""
+    heads: dict[tuple[Any, ...], frozenset[Head]] = {}
+    for wish in wishes:
+        key = (*_reading(wish), wish.text)
+        heads[key] = heads.get(key, frozenset()) | {wish.head}
+    return heads
+
+
+def _key(wish: _Wish, heads: dict[tuple[Any, ...], frozenset[Head]]) -> tuple[Any, ...]:
+    return *_reading(wish), heads[*_reading(wish), wish.text]
+
+
+def _passes(wishes: Sequence[_Wish]) -> dict[tuple[Any, ...], _Pass]:
+    heads = _heads_of(wishes)
+    passes: dict[tuple[Any, ...], _Pass] = {}
+    for wish in wishes:
+        key = _key(wish, heads)
+        one = passes.setdefault(key, _Pass(wish.context, wish.side, wish.prompt_name, key[-1]))
+        one.texts.setdefault(wish.text, len(one.texts))
+    return passes
+
+
+async def _embedded(asked: _Pass) -> _Done:
+    context, texts = asked.context, list(asked.texts)
+    spec, config = context.service.model.spec, context.service.config
+    embed = Embed(texts, asked.heads, context.truncate(None), prompt_name=asked.prompt_name, input_type=asked.side)
+    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+    task = embed_task(spec, embed)
+    parts = plan(len(texts), largest=context.server.max_client_batch_size, permits=config.max_concurrent_requests)
+
+    async def work() -> Answered[Embeddings]:
+        # a query that is alone rides the express lane, as anywhere; what is only looked up needs no parts
+        if len(texts) == 1 or not isinstance(task, Embed):
+            return await context.service.run(task, inputs=parts.permits, characters=load.characters)
+        return await run_in_parts(context.service, task, parts)
+
+    answer, usage = await context.measured(work, load, checked=False)
+    return _Done(asked, answer, usage.lengths)
+
+
+def _written(embedded: Embeddings, row: int, wish: _Wish, place: int) -> Any:
+    if wish.head is Head.DENSE and embedded.dense is not None:
+        vector = embedded.dense[row : row + 1]
+        return (vector if wish.dimensions is None else unit(cut(vector, wish.dimensions)))[0]
+    if wish.head is Head.SPARSE and embedded.sparse is not None:
+        return sparse_qdrant(embedded.sparse, row)
+    if wish.head is Head.MULTIVECTOR and embedded.multivector is not None:
+        rows = embedded.multivector.row(row)
+        if not len(rows):
+            raise InvalidInput(f"`inputs[{place}].data` becomes no token, and so no multi-vector")
+        return np.ascontiguousarray(rows if wish.dimensions is None else unit(cut(rows, wish.dimensions)))
+    raise UnsupportedHead(f"`inputs[{place}].model`: {wish.context.served_name} makes no {wish.head.value} vector of a query")
+
+
+def _size(written: Any) -> int:
+    return int(np.size(written["indices"]) * 2 if isinstance(written, dict) else np.size(written))

@@ -16,8 +16,7 @@ from litestar.types import Receive, Scope, Send
 
 from hybridtei.errors import HybridTeiError, RequestError
 from hybridtei.observability.tracing import arrived
-from hybridtei.server.api.qdrant_inference import InferenceRequest
-from hybridtei.server.api.qdrant_inference_answers import inference
+from hybridtei.server.api.qdrant_inference import InferenceRequest, inference
 from hybridtei.server.http.auth import check_key, is_keyless
 from hybridtei.server.http.body import BodyError, decode, keys_of, read_plain
 from hybridtei.server.http.edge import ALIAS

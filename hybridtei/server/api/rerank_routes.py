@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from hybridtei.errors import HybridTeiError
-from hybridtei.server.api import predict
-from hybridtei.server.api import rerank_answers as rerank
-from hybridtei.server.api import score_answers as score
+from hybridtei.server.api import classify as predict
+from hybridtei.server.api import rerank
+from hybridtei.server.api import scoring as score
 from hybridtei.server.api.classify import VllmClassifyRequest
 from hybridtei.server.api.rerank import DocumentsRequest
-from hybridtei.server.api.score import ScoreRequest
+from hybridtei.server.api.scoring import ScoreRequest
 from hybridtei.server.http.errors import listed_error
-from hybridtei.server.jobs import CLASSIFY, RANK
+from hybridtei.server.registry import CLASSIFY, RANK
 from hybridtei.server.routing import posted
 
 ERRORS = {HybridTeiError: listed_error}

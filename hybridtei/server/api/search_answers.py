@@ -20,8 +20,8 @@ from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.server import jobs
-from hybridtei.server.api.rerank_answers import NUMBERS_A_RANK, rank_texts
+from hybridtei.server import registry as jobs
+from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
 from hybridtei.server.api.search import SearchRequest
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.errors import TooManyCandidates
@@ -30,7 +30,7 @@ from hybridtei.server.registry import Models
 from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
-    from hybridtei.search.search_layouts import Layouts
+    from hybridtei.search.schema import Layouts
     from hybridtei.search.searcher import Found, Rank, SearchOptions
     from hybridtei.store.base import CollectionPlan
 
@@ -137,7 +137,7 @@ async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
     """The request's wishes. Raises InvalidInput, before a store is asked."""
     from hybridtei.search.query import check_page
-    from hybridtei.search.search_filters import filter_from
+    from hybridtei.search.schema import filter_from
     from hybridtei.search.searcher import SearchOptions
 
     check_page(request.mode or "rrf", request.limit, request.prefetch_limit, request.offset)

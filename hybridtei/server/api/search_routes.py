@@ -13,11 +13,10 @@ from hybridtei.observability.tracing import arrived
 from hybridtei.server.api.points import upsert
 from hybridtei.server.api.search import PointsRequest, SearchRequest
 from hybridtei.server.api.search_answers import Shelf, search
-from hybridtei.server.http.auth import check_key
+from hybridtei.server.http.auth import Role, check_key
 from hybridtei.server.http.body import decode, read_plain
 from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.errors import NoStore
-from hybridtei.server.http.keys import Role
 from hybridtei.server.routing import models_of, respond, server_of, told, unsent_of, while_connected
 
 T = TypeVar("T", SearchRequest, PointsRequest)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from hybridtei.server import jobs
-from hybridtei.server.api import embed, kind, predict, tei, text
-from hybridtei.server.api import tokens_answers as tokens
+from hybridtei.server import registry as jobs
+from hybridtei.server.api import classify as predict
+from hybridtei.server.api import embed, kind, tei, tokens
 from hybridtei.server.routing import posted
 
 ROUTES = (
@@ -17,7 +17,7 @@ ROUTES = (
     posted("/predict", tei.PredictRequest, predict.predict, job=jobs.CLASSIFY),
     posted("/rerank", msgspec.Raw, kind.by_keys, job=jobs.RANK),
     posted("/tokenize", msgspec.Raw, tokens.by_keys),
-    posted("/decode", tei.DecodeRequest, text.decode),
+    posted("/decode", tei.DecodeRequest, tokens.decode_ids),
     posted("/invocations", msgspec.Raw, kind.by_model),
     posted("/vertex", tei.VertexRequest, kind.vertex),
 )

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from hybridtei.server.api.tei import Id
+from hybridtei.engine.service import BYTES_PER_NUMBER
+from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.observability.tracing import handler, passes_on
+from hybridtei.server.api.tei import DecodeRequest, Id, TokenizeRequest, parse_ids
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.body import decode, keys_of
+from hybridtei.server.http.content_coding import FORM
+from hybridtei.server.http.errors import NoInputs
+from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
+from hybridtei.server.parts import too_much_to_answer
+from hybridtei.text.tokenizer import Token
 
 Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
 
@@ -72,3 +85,124 @@ class DetokenizeResponse(Struct, frozen=True):
 
     prompt: str
     content: str
+
+
+ANSWER_BYTES = 200_000_000
+
+T = TypeVar("T")
+
+
+@handler("tokenize")
+async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
+    """`/tokenize`: every token with its place in the text; takes no permit."""
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    with context.counting_failures():
+        if not texts:
+            raise NoInputs("`inputs` cannot be empty")
+        context.check_batch(len(texts))
+        read = partial(
+            context.service.model.reader.tokens,
+            add_special_tokens=request.add_special_tokens,
+            prompt_name=request.prompt_name,
+        )
+        # Text by text, and written there too: the tokens of a long request are many times its size.
+        return await _aside(context, texts, lambda text: read([text])[0])
+
+
+@handler("decode")
+async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
+    """`/decode`: ids back to text; takes no permit."""
+    with context.counting_failures():
+        sequences = parse_ids(request.ids)
+        context.check_batch(len(sequences))
+        if not all(sequences):
+            raise EmptyInput("`input_ids` cannot be empty")
+        for ids in sequences:
+            context.service.model.reader.check_ids(ids, "ids")
+        text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
+        return await _aside(context, sequences, text_of)
+
+
+async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
+    """What is made of each item, written in the form that the client wants: in parts, so that the thread for such work is free
+    for others in between. Raises RequestRefused."""
+    packs = FORM.get().msgpack
+    part, written = context.server.max_client_batch_size, BytesIO()
+    written.write(list_head(len(items)) if packs else b"[")
+    for begin in range(0, len(items), part):
+        append = _append_packed if packs else _append_json
+        await context.service.aside(partial(append, written, items[begin : begin + part], make))
+        if written.tell() > ANSWER_BYTES and len(items) > part:
+            raise too_much_to_answer()
+    written.write(b"" if packs else b"]")
+    numbers = written.tell() // BYTES_PER_NUMBER
+    return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)
+
+
+def _append_json(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
+    for item in items:
+        written.write(b"," if written.tell() > 1 else b"")
+        written.write(to_json(make(item)))
+
+
+def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
+    for item in items:
+        written.write(to_msgpack(make(item)))
+
+
+@passes_on
+async def by_keys(context: Context, body: Raw) -> Reply:
+    """`/tokenize`: `inputs` is TEI's, `prompt` vLLM's, `content` llama.cpp's."""
+    data = bytes(body)
+    keys = keys_of(data, TokenizeKeys)
+    if keys.inputs is UNSET and keys.prompt is not UNSET:
+        return await _vllm(context, decode(data, VllmTokenizeRequest))
+    if keys.inputs is UNSET and keys.content is not UNSET:
+        return await _llama(context, decode(data, LlamaTokenizeRequest))
+    if keys.inputs is UNSET and keys.messages is not UNSET:
+        raise InvalidInput("`messages` need a chat's template, which models of this server have no use for; send `prompt`")
+    return await tokenize(context, decode(data, TokenizeRequest))
+
+
+async def detokenize(context: Context, request: DetokenizeRequest) -> Reply:
+    """`/detokenize`: special tokens are spelled out."""
+    with context.counting_failures():
+        if not request.tokens:
+            raise EmptyInput("`tokens` cannot be empty")
+        context.service.model.reader.check_ids(request.tokens, "tokens")
+        work = partial(context.service.model.reader.tokenizer.text_of, request.tokens)
+        text = await context.service.aside(work)
+    return Reply({"prompt": text, "content": text})
+
+
+async def _vllm(context: Context, request: VllmTokenizeRequest) -> Reply:
+    def write(tokens: list[Token]) -> dict[str, Any]:
+        return {
+            "count": len(tokens),
+            "max_model_len": context.service.model.reader.max_input_length,
+            "tokens": [token.id for token in tokens],
+            "token_strs": [token.text for token in tokens] if request.return_token_strs else None,
+        }
+
+    return await _tokenize(context, request.prompt, write, add_special_tokens=request.add_special_tokens)
+
+
+async def _llama(context: Context, request: LlamaTokenizeRequest) -> Reply:
+    def write(tokens: list[Token]) -> dict[str, Any]:
+        return {"tokens": [{"id": token.id, "piece": token.text} if request.with_pieces else token.id for token in tokens]}
+
+    return await _tokenize(context, request.content, write, add_special_tokens=request.add_special)
+
+
+async def _tokenize(
+    context: Context, text: str, write: Callable[[list[Token]], dict[str, Any]], *, add_special_tokens: bool
+) -> Reply:
+    """The answer is written beside the event loop, too: a long text has many tokens."""
+
+    def work() -> Written:
+        read = context.service.model.reader.tokens
+        (tokens,) = read([text], add_special_tokens=add_special_tokens, prompt_name=None)
+        return Written(to_json(write(tokens)))
+
+    with context.counting_failures():
+        return Reply(await context.service.aside(work))

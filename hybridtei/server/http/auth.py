@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import logging
+import re
+from dataclasses import dataclass
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
+from hybridtei.config import ServerConfig
+from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Registry
-from hybridtei.observability.spans import CALLER
+from hybridtei.observability.tracing import CALLER
+from hybridtei.server.http.edge import check_origin
 from hybridtei.server.http.errors import RoleNeeded
-from hybridtei.server.http.keys import FLAG_NAME, Key, Keyring, Role
-from hybridtei.server.http.origins import check_origin
 
 
 class Door:
@@ -65,3 +72,113 @@ def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
 
 def _authorization(scope: Any) -> bytes:
     return next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+
+
+FLAG_NAME = "api-key"  # under which the key of `--api-key` is counted
+Role = Literal["infer", "search", "write", "manage"]
+ROLES: tuple[Role, ...] = get_args(Role)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+OWNER = re.compile(rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?")
+KEYS_MOST, FILE_BYTES_MOST = 1000, 1_000_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is known of a key: its name, what it may be used for, and its digest."""
+
+    name: str
+    digest: bytes
+    roles: tuple[Role, ...] = ROLES
+
+
+class Keyring:
+    """The keys of a server; open to everybody where there is none."""
+
+    def __init__(self, key: str | None = None, file: Path | None = None) -> None:
+        """Raises LoadError, naming the file and the line."""
+        self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
+        self._file = file
+        self._keys = self._read()
+
+    @classmethod
+    def of(cls, server: ServerConfig) -> Keyring:
+        """Raises LoadError."""
+        return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is needed."""
+        return not self._fixed and self._file is None
+
+    def find(self, given: bytes) -> Key | None:
+        """The key, or None if it is none of these."""
+        digest, found = _digest(given), None
+        for key in self._keys:
+            if compare_digest(digest, key.digest):
+                found = key
+        return found
+
+    def find_in_header(self, value: bytes) -> Key | None:
+        """The key in `Bearer KEY`, byte for byte."""
+        prefix, key = value[:7], value[7:]
+        return self.find(key) if prefix == b"Bearer " else None
+
+    def reload(self) -> None:
+        """Read the file again; if that fails, the keys stay as they are, and the log says why."""
+        try:
+            self._keys = self._read()
+        except LoadError as error:
+            log.error("the keys stay as they are: %s", error)
+        else:
+            log.info("read the keys again: %s", ", ".join(key.name for key in self._keys))
+
+    def _read(self) -> tuple[Key, ...]:
+        return self._fixed if self._file is None else (*self._fixed, *read_keys(self._file))
+
+
+def read_keys(path: Path) -> list[Key]:
+    """A file's keys. Raises LoadError, naming the line and never what it holds."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MOST:
+            raise LoadError(f"{path}: larger than {FILE_BYTES_MOST} bytes")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: cannot be read as a list of keys: {type(error).__name__}") from None
+    found: dict[str, Key] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            key = _entry(line, f"{path}: line {number}")
+            if key.name in found or key.name == FLAG_NAME:
+                raise LoadError(f"{path}: line {number}: a second key called {key.name}")
+            found[key.name] = key
+    if not found or len(found) > KEYS_MOST:
+        raise LoadError(f"{path}: holds {len(found)} keys; it should hold at least one, and at most {KEYS_MOST}")
+    return [*found.values()]
+
+
+def is_sendable(key: str) -> bool:
+    """Whether a header can carry it."""
+    return bool(key) and key.strip() == key and key.isascii() and key.isprintable()
+
+
+def _entry(line: str, where: str) -> Key:
+    owner, colon, key = line.strip().partition(":")
+    matched = OWNER.fullmatch(owner)
+    if not colon or matched is None:
+        raise LoadError(
+            f"{where}: should be `NAME:KEY` or `NAME roles=ROLE,ROLE:KEY`; "
+            "a name is 1 to 64 letters, digits, dots, dashes, underscores"
+        )
+    named = ROLES if matched[2] is None else matched[2].split(",")
+    roles = tuple(role for role in ROLES if role in named)
+    if len(roles) < len(named):
+        raise LoadError(f"{where}: each role should be one of {', '.join(ROLES)}, and stand there once")
+    if not is_sendable(key):
+        raise LoadError(f"{where}: no header can carry this key; it should be printable ASCII without a space at either end")
+    return Key(matched[1], _digest(key.encode()), roles)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

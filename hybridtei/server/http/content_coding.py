@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from hybridtei.server.http.json_writer import to_json
-from hybridtei.server.http.msgpack_writer import to_msgpack
+from hybridtei.server.http.writers import to_json, to_msgpack
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -1,18 +1,60 @@
-"""What TEI does to every request that is one, whatever the route: CORS headers, OPTIONS, HEAD, 405. Plain ASGI, no framework.
+"""Which pages in browsers may write to the vector store where no key is set.
 
-What is not HTTP, or beyond the bounds of a head, never comes here: `server.protocol` answers it with a bare status, as
-hyper does for TEI. Paths are compared as they are: nothing is stripped from them, and nothing merged.
+A page of any site can send requests to whatever server its visitor reaches, and without a key nothing else tells them from
+those of a client. Clients that are no browsers send neither header.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from hybridtei.server.http.browsers import PAGE, wants_page
+from hybridtei.server.http.errors import OtherOrigin
+
+OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
+
+
+def check_origin(scope: Any, allowed: Collection[str]) -> None:
+    """`allowed`: of `--cors-allow-origin`; beside these, only the server's own pages. Raises OtherOrigin."""
+    headers = dict(scope["headers"])
+    origin: bytes | None = headers.get(b"origin")
+    if origin is None:
+        fits = headers.get(b"sec-fetch-site", b"none") in OWN
+    else:
+        fits = origin.partition(b"://")[2] == headers.get(b"host") or not {"*", origin.decode("latin-1")}.isdisjoint(allowed)
+    if not fits:
+        raise OtherOrigin
+
+
+PAGE = "/page"
+HTML, XHTML = "text/html", "application/xhtml+xml"
+BROWSERS_OWN = (HTML, XHTML, "image/", "*/*")  # what may be valued as much as HTML
+
+
+def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether `accept` names HTML, and nothing that is no browser's before it or beside it."""
+    accept = b",".join(value for name, value in headers if name == b"accept")
+    if b"text/html" not in accept.lower():  # health probes end here
+        return False
+    qualities = dict(_quality(item) for item in accept.decode("latin-1").lower().split(","))
+    html = qualities.get(HTML, 0.0)
+    rivals = [name for name, quality in qualities.items() if quality >= html and name not in (HTML, XHTML)]
+    if not rivals:
+        return html > 0
+    return html > 0 and XHTML in qualities and all(name.startswith(BROWSERS_OWN) and qualities[name] <= html for name in rivals)
+
+
+def _quality(item: str) -> tuple[str, float]:
+    name, *parameters = (part.strip() for part in item.split(";"))
+    value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, 0.0
+
 
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")

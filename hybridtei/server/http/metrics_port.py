@@ -18,7 +18,7 @@ import uvicorn
 from litestar import Litestar
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.listening import bound
+from hybridtei.server.http.limits import bound
 from hybridtei.server.http.protocol import BoundedHttpProtocol
 
 CONTENT = [(b"content-type", b"text/plain; charset=utf-8")]

@@ -24,14 +24,14 @@ import uvloop
 
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.engine.admission import SharedAdmission, shared_memory
 from hybridtei.engine.channel import Channel
 from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.engine.remote import FarBackend, Porter
 from hybridtei.engine.service import EngineService
-from hybridtei.engine.shared_admission import SharedAdmission, shared_memory
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry
-from hybridtei.server.http.listening import bound
+from hybridtei.server.http.limits import bound
 from hybridtei.server.http.metrics_port import MetricsPort
 from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, announce, end_at_once

@@ -19,10 +19,10 @@ from typing import Any
 
 import uvicorn
 
+from hybridtei.engine.admission import SharedAdmission
 from hybridtei.engine.channel import Channel, receive_now, send_now
 from hybridtei.engine.remote import RemoteRides
 from hybridtei.engine.service import EngineService
-from hybridtei.engine.shared_admission import SharedAdmission
 from hybridtei.load import text_model
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry

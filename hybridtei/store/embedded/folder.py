@@ -21,9 +21,8 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
-from hybridtei.store.embedded.filters import filter_of
 from hybridtei.store.embedded.frames import encoded
-from hybridtei.store.embedded.queries import payload_selector, request_of
+from hybridtei.store.embedded.queries import filter_of, payload_selector, request_of
 from hybridtei.store.embedded.types_on_disk import Plain, config_of, plain_id, plain_point, plain_scored, point_of
 
 T = TypeVar("T")

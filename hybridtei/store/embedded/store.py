@@ -15,9 +15,8 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.collection import check_name, check_names
+from hybridtei.store.collection import check_name, check_names, plain_of, plan_from
 from hybridtei.store.embedded.owner import Owner
-from hybridtei.store.layouts import plain_of, plan_from
 from hybridtei.store.points import batches, checked
 
 READ_ASIDE = 500  # points: to make models of more would hold up the event loop

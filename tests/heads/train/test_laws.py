@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hybridtei.heads.train.groups import neighbour_groups
+from hybridtei.heads.train.fit import neighbour_groups
 from hybridtei.heads.train.heads import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
 
 

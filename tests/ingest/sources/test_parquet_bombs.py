@@ -17,8 +17,8 @@ READ = """
 import resource, sys, json
 from pathlib import Path
 import pyarrow, pyarrow.parquet, pyarrow.compute
-from hybridtei.ingest.documents import Rejected
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.chunking import Rejected
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())
 pyarrow.set_cpu_count(1)

@@ -9,10 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hybridtei.ingest.documents import Document, Rejected
-from hybridtei.ingest.sources.limits import ReadOptions
-from hybridtei.ingest.sources.parquet import read_parquet
-from hybridtei.ingest.sources.tables import read_csv, read_jsonl
+from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.sources.records import ReadOptions
+from hybridtei.ingest.sources.tables import read_csv, read_jsonl, read_parquet
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 

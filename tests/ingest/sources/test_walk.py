@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.documents import Document
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.chunking import Document
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pypdf import PdfWriter
 
-from hybridtei.ingest.documents import Document, Rejected
-from hybridtei.ingest.sources.limits import ReadOptions
+from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.whole_files import read_whole
 
 

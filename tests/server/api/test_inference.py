@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from hybridtei.server.api.qdrant_inference_answers import split_model
+from hybridtei.server.api.qdrant_inference import split_model
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of
 from tests.server.live import serving

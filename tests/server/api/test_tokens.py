@@ -11,7 +11,7 @@ import pytest
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.api.tei import TokenizeRequest
-from hybridtei.server.api.text import tokenize
+from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.server.http.content_coding import FORM, Form, written

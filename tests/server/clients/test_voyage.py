@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from hybridtei.server.http.quantised import ranges_in
-from hybridtei.tasks.quantize import quantized, ranges_of
+from hybridtei.server.api.vector_dtypes import ranges_in
+from hybridtei.tasks.vectors import quantized, ranges_of
 from tests.engine import small
 from tests.server.live import serving
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hybridtei.outputs import SparseVectors
 from hybridtei.ragged import Ragged
 from hybridtei.server.api.tei import SparseValue
-from hybridtei.server.http import json_writer as encoding
+from hybridtei.server.http import writers as encoding
 
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=8)
 

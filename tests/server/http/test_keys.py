@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.observability.spans import CURRENT
-from hybridtei.server.http.keys import FLAG_NAME, Key, Keyring, is_sendable, read_keys
+from hybridtei.observability.tracing import CURRENT
+from hybridtei.server.http.auth import FLAG_NAME, Key, Keyring, is_sendable, read_keys
 from tests.server.http.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
 from tests.server.live import JSON, process, serving
 from tests.server.test_serve import until

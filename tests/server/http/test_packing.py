@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.server.http.json_writer import Fragment
-from hybridtei.server.http.msgpack_writer import to_msgpack
+from hybridtei.server.http.writers import Fragment, to_msgpack
 
 
 def through(answer):

@@ -171,7 +171,7 @@ def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobo
 
 
 def test_a_handshake_has_its_time(files, monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.handshake.HANDSHAKE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.tls.HANDSHAKE_SECONDS", 0.1, raising=False)
     with (
         serving(server=files, verify=trusting(files)) as running,
         socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client,

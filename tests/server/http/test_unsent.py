@@ -115,7 +115,7 @@ class Turns:
     """Who was let in, in order."""
 
     def __init__(self, limit: int, wait_seconds: float = 60) -> None:
-        from hybridtei.server.http.unsent import Unsent
+        from hybridtei.server.http.limits import Unsent
 
         self.unsent = Unsent(limit, wait_seconds)
         self.came: list[int] = []

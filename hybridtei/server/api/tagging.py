@@ -1,22 +1,61 @@
-"""Tags of tokens: Baseten's `/predict_tokens`, and the entities of Hugging Face's clients."""
+"""Tags of tokens, as Baseten's BEI defines them, and as Hugging Face's clients ask for entities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput
 from hybridtei.observability.tracing import handler
-from hybridtei.server.api.predict import run_checked
-from hybridtei.server.api.tag import EntitiesRequest, PredictTokensRequest
-from hybridtei.server.api.tei import direction
+from hybridtei.server.api.classify import run_checked
+from hybridtei.server.api.tei import TruncationDirection, direction
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.http.errors import NoInputs
 from hybridtei.server.observe import Load, Usage
-from hybridtei.tasks.spans import AGGREGATIONS, Aggregation, Span
-from hybridtei.tasks.tag import Tag, Tagged, TaggedToken
+from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken
+
+
+class PredictTokensRequest(Struct, frozen=True, kw_only=True):
+    """`/predict_tokens`."""
+
+    inputs: Annotated[str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of lists of texts.")]
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only where tokens are not merged.")] = False
+    aggregation_strategy: Annotated[Aggregation, Meta(description="How tokens are merged to entities.")] = "none"
+    include_special_tokens: Annotated[bool, Meta(description="Ours: also tokens that stand for no text.")] = False
+
+
+class TokenPrediction(Struct, frozen=True):
+    """A token or an entity, where it stands in the text, in code points, and the scores of its labels."""
+
+    token: str
+    token_id: int
+    start: int
+    end: int
+    results: dict[str, float]
+
+
+class EntitiesRequest(Struct, frozen=True, kw_only=True):
+    """`/` of a model that tags."""
+
+    inputs: str | list[str]
+    parameters: Annotated[Any, Meta(description="`aggregation_strategy` [simple], `ignore_labels` [O].")] = None
+
+
+class Entity(Struct, frozen=True, omit_defaults=True):
+    """An entity, in the words of transformers' pipeline."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity_group: str | None = None
+    entity: str | None = None
+
 
 NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
 

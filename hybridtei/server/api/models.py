@@ -1,15 +1,37 @@
-"""Models that come and go while the server runs: behind the API key, since whoever may load a model may fill the memory."""
+"""Loading and unloading models at run time, and the list of those there are."""
 
 from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import HybridTeiError, InvalidInput, LoadError
 from hybridtei.model_list import named_model
-from hybridtei.server.api.fleet import ModelState, Table, UnloadRequest
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.errors import tei_error
 from hybridtei.server.registry import Entry, Models
 from hybridtei.server.routing import managed
+
+
+class UnloadRequest(Struct, frozen=True):
+    """`/models/unload`."""
+
+    model: Annotated[str, Meta(description="Alias of the model to unload.")]
+
+
+class ModelState(Struct, frozen=True, omit_defaults=True):
+    """What became of a model."""
+
+    model: str
+    state: Annotated[str, Meta(description="loading, ready, failed or unloading.")]
+    seconds: float | None = None
+    error: str | None = None
+
+
+Table = dict[str, Any]  # the keys of `config.NamedModel`
+
 
 # Settings of a process, not of one model in it; and a file that lies outside of the model, of which a request may name none.
 OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})

@@ -12,7 +12,7 @@ from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.ragged import Ragged
 from hybridtei.server.context import Context
-from hybridtei.tasks.quantize import RANGED, Precision, quantized, read_ranges
+from hybridtei.tasks.vectors import RANGED, Precision, quantized, read_ranges
 
 Kind = Literal["dense", "multivector"]
 Quantise = Callable[[Floats], Any]

@@ -1,0 +1,236 @@
+"""A call is tried again while its store is unavailable, with growing pauses and an end to all waiting.
+
+Knows no store. The surprise: a "try again after" answer spends the same patience as any other, where Qdrant's own client would
+sleep on it for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import grpc
+import httpx
+from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
+
+T = TypeVar("T")
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+
+async def patiently(
+    attempt: Callable[[], Awaitable[T]],
+    patience_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> T:
+    """What the attempt gives, tried again after StoreUnavailable until `patience_s` have passed since the first try.
+
+    Pauses double from 0.1 s to 5 s, each cut by up to half at random; one that the store asks for is kept in full, or not begun
+    if it would outlast the patience. Raises the last StoreUnavailable with the number of tries; other errors as they come.
+    """
+    began, tries = clock(), 0
+    while True:
+        tries += 1
+        try:
+            return await attempt()
+        except StoreUnavailable as error:
+            left = patience_s - (clock() - began)
+            asked = error.retry_after_s
+            if left <= 0 or (asked is not None and asked > left):
+                count = "once" if tries == 1 else f"{tries} times"
+                message = f"{error} (tried {count} in {clock() - began:.1f} s, patience {patience_s:g} s)"
+                raise StoreUnavailable(message, asked) from error
+            pause = asked if asked is not None else min(_backoff(tries) * (1 - jitter() / 2), left)
+        await sleep(pause)
+
+
+def _backoff(tries: int) -> float:
+    return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 20), LONGEST_PAUSE_S))
+
+
+CODE = grpc.StatusCode
+CAUGHT = (
+    *(UnexpectedResponse, ResponseHandlingException, QdrantException, grpc.RpcError, httpx.HTTPError, TimeoutError, OSError),
+    *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
+)
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+PASSING_CODES = frozenset({CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED, CODE.ABORTED, CODE.INTERNAL})
+ADVICE = {
+    400: "it does not take the request",
+    401: "it wants a key: set `qdrant_api_key`",
+    403: "it does not let this key do that, or a limit of its strict mode is exceeded",
+    404: "it has no such collection",
+    408: "it took too long: raise `qdrant_timeout`, or give it more to work with",
+    409: "there is one of that name",
+    413: "the request is larger than it takes: raise its `max_request_size_mb`",
+    429: "it asks to slow down: send less at once, or raise its rate limits",
+    500: "it failed inside, and its log says why; often its disk is full",
+    507: "its disk or memory is full: free some, or add a node",
+}
+CODE_OF = {
+    CODE.INVALID_ARGUMENT: 400,
+    CODE.UNAUTHENTICATED: 401,
+    CODE.PERMISSION_DENIED: 403,
+    CODE.NOT_FOUND: 404,
+    CODE.DEADLINE_EXCEEDED: 408,
+    CODE.ALREADY_EXISTS: 409,
+    CODE.RESOURCE_EXHAUSTED: 429,
+    CODE.INTERNAL: 500,
+}
+DOWN = "it does not answer: is it running, and is the address right?"
+
+
+def store_error(error: BaseException, url: str) -> HybridTeiError:
+    """The error to raise instead; ours are left as they are."""
+    if isinstance(error, HybridTeiError):
+        return error
+    where = f"Qdrant at {url}"
+    if isinstance(error, ResourceExhaustedResponse):
+        return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0)))
+    if isinstance(error, UnexpectedResponse):
+        return _of_status(error, where)
+    if isinstance(error, grpc.RpcError):
+        return _of_code(error, where)
+    return _of_transport(error, where)
+
+
+def _of_transport(error: BaseException, where: str) -> StoreError:
+    """No answer, or one that could not be read; qdrant-client hides the cause in `source`."""
+    source = error.source if isinstance(error, ResponseHandlingException) else error
+    if isinstance(source, httpx.TimeoutException | TimeoutError):
+        return StoreUnavailable(f"{where}: {ADVICE[408]}")
+    if isinstance(source, httpx.TransportError | OSError):
+        return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
+    if isinstance(error, QdrantException):  # a Retry-After that is no number
+        return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
+    if isinstance(error, ResponseHandlingException):
+        return StoreError(f"{where}: its answer is not Qdrant's; another service, or a version too far apart? ({source})")
+    return StoreError(f"{where}: {type(source).__name__}: {source}")
+
+
+def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
+    status = error.status_code or 0
+    detail = error.content.decode(errors="replace")[:500] if error.content else error.reason_phrase
+    message = f"{where}: {ADVICE.get(status, 'it refused')} (HTTP {status}: {detail})"
+    if status in PASSING:
+        return StoreUnavailable(message, _retry_after(error.headers))
+    return StoreError(message)
+
+
+def _retry_after(headers: Any) -> float | None:
+    """Seconds, or a date."""
+    text = headers.get("Retry-After") if headers is not None else None
+    if not text:
+        return None
+    try:
+        return max(float(text), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max((parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds(), 0.0)
+    except (ValueError, TypeError):
+        return None
+
+
+def _of_code(error: grpc.RpcError, where: str) -> StoreError:
+    code = error.code() if hasattr(error, "code") else None
+    detail = error.details() if hasattr(error, "details") else str(error)
+    advice = DOWN if code == CODE.UNAVAILABLE else ADVICE.get(CODE_OF.get(code, 0), "it refused") if code else "it refused"
+    message = f"{where}: {advice} (gRPC {code.name if code else 'error'}: {str(detail)[:500]})"
+    if code == CODE.UNAVAILABLE:
+        return StoreAway(message)
+    return StoreUnavailable(message) if code in PASSING_CODES else StoreError(message)
+
+
+FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 0.25, 2.0
+CHECK_AFTER_S, CHECK_S = 1.0, 0.8  # who asks a server that hangs is told so after their sum
+
+
+class Availability:
+    """Of one server; used from one event loop. `check`: asks it something light."""
+
+    def __init__(
+        self,
+        check: Callable[[], Awaitable[object]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        check_after_s: float = CHECK_AFTER_S,
+        check_s: float = CHECK_S,
+    ) -> None:
+        self._check = check
+        self._clock = clock
+        self._check_after_s, self._check_s = check_after_s, check_s
+        self._checking: asyncio.Task[None] | None = None
+        self._away: StoreAway | None = None
+        self._noted_s = 0.0
+        self._pause_s = 0.0
+        self._resume_s = 0.0
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What the attempt gives. Raises StoreAway, at once where that is known, and what the attempt raises."""
+        began_s = self._clock()
+        self._refuse(began_s)
+        running = asyncio.ensure_future(attempt())
+        try:
+            while not (await asyncio.wait([running], timeout=self._check_after_s))[0]:
+                await self._checked()
+            result = running.result()
+        except StoreAway as error:
+            self._note(error, began_s)
+            raise
+        except StoreError:
+            self._away = None  # it answers
+            raise
+        finally:
+            running.cancel()
+        self._away = None
+        return result
+
+    def _refuse(self, now_s: float) -> None:
+        """Raises StoreAway, but for the one call that tries again when its time has come."""
+        if self._away is None:
+            self._pause_s = 0.0
+        elif now_s < self._resume_s:
+            raise StoreAway(str(self._away))
+        else:
+            self._resume_s = now_s + self._check_after_s + self._check_s
+
+    def _note(self, error: StoreAway, began_s: float) -> None:
+        """The server is away. Calls that were under way together are one failure."""
+        if self._away is not None and began_s <= self._noted_s:
+            return
+        self._away, self._noted_s = error, self._clock()
+        self._pause_s = min(max(2 * self._pause_s, FIRST_ABSENCE_S), LONGEST_ABSENCE_S)
+        self._resume_s = self._noted_s + self._pause_s
+
+    async def _checked(self) -> None:
+        """One check for all calls that take long. Raises StoreAway."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_once())
+            self._checking.add_done_callback(lambda check: check.cancelled() or check.exception())  # seen, if by nobody else
+        await asyncio.shield(self._checking)
+
+    async def _check_once(self) -> None:
+        try:
+            async with asyncio.timeout(self._check_s):
+                await self._check()
+        except TimeoutError as error:
+            waited_s = self._check_after_s + self._check_s
+            raise StoreAway(
+                f"the Qdrant server has answered nothing for {waited_s:g} s: is it running, or overloaded?"
+            ) from error
+        except StoreAway:
+            raise
+        except StoreError:
+            pass  # that is an answer, too
