@@ -311,14 +311,15 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
 
     async def broken(qdrant):
         store = server_store(qdrant, "grpc")
+        store._patience_s = 0.3  # from the first call on: one under way while the server breaks would keep another
         passes = []
 
         def spoil(batch):
             passes.append(1)
             if len(passes) == 5:
                 until(lambda: (tmp_path / "ledger.jsonl").read_bytes().count(b"\n") > 0)  # something is acknowledged
-                store._timeout_s, store._patience_s = 0.5, 0.3
                 if how == "hangs":
+                    store._timeout_s = 0.5
                     qdrant.held.clear()
                 elif how == "refuses":
                     qdrant.failures = [Failure(503, "going down")] * 1000
