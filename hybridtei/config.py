@@ -7,13 +7,19 @@ checkpoint says about itself is not here but in `checkpoint.spec.ModelSpec`: it 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import msgspec
 from msgspec import Meta, Struct
 
 from hybridtei.system.cpu import available_cores
 
 EMBEDDED_MODEL = "minilm-hybrid"
+
+Kind = type[msgspec.Struct]
 
 Role = Literal["embed", "rerank", "classify", "tag"]
 Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
@@ -311,3 +317,29 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
             description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.",
         ),
     ] = 60.0
+
+
+def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:
+    """(field, its type without None, what is said of it) of a settings struct."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        yield field, *unwrapped(hints[field.name])
+
+
+def unwrapped(hint: Any) -> tuple[Any, Meta]:
+    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged in)."""
+    known: dict[str, Any] = {}
+    while True:
+        if get_origin(hint) is typing.Annotated:
+            hint, *metas = get_args(hint)
+            for meta in metas:
+                known = {**_set_fields(meta), **known}
+        elif get_origin(hint) in (types.UnionType, typing.Union):
+            hint = next(part for part in get_args(hint) if part is not type(None))
+        else:
+            return hint, Meta(**known)
+
+
+def _set_fields(meta: Meta) -> dict[str, Any]:
+    names = ("ge", "le", "gt", "lt", "description", "extra")
+    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}

@@ -16,7 +16,8 @@ import msgspec
 
 from hybridtei import cli
 from hybridtei.cli import settings
-from hybridtei.cli.flags import fields_of, group_of
+from hybridtei.cli.flags import group_of
+from hybridtei.config import fields_of
 
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag

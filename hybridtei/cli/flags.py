@@ -7,16 +7,16 @@ refused for numbers and booleans; a boolean flag may stand bare; no flag is give
 from __future__ import annotations
 
 import argparse
-import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
+from hybridtei.config import Kind, fields_of, unwrapped
+
 S = TypeVar("S", bound=msgspec.Struct)
-Kind = type[msgspec.Struct]
 BOOLEANS = {"true": True, "false": False}
 GIVEN = "settings_given"  # in a namespace: the flags that have come already
 
@@ -60,13 +60,6 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             alias = _alias(meta)
             if alias is not None:
                 headings[heading].add_argument(_flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS})
-
-
-def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:
-    """(field, its type without None, what is said of it) of a settings struct."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        yield field, *_unwrap(hints[field.name])
 
 
 def group_of(kind: Kind, meta: Meta) -> str:
@@ -122,7 +115,7 @@ def _alias(meta: Meta) -> str | None:
 
 
 def _value(text: str | list[str], hint: Any, source: str) -> Any:
-    plain, meta = _unwrap(hint)
+    plain, meta = unwrapped(hint)
     if get_origin(plain) is tuple:
         return tuple([text] if isinstance(text, str) else text)
     assert isinstance(text, str)
@@ -139,25 +132,6 @@ def _parsed(text: str, plain: Any) -> Any:
             raise ValueError("should be true or false")
         return BOOLEANS[text]
     return plain(text) if plain in (int, float) else text
-
-
-def _unwrap(hint: Any) -> tuple[Any, Meta]:
-    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged in)."""
-    known: dict[str, Any] = {}
-    while True:
-        if get_origin(hint) is typing.Annotated:
-            hint, *metas = get_args(hint)
-            for meta in metas:
-                known = {**_set_fields(meta), **known}
-        elif get_origin(hint) in (types.UnionType, typing.Union):
-            hint = next(part for part in get_args(hint) if part is not type(None))
-        else:
-            return hint, Meta(**known)
-
-
-def _set_fields(meta: Meta) -> dict[str, Any]:
-    names = ("ge", "le", "gt", "lt", "description", "extra")
-    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}
 
 
 def _metavar(plain: Any) -> str:

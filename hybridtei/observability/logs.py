@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from hybridtei.cli.flags import fields_of
+from hybridtei.config import fields_of
 from hybridtei.observability.tracing import CURRENT, Span
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal

@@ -122,7 +122,7 @@ def served(calls: OpenCalls) -> dict[str, Served]:
         async for answer in servicer.ServerReflectionInfo(_requests(exchange), exchange.context):
             await exchange.write(answer.SerializeToString())
 
-    return {f"/{NAME}/ServerReflectionInfo": Served(handle, calls, streams=True)}
+    return {f"/{REFLECTION}/ServerReflectionInfo": Served(handle, calls, streams=True)}
 
 
 async def _requests(exchange: Exchange) -> AsyncIterator[Any]:

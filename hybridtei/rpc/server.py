@@ -15,7 +15,6 @@ import grpc
 from hybridtei.config import ServerConfig
 from hybridtei.observability.tracing import Recorder
 from hybridtei.rpc import health, services
-from hybridtei.rpc import health as reflection
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
 from hybridtei.server.http.auth import Door
 from hybridtei.server.http.limits import Unsent
@@ -92,7 +91,7 @@ class RpcServer:
         tei, checks, reflections = self._calls
         front = services.Front(self._models, self._door, self._unsent, self._recorder, tei.bounds.first_seconds)
         known = health.Health(self._models, ending)
-        return CallTable({**services.served(front, tei), **known.served(checks), **reflection.served(reflections)})
+        return CallTable({**services.served(front, tei), **known.served(checks), **health.served(reflections)})
 
     async def start(self) -> None:
         """Answer from now on. Raises OSError."""

@@ -131,6 +131,15 @@ class TextReader:
             raise refused
         return encodings
 
+    def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The beginning of each text, of at most so many tokens. What no model input can hold is cut off before it is read."""
+        most = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
+        cut: list[str] = []
+        for some in _portions([text[:most] for text in texts]):
+            raws = self.tokenizer.encode(some, add_special_tokens=False, offsets=True)
+            cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
+        return cut
+
     def tokens(self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None) -> list[list[Token]]:
         """Every token of every text, never cut. Raises RequestError."""
         ready, refused = _until_refused(texts, lambda text: self._prepare(text, False, "right", prompt_name))
@@ -224,6 +233,13 @@ def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
         characters += size
     if begin < len(texts):
         yield texts[begin:]
+
+
+def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
+    if len(raw) <= tokens:
+        return text
+    span = raw.token_to_chars(tokens - 1)  # `offsets` would list those of all tokens
+    return text if span is None else text[: span[1]]
 
 
 def _filled(slot: str, instruction: str, pair: Text) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybridtei.cli import ingest, serve
-from hybridtei.cli.flags import fields_of, from_flags
+from hybridtei.cli.flags import from_flags
 from hybridtei.cli.settings import ALL
-from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig, fields_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

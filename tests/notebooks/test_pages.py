@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from hybridtei.cli import settings
-from hybridtei.cli.flags import fields_of, group_of
+from hybridtei.cli.flags import group_of
+from hybridtei.config import fields_of
 from notebooks import write_flags
 from notebooks.execute import FOLDER
 

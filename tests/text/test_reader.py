@@ -210,3 +210,19 @@ def test_what_ids_stand_for_is_bounded_as_a_text_is(direction: str) -> None:
     assert tokenizer.most <= CHARACTERS
     assert cut == [(ids[-LIMIT:] if direction == "left" else ids[:LIMIT])]
     assert f"less than {CHARACTERS} characters" in str(refused(reader, [ids]))
+
+
+def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of()
+    read: list[int] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, texts: list[str], **options: bool) -> object:
+        read.extend(map(len, texts))
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    assert reader.cut_to(["baka bake bulo", "baka", ""], 2) == ["baka bake", "baka", ""]
+    assert reader.cut_to(["baka " * 100_000], 2) == ["baka baka"]
+    assert reader.cut_to(["baka " * 100_000], 10**9) == [("baka " * 100_000)[:CHARACTERS]]
+    assert max(read) == CHARACTERS

@@ -27,7 +27,6 @@ from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.tasks.embed import Model
 from hybridtei.tasks.rerank import Rerank, RerankByVectors, Scored, Weights, rerank_task
 from hybridtei.tasks.scores import best_first
-from hybridtei.text.reader import CHARACTERS_PER_TOKEN
 
 
 class RerankWeights(Struct, frozen=True):
@@ -313,12 +312,7 @@ class _Capped:
         self.task.check(spec)
 
     def prepare(self, model: Model) -> list[Encoding]:
-        texts = [text[: self.tokens * CHARACTERS_PER_TOKEN] for text in self.task.documents]
-        raws = model.reader.tokenizer.encode(texts, add_special_tokens=False, offsets=True)
-        cut = [
-            text if len(raw) <= self.tokens else text[: raw.offsets[self.tokens - 1][1]]
-            for text, raw in zip(texts, raws, strict=True)
-        ]
+        cut = model.reader.cut_to(self.task.documents, self.tokens)
         return replace(self.task, documents=cut).prepare(model)
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
