@@ -46,12 +46,11 @@ _HOMES = {
     "integrations.langchain": ("HybridSparseEmbeddings",),
     "search.local": ("LocalSearch", "query_model", "rank_by"),
     "search.query": ("hybrid_query", "score_requests"),
-    "search.search_filters": ("filter_from",),
+    "search.schema": ("filter_from",),
     "search.searcher": ("Found", "Hit", "QueryModel", "SearchOptions", "Searcher"),
-    "store.client_words": ("create_arguments", "query_arguments"),
-    "store.collection": ("check_fits", "plan_for"),
+    "store.collection": ("check_fits", "create_arguments", "plan_for", "query_arguments"),
+    "store.open": ("open_store",),
     "store.points": ("as_lists", "point_id", "to_points"),
-    "store.stores": ("open_store",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

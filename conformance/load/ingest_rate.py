@@ -29,11 +29,10 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import LocalEmbedder, vector_heads
-from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
-from hybridtei.ingest.quarantine import Quarantine
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 from hybridtei.load import find_model, text_model

@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     store = settings.read(arguments, StoreConfig)
     needs_client()
-    from hybridtei.evaluate.report import as_json, as_table, check_chart, write_chart
-    from hybridtei.evaluate.run import EvaluateRequest, run_evaluation
+    from hybridtei.evaluate.run import EvaluateRequest, as_json, as_table, check_chart, run_evaluation, write_chart
 
     folder = Path(arguments.folder)
     if arguments.chart is not None:

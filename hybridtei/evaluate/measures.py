@@ -1,28 +1,104 @@
-"""How good and how fast a collection's searches are, mode by mode, on judged queries.
+"""Judged queries, and how good and how fast each way of searching answers them.
+
+    corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
+    queries.jsonl                {"_id" or "id", "text"} a line; a file holds those of all splits, only judged ones count
+    qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
 
 Every mode goes the way that `search` goes, through the store, one query at a time; queries are embedded once, also one at a
-time, so that both times are what a lone user waits. The measures' arithmetic is trec_eval's, by ir-measures. The surprise: a
-measure is of documents, and a search finds chunks; a document stands where the best of its chunks does.
+time, so both times are what a single user waits. The measures' arithmetic is trec_eval's, by ir-measures. A measure is of
+documents, and a search finds chunks: a document stands where the best of its chunks does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
+import orjson
 
 from hybridtei.batch import Head
-from hybridtei.errors import LoadError
-from hybridtei.evaluate.data import Judged
+from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import MAX_LIMIT
 from hybridtei.search.schema import common_heads
 from hybridtei.search.searcher import MAX_RERANKED, Rank, Searcher, SearchOptions, since
+
+CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`queries`: id -> text, of those that are judged. `relevance`: query's id -> document's id -> grade, 0 and up."""
+
+    queries: Mapping[str, str]
+    relevance: Mapping[str, Mapping[str, int]]
+
+
+def read_judged(folder: Path, split: str = "test") -> Judged:
+    """Read queries and judgements. Raises InvalidInput, naming the file and the line."""
+    relevance: dict[str, dict[str, int]] = {}
+    for query, document, grade in _judgements(judgements_file(folder, split)):
+        relevance.setdefault(query, {})[document] = grade
+    relevant = {query: grades for query, grades in relevance.items() if any(grade > 0 for grade in grades.values())}
+    texts = dict(_queries(folder / QUERIES))
+    queries = {query: texts[query] for query in relevant if query in texts}
+    if not queries:
+        raise InvalidInput(f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}")
+    return Judged(queries, {query: relevant[query] for query in queries})
+
+
+def judgements_file(folder: Path, split: str) -> Path:
+    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, telling which splits there are."""
+    wanted = folder / FOLDER / f"{split}.tsv"
+    if wanted.is_file():
+        return wanted
+    if (folder / FLAT).is_file():
+        return folder / FLAT
+    splits = sorted(path.stem for path in (folder / FOLDER).glob("*.tsv"))
+    there = f"it has the splits {', '.join(splits)}" if splits else f"it has neither {FOLDER}/{split}.tsv nor {FLAT}"
+    raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
+
+
+def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
+    for number, line in enumerate(_lines(path), 1):
+        fields = line.split("\t")
+        if len(fields) == 4:  # TREC's, whose second column means nothing
+            fields = [fields[0], *fields[2:]]
+        try:
+            query, document, grade = fields
+            yield query, document, int(float(grade))
+        except ValueError:
+            if number > 1:  # the first may be a header
+                raise InvalidInput(f"{path}, line {number}: should be query, document and grade, with tabs between") from None
+
+
+def _queries(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = orjson.loads(line)
+            identity = record["_id"] if "_id" in record else record["id"]
+            yield str(identity), str(record["text"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{path}, line {number}: should be an object with `_id` or `id`, and `text`") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as opened:
+            for line in opened:
+                if line.strip():
+                    yield line.rstrip("\r\n")
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: is not UTF-8: {error}") from None
+
 
 DEPTH = 100  # documents of each ranking, since recall is measured at 100
 RERANKED = 50

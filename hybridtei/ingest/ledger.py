@@ -1,17 +1,22 @@
-"""What a store has acknowledged, on disk: a resumed ingest skips it, and nothing else.
+"""What an ingest writes beside the collection: a ledger of what the store acknowledged, a quarantine of what failed.
 
-A file of JSON lines that only grows; each line says what is so from now on, and the last one about a document wins. Lines are
-written after the store has answered, and are on the disk before the next batch is sent: a document may be stored and not noted,
-which costs a repetition of the same ids, and never the other way about. A last line that a kill tore in two is cut off.
+The ledger is a file of JSON lines that only grows; the last line about a document wins. Lines are written after the store has
+answered, and are on the disk before the next batch is sent: a document may be stored and not noted, which costs a repetition of
+the same ids, and never the other way about. A last line that a kill tore in two is cut off.
 
     {"d": key, "h": digest, "n": 3}    a document is stored, in chunks 0, 1 and 2
     {"d": key, "n": 0}                 it is not, any more; with "w": true, its source no longer holds it either
     {"f": label, "s": size, "m": modified_ns, "h": digest, "n": documents}    every document of a file is
+
+The quarantine is written anew by each ingest:
+
+    {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +25,7 @@ from typing import Any
 import orjson
 
 from hybridtei.errors import InvalidInput
+from hybridtei.ingest.chunking import Rejected
 from hybridtei.ingest.sources.records import MAX_DOCUMENT_CHARACTERS
 from hybridtei.ingest.sources.walk import SourceFile
 
@@ -158,3 +164,48 @@ def _lock(descriptor: int) -> None:
     except ImportError:  # not on Windows
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+MOST_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MOST_FIRST_BYTES = 100_000
+
+
+class Quarantine:
+    """The file is there only if something is in it. Raises InvalidInput where a file of that name holds something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._counts: Counter[str] = Counter()
+        if path.exists() and not _is_quarantine(path):
+            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
+        path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def of(self, source: str) -> int:
+        """How many of a file."""
+        return self._counts[source]
+
+    def add(self, rejected: Rejected) -> None:
+        """Note it; of one file, only the first 10,000 are written down."""
+        self._counts[rejected.source] += 1
+        count = self._counts[rejected.source]
+        if count > MOST_PER_SOURCE + 1:
+            return
+        entry = {
+            "source": rejected.source,
+            "location": rejected.location,
+            "reason": rejected.reason if count <= MOST_PER_SOURCE else f"and more: only {MOST_PER_SOURCE} of a file are listed",
+            "excerpt": rejected.excerpt,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(orjson.dumps(entry) + b"\n")
+
+
+def _is_quarantine(path: Path) -> bool:
+    """By its first line, which may be torn."""
+    with path.open("rb") as file:
+        first = file.readline(MOST_FIRST_BYTES)
+    return not first or (first.startswith(b'{"source":') and b'"location":' in first)

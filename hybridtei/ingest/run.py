@@ -21,11 +21,10 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
-from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.pipeline import Outcome, Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.progress import Tally
-from hybridtei.ingest.quarantine import Quarantine
 from hybridtei.ingest.sources.records import MAX_RECORD_BYTES, ReadOptions
 from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
 from hybridtei.ingest.summary import Summary

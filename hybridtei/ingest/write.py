@@ -23,10 +23,9 @@ from qdrant_client import models
 from hybridtei.engine import channel as frames
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.ingest.chunking import Rejected, payload_of
-from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.ingest.progress import Tally
-from hybridtei.ingest.quarantine import Quarantine
 from hybridtei.ingest.sources.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionPlan, Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybridtei.on_ray.serving import application
+    from hybridtei.on_ray.cluster import application
 
 __all__ = ["application"]
 
@@ -17,7 +17,7 @@ __all__ = ["application"]
 def __getattr__(name: str) -> Any:
     """`application`, which Serve's configuration files name as `hybridtei.on_ray:application`."""
     if name in __all__:
-        from hybridtei.on_ray import serving
+        from hybridtei.on_ray import cluster as serving
 
         return getattr(serving, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

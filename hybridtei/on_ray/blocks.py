@@ -1,18 +1,26 @@
-"""What travels between the processes of an ingest: batches of chunks as MessagePack, vectors as frames; never pickles of ours.
+"""What travels between the processes of an ingest, and how a block is embedded again after its process died.
 
-A document's text stays behind: only its chunks are stored. The surprise: a document may span batches, and a failure in one
-must stop the others, so the receiver gives all pieces of a document one and the same `Pending` again.
+Batches of chunks travel as MessagePack and vectors as frames, never as pickles of ours. A document's text stays behind: only
+its chunks are stored. A document may span batches, and a failure in one must stop the others, so the receiver gives all pieces
+of a document the same `Pending`.
+
+Ray gives a dead actor's block to the next actor, which would die of it too. So a block is noted where it outlives the actor;
+one that was begun twice and not ended is embedded text by text, and a text that was being embedded at a death goes into
+quarantine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from hybridtei.engine import channel as frames
+from hybridtei.errors import BackendError
 from hybridtei.ingest.chunking import Chunk, Document, Rejected
+from hybridtei.ingest.embedders import embed_each
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.outputs import Embeddings
@@ -123,3 +131,101 @@ def unpacked_vectors(data: bytes) -> Vectors:
 
 
 _DECODER = msgspec.msgpack.Decoder(Sent)
+
+
+WHOLE_TRIES = 2  # a death may have another cause than the texts
+MAX_TRIES = 10  # of a block; at the last, nothing is embedded, so that it ends
+FATAL = "the process that embedded it ended"
+Block = tuple[int, int]  # reader and number
+
+
+class Notes(Protocol):
+    """See `Attempts`."""
+
+    def begin(self, block: Block) -> tuple[int, list[int]]: ...
+
+    def note(self, block: Block, place: int) -> None: ...
+
+    def end(self, block: Block) -> None: ...
+
+
+@dataclass
+class _Begun:
+    tries: int = 0
+    in_hand: int | None = None
+    fatal: set[int] = field(default_factory=set)
+
+
+class Attempts:
+    """Blocks that were begun and not ended."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[Block, _Begun] = {}
+
+    def begin(self, block: Block) -> tuple[int, list[int]]:
+        """(how often it was begun, this time included; places of the texts in hand when it was not ended)."""
+        begun = self._blocks.setdefault(block, _Begun())
+        begun.tries += 1
+        if begun.in_hand is not None:
+            begun.fatal.add(begun.in_hand)
+            begun.in_hand = None
+        return begun.tries, sorted(begun.fatal)
+
+    def note(self, block: Block, place: int) -> None:
+        """This text is in hand now."""
+        self._blocks[block].in_hand = place
+
+    def end(self, block: Block) -> None:
+        """It is embedded."""
+        self._blocks.pop(block, None)
+
+
+def embed_block(notes: Notes, block: Block, embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]) -> Vectors:
+    """Rows, and for each text why it has none, or None. Raises BackendError where no text of several could be embedded."""
+    tries, fatal = notes.begin(block)
+    if tries <= WHOLE_TRIES:
+        found = embed_each(embed, texts)
+    elif tries < MAX_TRIES:
+        found = _one_by_one(notes, block, embed, texts, frozenset(fatal))
+    else:
+        found = Embeddings(), [f"{FATAL}, {tries - 1} times"] * len(texts)
+    notes.end(block)
+    return found
+
+
+def _one_by_one(
+    notes: Notes, block: Block, embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str], fatal: frozenset[int]
+) -> Vectors:
+    parts: list[Embeddings] = []
+    reasons: list[str | None] = []
+    for place, text in enumerate(texts):
+        if place in fatal:
+            reasons.append(FATAL)
+            continue
+        notes.note(block, place)
+        part, (reason,) = embed_each(embed, [text])
+        reasons.append(reason)
+        if reason is None:
+            parts.append(part)
+    return Embeddings.concat(parts), reasons
+
+
+T = TypeVar("T")
+
+
+def in_order(arriving: Iterable[tuple[int, int, T]]) -> Generator[tuple[int, T]]:
+    """(reader, number, block), numbers from 0 for each reader -> (reader, block) by number; a block that came before is left
+    out. Raises BackendError at the end if one is missing."""
+    following: dict[int, int] = {}
+    waiting: dict[int, dict[int, T]] = {}
+    for reader, number, block in arriving:
+        held = waiting.setdefault(reader, {})
+        if number >= following.setdefault(reader, 0):
+            held.setdefault(number, block)
+        while following[reader] in held:
+            yield reader, held.pop(following[reader])
+            following[reader] += 1
+    missing = {reader: following[reader] for reader, held in waiting.items() if held}
+    if missing:
+        reader, number = next(iter(missing.items()))
+        raise BackendError(f"Ray lost block {number} of reader {reader}: run the same command again to go on")

@@ -24,8 +24,17 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.ingest.embedders import LocalEmbedder
 from hybridtei.ingest.sources.walk import SourceFile
-from hybridtei.on_ray.attempts import MAX_TRIES, Attempts, embed_block
-from hybridtei.on_ray.blocks import Sent, Vectors, packed, packed_vectors, unpacked, unpacked_vectors
+from hybridtei.on_ray.blocks import (
+    MAX_TRIES,
+    Attempts,
+    Sent,
+    Vectors,
+    embed_block,
+    packed,
+    packed_vectors,
+    unpacked,
+    unpacked_vectors,
+)
 from hybridtei.on_ray.cluster import keep_to
 from hybridtei.on_ray.ingest import Known, Recipe, blocks
 from hybridtei.outputs import Embeddings

@@ -19,15 +19,13 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejected
-from hybridtei.ingest.ledger import FinishedFile, Ledger, Stored
+from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine, Stored
 from hybridtei.ingest.prepare import Batch, Preparation
 from hybridtei.ingest.progress import Tally
-from hybridtei.ingest.quarantine import Quarantine
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.load import find_model, text_model
-from hybridtei.on_ray.attempts import in_order
-from hybridtei.on_ray.blocks import Receiver, Sent, Vectors, sent
+from hybridtei.on_ray.blocks import Receiver, Sent, Vectors, in_order, sent
 from hybridtei.on_ray.cluster import join
 from hybridtei.outputs import Embeddings
 
@@ -36,7 +34,7 @@ Block = tuple[Sent, Vectors]
 
 
 class RayPipeline:
-    """See `qdrant.ingest.Pipeline`. `workers`: actors, of a processor and an engine each; None: as many as the cluster has.
+    """See `ingest.pipeline.Pipeline`. `workers`: actors, of a processor and an engine each; None: as many as the cluster has.
 
     Raises InvalidInput, LoadError without Ray, ConnectionError where no cluster answers. Make it in the main thread.
     """
@@ -63,7 +61,7 @@ class RayPipeline:
     async def embedded(
         self, preparation: Preparation, asked_to_stop: asyncio.Event
     ) -> AsyncGenerator[tuple[Batch, Embeddings, list[str | None]]]:
-        """See `qdrant.ingest.Pipeline`. Raises BackendError where the engines fail, or Ray gives up on a block."""
+        """See `ingest.pipeline.Pipeline`. Raises BackendError where the engines fail, or Ray gives up on a block."""
         files = preparation.files
         groups = shares(files, self._workers)
         received = [Receiver(group) for group in groups]

@@ -10,9 +10,8 @@ import pytest
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
-from hybridtei.evaluate.data import Judged
-from hybridtei.evaluate.measures import MEASURES, by_place, evaluate, measured, ways
-from hybridtei.evaluate.report import as_dict, as_json, as_table, check_chart, write_chart
+from hybridtei.evaluate.measures import MEASURES, Judged, by_place, evaluate, measured, ways
+from hybridtei.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher, SearchOptions
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in

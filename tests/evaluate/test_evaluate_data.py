@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hybridtei.errors import InvalidInput
-from hybridtei.evaluate.data import read_judged
+from hybridtei.evaluate.measures import read_judged
 
 
 def write(folder, judgements, *, where="qrels/test.tsv", key="_id", queries=("q1", "q2", "q3")):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import BackendError
-from hybridtei.on_ray.attempts import FATAL, MAX_TRIES, Attempts, embed_block
+from hybridtei.on_ray.blocks import FATAL, MAX_TRIES, Attempts, embed_block
 from hybridtei.outputs import Embeddings
 
 

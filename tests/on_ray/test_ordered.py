@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import BackendError
-from hybridtei.on_ray.attempts import in_order
+from hybridtei.on_ray.blocks import in_order
 
 SIZES = st.lists(st.integers(0, 8), min_size=1, max_size=4)
 

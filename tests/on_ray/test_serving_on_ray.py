@@ -17,7 +17,7 @@ import yaml
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.on_ray import application
-from hybridtei.on_ray.serving import sorted_out
+from hybridtei.on_ray.cluster import sorted_out
 from tests.on_ray.processes import named
 
 ROOT = Path(__file__).parents[2]

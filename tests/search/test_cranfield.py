@@ -13,8 +13,7 @@ import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.evaluate.data import read_judged
-from hybridtei.evaluate.measures import by_place, evaluate, measured
+from hybridtei.evaluate.measures import by_place, evaluate, measured, read_judged
 from hybridtei.ingest.run import IngestRequest, run_ingest
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher

@@ -16,8 +16,8 @@ import pytest
 
 from hybridtei.engine.timeouts import Deadlines
 from hybridtei.search.schema import Layouts
-from hybridtei.store.embedded.folder import Folder, FolderError
 from hybridtei.store.embedded.owner import Owner
+from hybridtei.store.embedded.process import Folder, FolderError
 from hybridtei.store.embedded.store import EdgeStore
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving

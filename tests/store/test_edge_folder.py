@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridtei.store.collection import plain_of
-from hybridtei.store.embedded.folder import OPTIMIZE_AFTER, Folder, FolderError
+from hybridtei.store.embedded.process import OPTIMIZE_AFTER, Folder, FolderError
 from tests.store.stores import WIDTH, plan
 
 

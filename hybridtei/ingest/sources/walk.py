@@ -27,7 +27,7 @@ TABLES = {
 }
 KINDS = (*TABLES, *PARSERS)
 QUARANTINE = ".quarantine.jsonl"  # what the name of such a file ends in, if the user gives none
-COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds: see `edge_folder`
+COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # of a file that vanished, or of a link to none
 BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.store.embedded.frames import HEADER, frame, unframe
 from hybridtei.system import child_process
+from hybridtei.system.frames import HEADER, frame, unframe
 
 START_S = 60.0
 CLOSE_S = 120.0

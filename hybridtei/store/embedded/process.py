@@ -1,22 +1,288 @@
 """The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded.process FOLDER SOCKET`.
 
-One request at a time, since the engine holds Python's lock for a whole call anyway, which is why it lives here and not in the
-server. It ends, with everything flushed, when its parent closes the socket or dies; signals meant for the parent are ignored. A
-collection is a folder: `layout.json` and `shard/`. The surprise: nothing optimises itself, so it is done here when nobody asks.
+It answers one request at a time, since the engine holds Python's lock for a whole call. It ends, with everything flushed, when
+its parent closes the socket or dies; signals meant for the parent are ignored. A collection is a folder: `layout.json` and
+`shard/`. The engine optimises nothing by itself, so it is done here when nobody asks.
+
+A panic inside the engine arrives as an exception that is no `Exception`; after one at a write, the write-ahead log holds
+something that may panic again at every write and load. So the collection is closed to writing from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
 import select
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+from uuid import uuid4
 
-from hybridtei.store.embedded.folder import Folder, FolderError
-from hybridtei.store.embedded.frames import HEADER, frame, unframe
+import qdrant_edge as edge
+
+from hybridtei.store.embedded.queries import filter_of, payload_selector, request_of
+from hybridtei.store.embedded.types_on_disk import Plain, config_of, plain_id, plain_point, plain_scored, point_of
+from hybridtei.system.frames import HEADER, encoded, frame, unframe
+
+T = TypeVar("T")
+LAYOUT, SHARD, LOCK = "layout.json", "shard", ".lock"
+OPTIMIZE_AFTER = 1000  # points written since the last time
+MAX_ANSWER_BYTES = 2**28
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # before housekeeping that failed is tried again
+
+log = logging.getLogger(__name__)
+
+
+class FolderError(Exception):
+    """What a caller is told."""
+
+
+@dataclass(slots=True)
+class _Collection:
+    """An open one. `written`: points since it was last optimised; `dirty`: something is not flushed yet. `resume_s`: when
+    housekeeping that failed is tried again, and `pause_s`: how long that is after the failure."""
+
+    shard: Any
+    written: int = OPTIMIZE_AFTER
+    dirty: bool = False
+    broken: str | None = None
+    resume_s: float = 0.0
+    pause_s: float = 0.0
+
+
+class Folder:
+    """All collections below a path, which no other process may open meanwhile."""
+
+    CALLS: ClassVar = frozenset(
+        {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
+    )
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+        except OSError as error:
+            raise FolderError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
+        self.path = path
+        self._open: dict[str, _Collection] = {}
+        for left in (*path.glob(".new-*"), *path.glob(".old-*")):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def collections(self) -> list[str]:
+        """Names, sorted."""
+        return sorted(file.parent.name for file in self.path.glob(f"[!.]*/{LAYOUT}"))
+
+    def describe(self, name: str) -> Any:
+        """The layout as it was given; None if there is no such collection."""
+        file = self.path / name / LAYOUT
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+    def create(self, name: str, layout: Plain) -> None:
+        """Made aside and moved into place whole: a crash leaves all of it or nothing."""
+        home = self.path / name
+        if home.exists():
+            raise FolderError(f"there is a collection {name!r} already")
+        aside = self.path / f".new-{uuid4().hex}"
+        aside.mkdir()
+        try:
+            with _panics(f"collection {name!r} could not be made"):
+                edge.EdgeShard.create(str(aside / SHARD), config_of(layout)).close()
+            (aside / LAYOUT).write_text(json.dumps(layout), encoding="utf-8")
+            os.rename(aside, home)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def drop(self, name: str) -> None:
+        """Gone from view at once; no error if there was none."""
+        collection = self._open.pop(name, None)
+        if collection is not None:
+            _close(collection)
+        home = self.path / name
+        if home.is_dir():
+            aside = self.path / f".old-{uuid4().hex}"
+            os.rename(home, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def upsert(self, name: str, points: list[Any]) -> None:
+        """In the write-ahead log and searchable when this returns."""
+        ready = [point_of(point) for point in points]
+        self._write(name, len(ready), lambda shard: shard.update(edge.UpdateOperation.upsert_points(ready)))
+
+    def delete(self, name: str, ids: list[Any]) -> None:
+        """No error for those that are not there."""
+        self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
+
+    def query(self, name: str, request: Plain) -> list[Any]:
+        """Best first, as [id, payload, vectors, version, score]."""
+        ready = request_of(request)
+        return _bounded(self._read(name, lambda shard: shard.query(ready)), plain_scored)
+
+    def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
+        """As [id, payload, vectors]."""
+        found = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
+        return _bounded(found, plain_point)
+
+    def scroll(self, name: str, page: Plain) -> list[Any]:
+        """[records, id where the next page begins]."""
+        request = edge.ScrollRequest(
+            offset=page["offset"],
+            limit=page["limit"],
+            filter=filter_of(page["filter"]),
+            with_payload=payload_selector(page["with_payload"]),
+            with_vector=page["with_vectors"],
+        )
+        records, following = self._read(name, lambda shard: shard.scroll(request))
+        return [_bounded(records, plain_point), None if following is None else plain_id(following)]
+
+    def count(self, name: str, given: Any) -> int:
+        """Exact."""
+        request = edge.CountRequest(exact=True, filter=filter_of(given))
+        return int(self._read(name, lambda shard: shard.count(request)))
+
+    def optimize(self, name: str) -> None:
+        """Merge, index and flush now."""
+        collection = self._collection(name, writing=True)
+        self._tend(name, collection, lambda shard: (shard.optimize(), shard.flush()))
+        collection.written, collection.dirty = 0, False
+
+    @property
+    def untidy(self) -> bool:
+        """There is something to flush or optimise."""
+        return any(each.broken is None and (each.dirty or each.written >= OPTIMIZE_AFTER) for each in self._open.values())
+
+    def tidy(self, *, optimizing: bool) -> None:
+        """One piece of housekeeping: a flush, which is short, or else an optimisation, which may take half a minute.
+
+        What fails (a full disk) is logged once and tried again after pauses that double from 10 s to 10 minutes.
+        """
+        resting = {name for name, each in self._open.items() if each.broken is not None or each.resume_s > self._clock()}
+        for name, collection in self._open.items():
+            if name not in resting and collection.dirty:
+                self._attempt(name, collection, self._flush)
+                return
+        for name, collection in self._open.items():
+            if name not in resting and optimizing and collection.written >= OPTIMIZE_AFTER:
+                self._attempt(name, collection, lambda name, _: self.optimize(name))
+                return
+
+    def _flush(self, name: str, collection: _Collection) -> None:
+        self._tend(name, collection, lambda shard: shard.flush())
+        collection.dirty = False
+
+    def _attempt(self, name: str, collection: _Collection, work: Callable[[str, _Collection], None]) -> None:
+        try:
+            work(name, collection)
+        except Exception as error:
+            if not collection.pause_s:
+                log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
+            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            collection.resume_s = self._clock() + collection.pause_s
+        else:
+            collection.pause_s = collection.resume_s = 0.0
+
+    def close(self) -> None:
+        """Flush all and let go of the folder."""
+        for collection in self._open.values():
+            _close(collection)
+        self._open.clear()
+        self._lock.close()
+
+    def _collection(self, name: str, *, writing: bool = False) -> _Collection:
+        collection = self._open.get(name)
+        if collection is None:
+            if not (self.path / name / LAYOUT).is_file():
+                raise FolderError(f"there is no collection {name!r} in {self.path}")
+            with _panics(f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"):
+                collection = _Collection(edge.EdgeShard.load(str(self.path / name / SHARD)))
+            self._open[name] = collection
+        if writing and collection.broken is not None:
+            raise FolderError(collection.broken)
+        return collection
+
+    def _read(self, name: str, call: Callable[[Any], T]) -> T:
+        shard = self._collection(name).shard
+        with _panics(f"the engine failed inside at a question to collection {name!r}"):
+            return call(shard)
+
+    def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
+        collection = self._collection(name, writing=True)
+        collection.dirty = True
+        self._tend(name, collection, call)
+        collection.written += count
+
+    def _tend(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
+        """A change; a panic at it closes the collection to further ones."""
+        try:
+            with _panics(""):
+                call(collection.shard)
+        except FolderError as error:
+            collection.broken = (
+                f"collection {name!r} in {self.path} can only be read: the engine failed inside at a write ({error}). Its "
+                "points can still be read and copied; to write again, drop it and fill it anew"
+            )
+            raise FolderError(collection.broken) from error
+
+
+def _bounded(found: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
+    """What was found, each point encoded by itself. Raises FolderError as soon as they are larger than an answer may be."""
+    answer: list[Any] = []
+    size = 0
+    for place, point in enumerate(found, 1):
+        answer.append(encoded(plain(point)))
+        size += len(answer[-1])
+        if size > MAX_ANSWER_BYTES:
+            raise FolderError(
+                f"the answer's {len(found)} points are too large: {place} of them take {size} bytes, allowed are "
+                f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
+            )
+    return answer
+
+
+def _close(collection: _Collection) -> None:
+    with contextlib.suppress(Exception, FolderError), _panics(""):
+        if collection.broken is None:
+            collection.shard.flush()
+        collection.shard.close()
+
+
+@contextlib.contextmanager
+def _panics(message: str) -> Iterator[None]:
+    """Turns the engine's panic, which is no `Exception`, into a FolderError; everything else goes on."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise FolderError(f"{message}: {error}" if message else str(error)) from error
+
+
+def _lock(path: Path) -> Any:
+    """An open file that no other process can lock. It is let go of by the system when this one dies, however it dies."""
+    import fcntl
+
+    file = (path / LOCK).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise FolderError(
+            f"{path}: another process has this folder of the embedded Qdrant engine open; one server process can, so stop the "
+            "other one, choose another folder, or run a Qdrant server"
+        ) from error
+    return file
+
 
 TICK_S = 1.0
 QUIET_TICKS = 5  # without a call, before an optimisation, during which every call waits
