@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.system.frames import receive_exactly
+
 PREFIX = struct.Struct("<QQ")  # bytes of the whole frame, bytes of its head
 ALIGNMENT = 8  # of the arrays within a frame
 PACKAGE = "hybridtei."
@@ -216,15 +218,5 @@ def send_now(end: socket.socket, value: Any) -> None:
 
 def receive_now(end: socket.socket) -> Any:
     """Blocks until a value is there. Raises EOFError if the other end is gone."""
-    prefix = _exactly(end, PREFIX.size)
-    return decode(prefix + _exactly(end, PREFIX.unpack(prefix)[0] - PREFIX.size))
-
-
-def _exactly(end: socket.socket, size: int) -> bytes:
-    read = bytearray()
-    while len(read) < size:
-        part = end.recv(size - len(read))
-        if not part:
-            raise EOFError
-        read += part
-    return bytes(read)
+    prefix = receive_exactly(end, PREFIX.size)
+    return decode(prefix + receive_exactly(end, PREFIX.unpack(prefix)[0] - PREFIX.size))

@@ -5,6 +5,7 @@ Never pickle: what arrives can only be numbers, strings, lists, maps and arrays.
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Any
 
@@ -34,6 +35,24 @@ def encoded(part: Any) -> msgspec.Raw:
 def unframe(body: bytes) -> Any:
     """What was framed; arrays are read-only."""
     return _DECODER.decode(body)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """The body of the next frame; blocks until it is whole. Raises EOFError if the other end is closed."""
+    (length,) = HEADER.unpack(receive_exactly(connection, HEADER.size))
+    return receive_exactly(connection, length)
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """The next `size` bytes; blocks until they are there. Raises EOFError if the other end is closed."""
+    buffer = bytearray(size)
+    view, done = memoryview(buffer), 0
+    while done < size:
+        received = connection.recv_into(view[done:])
+        if received == 0:
+            raise EOFError
+        done += received
+    return bytes(buffer)
 
 
 def _out(value: Any) -> Any:

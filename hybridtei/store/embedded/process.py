@@ -30,7 +30,7 @@ import qdrant_edge as edge
 
 from hybridtei.store.embedded.queries import filter_of, payload_selector, request_of
 from hybridtei.store.embedded.types_on_disk import Plain, config_of, plain_id, plain_point, plain_scored, point_of
-from hybridtei.system.frames import HEADER, encoded, frame, unframe
+from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")
 LAYOUT, SHARD, LOCK = "layout.json", "shard", ".lock"
@@ -288,10 +288,6 @@ TICK_S = 1.0
 QUIET_TICKS = 5  # without a call, before an optimisation, during which every call waits
 
 
-class Refused(Exception):
-    """The socket's other end is gone."""
-
-
 def main(path: str, descriptor: int) -> int:
     """Serve until the socket closes; the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -306,7 +302,7 @@ def main(path: str, descriptor: int) -> int:
     connection.sendall(frame(["ready", None]))
     try:
         _serve(connection, folder)
-    except (Refused, ConnectionError):
+    except (EOFError, ConnectionError):
         pass
     finally:
         folder.close()
@@ -321,7 +317,7 @@ def _serve(connection: socket.socket, folder: Folder) -> None:
             folder.tidy(optimizing=quiet >= QUIET_TICKS)
             continue
         quiet = 0
-        call, arguments = unframe(_read(connection))
+        call, arguments = unframe(receive(connection))
         connection.sendall(frame(_answer(folder, call, arguments)))
 
 
@@ -333,22 +329,6 @@ def _answer(folder: Folder, call: str, arguments: list[Any]) -> tuple[str, Any]:
         return "done", method(*arguments)
     except Exception as error:
         return "error", str(error) if isinstance(error, FolderError) else f"{error} ({type(error).__name__})"
-
-
-def _read(connection: socket.socket) -> bytes:
-    (length,) = HEADER.unpack(_exactly(connection, HEADER.size))
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    buffer = bytearray(count)
-    view, done = memoryview(buffer), 0
-    while done < count:
-        received = connection.recv_into(view[done:])
-        if received == 0:
-            raise Refused
-        done += received
-    return bytes(buffer)
 
 
 if __name__ == "__main__":
