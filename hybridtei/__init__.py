@@ -1,8 +1,9 @@
 """Hybrid retrieval: dense, sparse and multi-vectors of a text from one forward pass.
 
-Importing this package loads neither torch nor onnxruntime; the names below are fetched when first used. It turns off the usage
-reports of dependencies. Run as `python -m hybridtei`, it also takes the working folder off `sys.path`, where `-m` has put it: a
-file `msgspec.py` among somebody's documents is not ours to run.
+Everything that users import is here, and every error of `hybridtei.errors`; other modules are internal. Importing this package
+loads neither torch nor onnxruntime: a name is imported when it is first used. It also turns off the usage reports of
+dependencies. Run as `python -m hybridtei`, it removes the working folder from `sys.path`, where `-m` puts it: a file `msgspec.py`
+among the user's documents must not run.
 """
 
 from __future__ import annotations
@@ -17,20 +18,44 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from hybridtei import errors
+from hybridtei.errors import *  # noqa: F403
 from hybridtei.system import child_process as telemetry
 
 if TYPE_CHECKING:
-    from hybridtei.encoder import Encoder
-    from hybridtei.errors import HybridTeiError
-    from hybridtei.integrations.langchain import HybridSparseEmbeddings
-    from hybridtei.outputs import Embeddings
-    from hybridtei.search.local import LocalSearch, query_model, rank_by
-    from hybridtei.search.query import hybrid_query, score_requests
-    from hybridtei.search.schema import filter_from
-    from hybridtei.search.searcher import Found, Hit, QueryModel, Searcher, SearchOptions
-    from hybridtei.store.collection import check_fits, create_arguments, plan_for, query_arguments
-    from hybridtei.store.open import open_store
-    from hybridtei.store.points import as_lists, point_id, to_points
+    from hybridtei.batch import Head as Head
+    from hybridtei.config import EngineConfig as EngineConfig
+    from hybridtei.config import ModelConfig as ModelConfig
+    from hybridtei.config import NamedModel as NamedModel
+    from hybridtei.config import ServerConfig as ServerConfig
+    from hybridtei.config import StoreConfig as StoreConfig
+    from hybridtei.encoder import Encoder as Encoder
+    from hybridtei.encoder import Ranked as Ranked
+    from hybridtei.integrations.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
+    from hybridtei.outputs import Embeddings as Embeddings
+    from hybridtei.outputs import SparseVectors as SparseVectors
+    from hybridtei.ragged import Ragged as Ragged
+    from hybridtei.search.local import LocalSearch as LocalSearch
+    from hybridtei.search.local import query_model as query_model
+    from hybridtei.search.local import rank_by as rank_by
+    from hybridtei.search.query import hybrid_query as hybrid_query
+    from hybridtei.search.query import score_requests as score_requests
+    from hybridtei.search.schema import filter_from as filter_from
+    from hybridtei.search.searcher import Found as Found
+    from hybridtei.search.searcher import Hit as Hit
+    from hybridtei.search.searcher import QueryModel as QueryModel
+    from hybridtei.search.searcher import Searcher as Searcher
+    from hybridtei.search.searcher import SearchOptions as SearchOptions
+    from hybridtei.store.collection import check_fits as check_fits
+    from hybridtei.store.collection import create_arguments as create_arguments
+    from hybridtei.store.collection import plan_for as plan_for
+    from hybridtei.store.collection import query_arguments as query_arguments
+    from hybridtei.store.open import open_store as open_store
+    from hybridtei.store.points import as_lists as as_lists
+    from hybridtei.store.points import point_id as point_id
+    from hybridtei.store.points import to_points as to_points
+    from hybridtei.tasks.classify import Prediction as Prediction
+    from hybridtei.tasks.tag import Span as Span
 
 telemetry.turn_off()
 
@@ -39,47 +64,27 @@ try:
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
-_HOMES = {
-    "encoder": ("Encoder",),
-    "errors": ("HybridTeiError",),
-    "outputs": ("Embeddings",),
-    "integrations.langchain": ("HybridSparseEmbeddings",),
-    "search.local": ("LocalSearch", "query_model", "rank_by"),
-    "search.query": ("hybrid_query", "score_requests"),
-    "search.schema": ("filter_from",),
-    "search.searcher": ("Found", "Hit", "QueryModel", "SearchOptions", "Searcher"),
-    "store.collection": ("check_fits", "create_arguments", "plan_for", "query_arguments"),
-    "store.open": ("open_store",),
-    "store.points": ("as_lists", "point_id", "to_points"),
+_NAMES_OF = {
+    "batch": "Head",
+    "config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
+    "encoder": "Encoder Ranked",
+    "integrations.langchain": "HybridSparseEmbeddings",
+    "outputs": "Embeddings SparseVectors",
+    "ragged": "Ragged",
+    "search.local": "LocalSearch query_model rank_by",
+    "search.query": "hybrid_query score_requests",
+    "search.schema": "filter_from",
+    "search.searcher": "Found Hit QueryModel SearchOptions Searcher",
+    "store.collection": "check_fits create_arguments plan_for query_arguments",
+    "store.open": "open_store",
+    "store.points": "as_lists point_id to_points",
+    "tasks.classify": "Prediction",
+    "tasks.tag": "Span",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
+_ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]
 
-__all__ = [
-    "Embeddings",
-    "Encoder",
-    "Found",
-    "Hit",
-    "HybridSparseEmbeddings",
-    "HybridTeiError",
-    "LocalSearch",
-    "QueryModel",
-    "SearchOptions",
-    "Searcher",
-    "__version__",
-    "as_lists",
-    "check_fits",
-    "create_arguments",
-    "filter_from",
-    "hybrid_query",
-    "open_store",
-    "plan_for",
-    "point_id",
-    "query_arguments",
-    "query_model",
-    "rank_by",
-    "score_requests",
-    "to_points",
-]
+__all__ = sorted(["__version__", *_HOME_OF, *_ERRORS])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
