@@ -2,7 +2,7 @@
 
 Everything that users import is here, and every error of `hybridtei.errors`; other modules are internal. Importing this package
 loads neither torch nor onnxruntime: a name is imported when it is first used. It also turns off the usage reports of
-dependencies. Run as `python -m hybridtei`, it removes the working folder from `sys.path`, where `-m` puts it: a file `msgspec.py`
+dependencies. Run as `python -m hybridtei`, it removes from `sys.path` the working folder that `-m` put there: a `msgspec.py`
 among the user's documents must not run.
 """
 

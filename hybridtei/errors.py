@@ -1,47 +1,68 @@
-"""Every error this package raises on purpose, as one tree.
+"""Every error that this package raises on purpose, as one tree.
 
 HybridTeiError
-├─ RequestError              the caller can fix it
-│   ├─ EmptyInput            an input of no characters or no ids
+├─ RequestError              the caller can fix the request
+│   ├─ EmptyInput            an input without characters or ids
+│   │   └─ NoInputs          a list of inputs without an input
 │   ├─ InvalidInput          a value outside its limits
-│   │   └─ InvalidDimensions the vectors have no such prefix
+│   │   ├─ InvalidDimensions the vectors have no such prefix
+│   │   ├─ RequestRefused    the request as a whole; its inputs were not looked at
+│   │   │   ├─ TooManyInputs
+│   │   │   └─ TooManyDocuments
+│   │   └─ TooManyCandidates
 │   ├─ TokenizerError        the tokenizer refused the text
 │   ├─ UnsupportedHead       the loaded model has no such output
-│   ├─ AnswerTooLarge        what is asked for would fill the memory
+│   │   └─ WrongModel        the same over gRPC, in TEI's words
+│   ├─ AnswerTooLarge        the answer would take too much memory
 │   │   └─ PayloadsTooLarge  so would the payloads that a search found
-│   ├─ UnknownModel          no model of that name is ready here
-│   └─ UnknownCollection     the vector store has no collection of that name
+│   ├─ UnknownModel          no model of that name is ready
+│   ├─ UnknownCollection     the vector store has no collection of that name
+│   ├─ KeyNeeded             the server must have an API key for this
+│   ├─ RoleNeeded            the given key lacks the role
+│   ├─ OtherOrigin           a page of another origin may not write
+│   ├─ NoStore               the server has no vector store
+│   └─ NoKey, Garbage, Ended over gRPC: no key, undecodable bytes, a status of its own
 ├─ Overloaded                no permit left: try again later
-├─ TimedOut                  let in, and not answered in time
+├─ TimedOut                  admitted, and not answered in time
 │   └─ AnswersUnsent         too many answers wait for clients that do not read them
 ├─ BackendError              the forward pass failed
 │   ├─ PassOverdue           it takes longer than a pass may
-│   └─ NotANumber            it gave an input a score that is no number
+│   ├─ NotANumber            a score is not a number
+│   ├─ PartlyFailed          some sequences of the pass failed
+│   └─ DeviceLost            the device no longer responds
 ├─ Unhealthy                 the engine has stopped, or its last pass failed
-├─ StoreError                a vector store refused or failed
-│   ├─ StoreUnavailable      it is down, slow or asks to wait: worth another try
+├─ StoreError                a vector store refused a call or failed at it
+│   ├─ StoreUnavailable      it is down, slow or asks to wait: try again
 │   │   ├─ StoreAway         it does not answer
 │   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
-│   ├─ CollectionMismatch    a collection is there, and laid out for something else
-│   └─ InvalidPoint          a point that no store should take: it was not sent
-└─ LoadError                 at start only
-    ├─ MissingArtifact       a file the checkpoint must have is not there
-    ├─ UnsupportedArchitecture
-    └─ WeightMismatch        weights and configuration disagree
+│   ├─ CollectionMismatch    a collection exists and has another schema
+│   └─ InvalidPoint          a point breaks a rule; it was not sent
+├─ LoadError                 at start only
+│   ├─ MissingArtifact       a file that the checkpoint must have is missing
+│   ├─ UnsupportedArchitecture
+│   └─ WeightMismatch        weights and configuration disagree
+└─ UsageError                at start only: a flag or variable has a value it cannot have
 
-The classes know no HTTP: statuses and wire names live in `server/errors.py`, in one table that a test walks.
-A message says what was given, what is allowed, and which field.
+A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/http/errors.py` maps them to
+statuses and wire names, in one table that a test walks. Refusals of a body before it is read (`BodyError` in
+`server/http/body.py`) are not in the tree: they hold a status and TEI's words, and only the server raises and catches them.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import grpc
+
+    from hybridtei.outputs import HeadOutputs
 
 
 class HybridTeiError(Exception):
     """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose.
 
-    `limit`: the setting whose bound was reached, if it was one.
+    `limit`: the setting whose bound was exceeded, if it was one.
     """
 
     limit: ClassVar[str | None] = None
@@ -52,15 +73,19 @@ class RequestError(HybridTeiError):
 
 
 class EmptyInput(RequestError):
-    """An input holds no characters or no ids. `place`: which one of a list, if that is known; TEI's words do not tell it."""
+    """An input holds no characters or no ids. `place`: its index in a list, if known; TEI's words do not name it."""
 
     def __init__(self, message: str, place: int | None = None) -> None:
         super().__init__(message)
         self.place = place
 
     def named(self, field: str, shift: int = 0) -> EmptyInput:
-        """With the place, from `shift` on, in the message."""
+        """Return the error with `field[place + shift]` in its message."""
         return self if self.place is None else EmptyInput(f"`{field}[{self.place + shift}]` cannot be empty")
+
+
+class NoInputs(EmptyInput):
+    """A list of inputs holds no input."""
 
 
 class InvalidInput(RequestError):
@@ -68,7 +93,29 @@ class InvalidInput(RequestError):
 
 
 class InvalidDimensions(InvalidInput):
-    """The vectors cannot be cut to the wanted width."""
+    """The vectors cannot be cut to the requested width."""
+
+
+class RequestRefused(InvalidInput):
+    """A request was refused as a whole, before its inputs were looked at."""
+
+
+class TooManyInputs(RequestRefused):
+    """A batch holds more inputs than a request may."""
+
+    limit = "max_client_batch_size"
+
+
+class TooManyDocuments(RequestRefused):
+    """A request holds more documents to rank than it may."""
+
+    limit = "max_rerank_documents"
+
+
+class TooManyCandidates(InvalidInput):
+    """A search would look at more points than it may."""
+
+    limit = "max_search_points"
 
 
 class TokenizerError(RequestError):
@@ -76,7 +123,11 @@ class TokenizerError(RequestError):
 
 
 class UnsupportedHead(RequestError):
-    """The loaded model does not produce the wanted output."""
+    """The loaded model does not produce the requested output."""
+
+
+class WrongModel(UnsupportedHead):
+    """gRPC's UnsupportedHead: without the words that HTTP puts before it."""
 
 
 class AnswerTooLarge(RequestError):
@@ -92,11 +143,58 @@ class PayloadsTooLarge(AnswerTooLarge):
 
 
 class UnknownModel(RequestError):
-    """No model of that name is ready here."""
+    """No model of that name is ready."""
 
 
 class UnknownCollection(RequestError):
     """The vector store has no collection of that name."""
+
+
+class KeyNeeded(RequestError):
+    """Only a server with an API key offers this."""
+
+    def __init__(self, what: str = "models are loaded and unloaded") -> None:
+        super().__init__(f"{what} only where the server was started with `--api-key`")
+
+
+class RoleNeeded(RequestError):
+    """The given key may not be used for this."""
+
+    def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
+        super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
+
+
+class OtherOrigin(RequestError):
+    """A page of another origin wants to write, and no key tells whether it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`origin`: pages of other origins may not write while the server has no key: "
+            "start it with --api-key, or name the origin with --cors-allow-origin"
+        )
+
+
+class NoStore(RequestError):
+    """Only a server with a vector store offers this."""
+
+    def __init__(self, message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path") -> None:
+        super().__init__(message)
+
+
+class NoKey(RequestError):
+    """The gRPC call carries no key, or a wrong one."""
+
+
+class Garbage(RequestError):
+    """The bytes of a gRPC message cannot be decoded as its type."""
+
+
+class Ended(RequestError):
+    """A gRPC call ends with a code that only gRPC has."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Overloaded(HybridTeiError):
@@ -109,19 +207,19 @@ class Overloaded(HybridTeiError):
 
 
 class TimedOut(HybridTeiError):
-    """A request waited and worked for longer than it may; its place is free again."""
+    """A request waited and ran for longer than it may; its permit is free again."""
 
     limit = "request_timeout"
 
 
 class AnswersUnsent(TimedOut):
-    """Answers that clients do not read fill the memory that is for them; the same request may succeed later."""
+    """Answers that clients do not read fill the memory for them; the same request may succeed later."""
 
     limit = "max_unsent_bytes"
 
 
 class BackendError(HybridTeiError):
-    """The forward pass that carried this request failed."""
+    """The forward pass of this request failed."""
 
 
 class PassOverdue(BackendError):
@@ -131,10 +229,26 @@ class PassOverdue(BackendError):
 
 
 class NotANumber(BackendError):
-    """The pass gave an input a score that is no number: half precision overflowed, or the weights are broken."""
+    """A score is not a number: half precision overflowed, or the weights are broken."""
 
     def __init__(self, message: str = "score is NaN") -> None:
         super().__init__(message)
+
+
+class PartlyFailed(BackendError):
+    """Some sequences of a batch could not be computed.
+
+    `rows`: indices of the computed ones, ascending; `outputs`: theirs, in that order.
+    """
+
+    def __init__(self, message: str, rows: list[int], outputs: HeadOutputs) -> None:
+        super().__init__(message)
+        self.rows = rows
+        self.outputs = outputs
+
+
+class DeviceLost(BackendError):
+    """The device no longer responds: every later pass of this process would fail."""
 
 
 class Unhealthy(HybridTeiError):
@@ -149,7 +263,7 @@ class StoreError(HybridTeiError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks for, if it says so."""
+    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks to wait, if it says so."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -157,7 +271,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreAway(StoreUnavailable):
-    """Nothing answers where the store should be."""
+    """Nothing answers at the store's address."""
 
 
 class StoreAtCapacity(StoreUnavailable):
@@ -167,11 +281,11 @@ class StoreAtCapacity(StoreUnavailable):
 
 
 class CollectionMismatch(StoreError):
-    """A collection of that name is laid out for something else; the message shows the difference."""
+    """A collection of that name has another schema; the message shows the difference."""
 
 
 class InvalidPoint(StoreError):
-    """A point breaks a rule that stores do not all check; the message names the point, the field and the limit."""
+    """A point breaks a rule that not all stores check; the message names the point, the field and the limit."""
 
 
 class LoadError(HybridTeiError):
@@ -179,12 +293,16 @@ class LoadError(HybridTeiError):
 
 
 class MissingArtifact(LoadError):
-    """A file that the checkpoint must have is not there."""
+    """A file that the checkpoint must have is missing."""
 
 
 class UnsupportedArchitecture(LoadError):
-    """The checkpoint is of a kind this package does not serve."""
+    """This package does not serve checkpoints of this kind."""
 
 
 class WeightMismatch(LoadError):
     """Weights and configuration disagree."""
+
+
+class UsageError(HybridTeiError):
+    """A flag or variable has a value it cannot have, or two exclude each other."""

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from hybridtei.cli import COMMANDS, explicit_booleans, settings
-from hybridtei.cli.flags import UsageError, from_flags
+from hybridtei.cli.flags import from_flags
+from hybridtei.errors import UsageError
 from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
 

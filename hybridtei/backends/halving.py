@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from hybridtei.backends.failures import PartlyFailed
 from hybridtei.batch import PackedBatch
-from hybridtei.errors import BackendError
+from hybridtei.errors import BackendError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
 from hybridtei.trunk.parts import part
 

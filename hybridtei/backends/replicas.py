@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridtei.backends.base import Backend, Quickened
-from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.memory import Measured
 from hybridtei.batch import PackedBatch
-from hybridtei.errors import BackendError
+from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridtei.backends import memory
-from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.halving import TooLarge, in_halves
 from hybridtei.backends.host_copy import Arrays, start_copy, to_device
 from hybridtei.backends.quickening import Quickening, Wishes
 from hybridtei.backends.shortage import is_short_of_memory
 from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
 from hybridtei.batch import PackedBatch, Padding
-from hybridtei.errors import BackendError
+from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
 from hybridtei.trunk.trunk import Placed, Trunk

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from hybridtei import __version__
 from hybridtei.cli import embed, evaluate, export, ingest, search, serve, settings, tune
-from hybridtei.cli.flags import UsageError, boolean_flags
-from hybridtei.errors import HybridTeiError
+from hybridtei.cli.flags import boolean_flags
+from hybridtei.errors import HybridTeiError, UsageError
 
 COMMANDS = (serve, embed, ingest, search, evaluate, export, tune)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from hybridtei.cli import settings
-from hybridtei.cli.flags import UsageError, add_flags
+from hybridtei.cli.flags import add_flags
 from hybridtei.config import ModelConfig
+from hybridtei.errors import UsageError
 
 
 def add(commands: settings.Commands) -> None:

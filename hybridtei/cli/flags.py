@@ -15,14 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from hybridtei.config import Kind, fields_of, unwrapped
+from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 BOOLEANS = {"true": True, "false": False}
 GIVEN = "settings_given"  # in a namespace: the flags that have come already
-
-
-class UsageError(Exception):
-    """A flag or variable with a value it cannot have, or two that exclude each other."""
 
 
 class _Once(argparse.Action):

@@ -6,8 +6,9 @@ import argparse
 import sys
 
 from hybridtei.cli import settings
-from hybridtei.cli.flags import UsageError, add_flags
+from hybridtei.cli.flags import add_flags
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.errors import UsageError
 
 ABOUT = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 
 from hybridtei.cli import settings
-from hybridtei.cli.flags import UsageError, add_flags
+from hybridtei.cli.flags import add_flags
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
 from hybridtei.server.http.auth import is_sendable
 from hybridtei.system import memory as heap

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from hybridtei.cli import flags
-from hybridtei.cli.flags import UsageError
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.errors import UsageError
 
 ALL = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 

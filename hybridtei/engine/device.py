@@ -20,10 +20,9 @@ from math import inf
 from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
-from hybridtei.backends.failures import DeviceLost, PartlyFailed
 from hybridtei.engine.core import Batch, EngineCore, Ticket
 from hybridtei.engine.timeouts import Watchdog
-from hybridtei.errors import BackendError, PassOverdue
+from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.system.cpu import LaneKind, lower_priority
 
 JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all

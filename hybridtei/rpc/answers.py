@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from hybridtei.batch import Head
-from hybridtei.errors import EmptyInput, UnsupportedHead
+from hybridtei.errors import EmptyInput, RequestRefused, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings
 from hybridtei.rpc import messages
@@ -21,7 +21,6 @@ from hybridtei.server.api import tei
 from hybridtei.server.api.classify import predict as classified
 from hybridtei.server.api.ops import facts
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import RequestRefused
 from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 

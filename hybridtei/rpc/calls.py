@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import grpc
 from grpc.aio import EOF
 
-from hybridtei.errors import HybridTeiError
+from hybridtei.errors import Ended, Garbage, HybridTeiError
 from hybridtei.rpc import admission as sockets
-from hybridtei.rpc.errors import Ended, Garbage, refusing
+from hybridtei.rpc.errors import refusing
 from hybridtei.server.http import limits
 
 LOOK_SECONDS = 1.0  # between looks for calls that have waited too long

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from hybridtei.errors import HybridTeiError, RequestError, UnsupportedHead
+from hybridtei.errors import Ended, Garbage, HybridTeiError, NoKey, WrongModel
 from hybridtei.server.http.errors import row_of
 
 DETAIL_BYTES = 4_000  # clients take some 8 kB of metadata, and what is not ASCII counts three times
@@ -26,26 +26,6 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "Forbidden": grpc.StatusCode.PERMISSION_DENIED,
     "Store": grpc.StatusCode.UNAVAILABLE,
 }
-
-
-class WrongModel(UnsupportedHead):
-    """What gRPC says without the words that HTTP puts before it."""
-
-
-class NoKey(RequestError):
-    """The call carries no key, or another one."""
-
-
-class Garbage(RequestError):
-    """Bytes that are no message of the kind."""
-
-
-class Ended(RequestError):
-    """A call ends with a code and words that only gRPC has."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:

@@ -13,10 +13,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hybridtei.batch import Head
-from hybridtei.errors import Unhealthy
+from hybridtei.errors import Ended, Unhealthy
 from hybridtei.rpc import messages
 from hybridtei.rpc.calls import Exchange, OpenCalls, Served
-from hybridtei.rpc.errors import Ended
 from hybridtei.rpc.messages import PACKAGE, parsed
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context

@@ -15,8 +15,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from hybridtei.errors import Garbage
 from hybridtei.outputs import Floats
-from hybridtei.rpc.errors import Garbage
 
 PACKAGE, FILE = "tei.v1", "tei.proto"
 SCALARS = {"string": 9, "bool": 8, "float": 2, "uint32": 13, "uint64": 4}  # numbers of FieldDescriptorProto.Type

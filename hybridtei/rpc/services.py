@@ -14,12 +14,12 @@ from typing import Any
 
 from litestar.exceptions import NotAuthorizedException
 
+from hybridtei.errors import NoKey
 from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages
 from hybridtei.rpc import stream as rerank
 from hybridtei.rpc.admission import carrying
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
-from hybridtei.rpc.errors import NoKey
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply

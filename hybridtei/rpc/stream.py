@@ -15,16 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from hybridtei.errors import UnsupportedHead
+from hybridtei.errors import NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.outputs import Floats, Timings
 from hybridtei.rpc import messages
 from hybridtei.rpc.admission import PatientAdmission
 from hybridtei.rpc.answers import side, told
-from hybridtei.rpc.errors import WrongModel
 from hybridtei.server.api import rerank as ranking
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import NoInputs, RequestRefused
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import in_order

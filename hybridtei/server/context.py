@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.service import Answered, EngineService, Task
-from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions
+from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, TooManyInputs
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.server.api.tei import Inputs
-from hybridtei.server.http.errors import TooManyInputs
 from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
 from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
 from hybridtei.tasks.embed import Embed

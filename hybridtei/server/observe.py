@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 
 from hybridtei import errors
 from hybridtei.engine.service import Answered
+from hybridtei.errors import NoInputs, RequestRefused
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Timings
-from hybridtei.server.http.errors import NoInputs, RequestRefused
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
 INPUT_LENGTH_MOST = 2**19  # of the bounds of its histogram

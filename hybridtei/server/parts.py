@@ -15,9 +15,8 @@ import numpy as np
 
 from hybridtei.engine.admission import most_of_turns
 from hybridtei.engine.service import Answered, EngineService, Task
-from hybridtei.errors import EmptyInput
+from hybridtei.errors import EmptyInput, RequestRefused
 from hybridtei.outputs import Embeddings, Timings
-from hybridtei.server.http.errors import RequestRefused
 from hybridtei.tasks.classify import Classified
 
 PARTS_INSIDE = 2

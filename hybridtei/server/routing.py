@@ -17,13 +17,13 @@ from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
+from hybridtei.errors import KeyNeeded
 from hybridtei.observability.tracing import arrived, as_handler
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
 from hybridtei.server.http.auth import check_key, door_of
 from hybridtei.server.http.body import ClientDisconnected, decode, model_name, read_plain
 from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
 from hybridtei.server.http.edge import ALIAS
-from hybridtei.server.http.errors import KeyNeeded
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.http.protocol import DEPARTURE, Departure
 from hybridtei.server.http.writers import piecewise

@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridtei import __version__
-from hybridtei.cli.flags import UsageError
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
 from hybridtei.engine.fleet import Fleet
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UsageError
 from hybridtei.load import LoadedModel, load_model
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class

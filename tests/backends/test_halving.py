@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.failures import PartlyFailed
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.halving import TooLarge, in_halves
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
-from hybridtei.errors import BackendError
+from hybridtei.errors import BackendError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
 from tests.engine import small
 

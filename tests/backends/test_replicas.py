@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridtei.backends.failures import DeviceLost
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.replicas import Replicas
 from hybridtei.backends.torch_backend import TorchBackend
@@ -17,7 +16,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.errors import BackendError, DeviceLost, Unhealthy
 from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from hybridtei.backends.failures import DeviceLost, PartlyFailed
 from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.shortage import is_short_of_memory
 from hybridtei.backends.torch_backend import TorchBackend
@@ -22,7 +21,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, Unhealthy
 from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hybridtei.cli.flags import UsageError, add_flags, boolean_flags, from_flags, group_of, outdated
+from hybridtei.cli.flags import add_flags, boolean_flags, from_flags, group_of, outdated
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, fields_of
+from hybridtei.errors import UsageError
 
 KINDS = (ModelConfig, EngineConfig, ServerConfig)
 

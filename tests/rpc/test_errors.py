@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from hybridtei import errors as tree
-from hybridtei.rpc.errors import CODES, DETAIL_BYTES, Garbage, NoKey, WrongModel, fitting, status_of
-from hybridtei.server.http.errors import TABLE, NoInputs, RequestRefused
+from hybridtei.errors import Garbage, NoInputs, NoKey, RequestRefused, WrongModel
+from hybridtei.rpc.errors import CODES, DETAIL_BYTES, fitting, status_of
+from hybridtei.server.http.errors import TABLE
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 

@@ -19,9 +19,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hybridtei.cli.flags import UsageError
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UsageError
 from hybridtei.server.start import serve_one, serve_several
 from tests import tiny
 from tests.rpc.live import free_port, start

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.engine.service import Answered, Task
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats
 from hybridtei.server.api.envelope import envelope, used
@@ -17,7 +17,6 @@ from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Prediction, PredictRequest, Texts, direction, parse_predict
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.http.body import SchemaError, decode
-from hybridtei.server.http.errors import NoInputs
 from hybridtei.server.http.writers import scored
 from hybridtei.server.observe import Load, Usage
 from hybridtei.tasks.classify import Classified, Classify

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import UnsupportedHead
+from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.ragged import Ragged
@@ -31,7 +31,6 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.api.vector_dtypes import smaller_vectors
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers as encoding
-from hybridtei.server.http.errors import NoInputs
 from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision, cosine, cut

@@ -8,6 +8,7 @@ from typing import TypeVar
 from msgspec import UNSET, Raw, UnsetType
 
 from hybridtei.batch import Head
+from hybridtei.errors import RequestRefused, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api import tei
 from hybridtei.server.api.classify import predict
@@ -16,7 +17,6 @@ from hybridtei.server.api.rerank import DocumentsRequest, RerankKeys, RerankRequ
 from hybridtei.server.api.tagging import EntitiesRequest, entities
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of
-from hybridtei.server.http.errors import RequestRefused, TooManyInputs
 
 T = TypeVar("T")
 

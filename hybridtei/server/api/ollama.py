@@ -8,12 +8,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import UnsupportedHead
+from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.outputs import Embeddings
 from hybridtei.server.api.embed import SPLADE_NORMALIZE
 from hybridtei.server.api.tei import Inputs, Size
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import NoInputs
 from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 

@@ -14,13 +14,13 @@ import orjson
 from litestar import Request, Response, asgi
 from litestar.types import Receive, Scope, Send
 
-from hybridtei.errors import HybridTeiError, RequestError
+from hybridtei.errors import HybridTeiError, RequestError, RoleNeeded
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.api.qdrant_inference import InferenceRequest, inference
 from hybridtei.server.http.auth import check_key, is_keyless
 from hybridtei.server.http.body import BodyError, decode, keys_of, read_plain
 from hybridtei.server.http.edge import ALIAS
-from hybridtei.server.http.errors import RoleNeeded, row_of
+from hybridtei.server.http.errors import row_of
 from hybridtei.server.routing import models_of, respond, server_of, unsent_of, while_connected
 
 PATH = "/qdrant/inference"

@@ -14,14 +14,13 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.service import Answered
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.server.api.envelope import envelope, used
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Size, TruncationDirection, direction
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import NoInputs, TooManyDocuments
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.tasks.embed import Model

@@ -17,14 +17,13 @@ from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.service import Answered
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.server import registry as jobs
 from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
 from hybridtei.server.api.search import SearchRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import TooManyCandidates
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.registry import Models
 from hybridtei.tasks.embed import Embed

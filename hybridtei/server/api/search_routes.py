@@ -9,6 +9,7 @@ from litestar import Request, asgi, post
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from hybridtei.errors import NoStore
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.api.points import upsert
 from hybridtei.server.api.search import PointsRequest, SearchRequest
@@ -16,7 +17,6 @@ from hybridtei.server.api.search_answers import Shelf, search
 from hybridtei.server.http.auth import Role, check_key
 from hybridtei.server.http.body import decode, read_plain
 from hybridtei.server.http.edge import ALIAS
-from hybridtei.server.http.errors import NoStore
 from hybridtei.server.routing import models_of, respond, server_of, told, unsent_of, while_connected
 
 T = TypeVar("T", SearchRequest, PointsRequest)

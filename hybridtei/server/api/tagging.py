@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.server.api.classify import run_checked
 from hybridtei.server.api.tei import TruncationDirection, direction
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.http.errors import NoInputs
 from hybridtei.server.observe import Load, Usage
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken
 

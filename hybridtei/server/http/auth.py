@@ -15,11 +15,10 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, RoleNeeded
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import CALLER
 from hybridtei.server.http.edge import check_origin
-from hybridtei.server.http.errors import RoleNeeded
 
 
 class Door:

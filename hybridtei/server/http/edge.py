@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from hybridtei.server.http.errors import OtherOrigin
+from hybridtei.errors import OtherOrigin
 
 OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
 

@@ -6,7 +6,7 @@ Framework errors (unknown route, wrong method) pass through here too, so no body
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,66 +16,10 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 
 from hybridtei import errors
+from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.server.http.body import BodyError, ClientDisconnected
 
 log = logging.getLogger(__name__)
-
-
-class RequestRefused(errors.InvalidInput):
-    """A request refused as a whole, before its inputs were looked at."""
-
-
-class TooManyInputs(RequestRefused):
-    """A batch of more inputs than a request may hold."""
-
-    limit = "max_client_batch_size"
-
-
-class TooManyDocuments(RequestRefused):
-    """More documents to rank than a request may hold."""
-
-    limit = "max_rerank_documents"
-
-
-class TooManyCandidates(errors.InvalidInput):
-    """A search that would look at more points than it may."""
-
-    limit = "max_search_points"
-
-
-class NoInputs(errors.EmptyInput):
-    """A list of inputs without an input."""
-
-
-class KeyNeeded(errors.RequestError):
-    """Something that only a server with an API key offers."""
-
-    def __init__(self, what: str = "models are loaded and unloaded") -> None:
-        super().__init__(f"{what} only where the server was started with `--api-key`")
-
-
-class RoleNeeded(errors.RequestError):
-    """A key was given that may not be used for this."""
-
-    def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
-        super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
-
-
-class OtherOrigin(errors.RequestError):
-    """A page of another origin wants to write, and no key tells whether it may."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "`origin`: pages of other origins may not write while the server has no key: "
-            "start it with --api-key, or name the origin with --cors-allow-origin"
-        )
-
-
-class NoStore(errors.RequestError):
-    """Something that only a server with a vector store offers."""
-
-    def __init__(self, message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path") -> None:
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,9 @@ import pytest
 from litestar import Litestar, get
 
 from hybridtei import errors
-from hybridtei.server.http.errors import (
-    HANDLERS,
-    TABLE,
-    NoInputs,
-    OtherOrigin,
-    RequestRefused,
-    RoleNeeded,
-    openai_error,
-    row_of,
-    tei_error,
-)
+from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
+from hybridtei.outputs import HeadOutputs
+from hybridtei.server.http.errors import HANDLERS, TABLE, openai_error, row_of, tei_error
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
@@ -29,14 +21,17 @@ STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.Collection
 
 
 def family(kind: type[Exception]) -> set[type[Exception]]:
-    """The class and all below it, but those that only gRPC has, which are there once its modules are imported."""
-    below = (child for child in kind.__subclasses__() if not child.__module__.startswith("hybridtei.rpc."))
-    return {kind}.union(*(family(child) for child in below))
+    """The class and all below it."""
+    return {kind}.union(*(family(child) for child in kind.__subclasses__()))
 
 
 def make(kind: type[Exception]) -> Exception:
     if kind is RoleNeeded:
         return RoleNeeded("write", "dashboard", ["search"])
+    if kind is errors.Ended:
+        return errors.Ended("OUT_OF_RANGE", "what went wrong")
+    if kind is errors.PartlyFailed:
+        return errors.PartlyFailed("what went wrong", [], HeadOutputs())
     return kind() if kind in (errors.Overloaded, errors.Unhealthy, OtherOrigin) else kind("what went wrong")
 
 
@@ -52,7 +47,7 @@ def test_every_class_is_mapped(kind):
     if nearest in TIMED:
         assert (row.status, row.error_type) == (TIMED[nearest], "Overloaded")
         return
-    starts_only = issubclass(kind, errors.LoadError) or kind is errors.HybridTeiError
+    starts_only = issubclass(kind, errors.LoadError | errors.UsageError) or kind is errors.HybridTeiError
     assert row.status == (500 if starts_only else (TEI_STATUS | OURS)[row.error_type])
 
 
