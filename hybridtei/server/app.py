@@ -27,7 +27,6 @@ from hybridtei.server.api import rerank_routes as rank
 from hybridtei.server.api import search_routes as search
 from hybridtei.server.api import tei_routes as tei
 from hybridtei.server.api.search_answers import StoreBounds
-from hybridtei.server.api.vector_dtypes import ranges_in
 from hybridtei.server.context import Context
 from hybridtei.server.http.auth import Door, Keyring, require_key
 from hybridtei.server.http.edge import ALIASES, Edge
@@ -37,6 +36,7 @@ from hybridtei.server.http.limits import Refusals, Unsent
 from hybridtei.server.http.tls import certificate_of
 from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.registry import Models
+from hybridtei.server.vector_dtypes import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,3 +159,18 @@ class Context:
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
+
+
+def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:
+    """`{"id", "object", "created", "model"}`."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": context.served_name,
+    }
+
+
+def used(usage: Usage) -> dict[str, int]:
+    """`{"prompt_tokens", "total_tokens"}`."""
+    return {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}

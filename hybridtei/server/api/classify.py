@@ -12,10 +12,9 @@ from hybridtei.engine.service import Answered, Task
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats
-from hybridtei.server.api.envelope import envelope, used
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Prediction, PredictRequest, Texts, direction, parse_predict
-from hybridtei.server.context import Context, Reply, Write
+from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError, decode
 from hybridtei.server.http.writers import scored
 from hybridtei.server.observe import Load, Usage

@@ -28,10 +28,10 @@ from hybridtei.server.api.tei import (
     direction,
     parse_inputs,
 )
-from hybridtei.server.api.vector_dtypes import smaller_vectors
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.observe import Usage
+from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision, cosine, cut
 

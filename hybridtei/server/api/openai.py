@@ -11,13 +11,12 @@ from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings
 from hybridtei.server.api.embed import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, wanted
-from hybridtei.server.api.envelope import used
 from hybridtei.server.api.tei import Id, Inputs, Size, parse_inputs
-from hybridtei.server.api.vector_dtypes import smaller_vectors
-from hybridtei.server.context import Context, Reply
+from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.observe import Usage
+from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision
 

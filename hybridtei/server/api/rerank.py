@@ -17,10 +17,9 @@ from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.server.api.envelope import envelope, used
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Size, TruncationDirection, direction
-from hybridtei.server.context import Context, Reply
+from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.tasks.embed import Model

@@ -6,7 +6,8 @@ import msgspec
 
 from hybridtei.server import registry as jobs
 from hybridtei.server.api import classify as predict
-from hybridtei.server.api import embed, kind, tei, tokens
+from hybridtei.server.api import embed, tei, tokens
+from hybridtei.server.api import invocations as kind
 from hybridtei.server.routing import posted
 
 ROUTES = (

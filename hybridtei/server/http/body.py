@@ -17,7 +17,7 @@ import msgspec
 
 from hybridtei.server.http.content_coding import BrokenCoding, TooLong, UnknownCoding, unfolded
 from hybridtei.server.http.protocol import BROKEN_BODY, SLOW_BODY
-from hybridtei.server.http.refusals import LONGEST, mistake_in, told
+from hybridtei.server.tei_compat import LONGEST, mistake_in, told
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 NOT_NULL = ("truncation_direction", "encoding_format")

@@ -12,7 +12,7 @@ from hybridtei.server.api.openai import OpenAICompatRequest
 from hybridtei.server.api.rerank import RerankKeys, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
 from hybridtei.server.http.body import BodyError, decode, keys_of
-from hybridtei.server.http.refusals import LONGEST, mistake_in, told
+from hybridtei.server.tei_compat import LONGEST, mistake_in, told
 
 INPUT = "data did not match any variant of untagged enum Input"
 PREDICT = "a string, a pair of strings [string, string] or a batch of mixed strings and pairs [[string], [string, string], ...]"

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from hybridtei.server.http.json_reader import JsonReader, Mistake
+from hybridtei.server.tei_json import JsonReader, Mistake
 
 LONGEST = 4_096  # bytes, which take some milliseconds of the event loop
 
