@@ -21,6 +21,8 @@ from hybridtei.server.api import tei
 from hybridtei.server.api.classify import predict as classified
 from hybridtei.server.api.ops import facts
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.inputs import TruncationDirection, parse_inputs
+from hybridtei.server.inputs import direction as direction_of
 from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 
@@ -28,7 +30,7 @@ ROWS, METADATA = 1, 2  # fields of every answer that a pass gives
 MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 
 
-def side(message: Any) -> tei.TruncationDirection:
+def side(message: Any) -> TruncationDirection:
     """The side that is cut off; a number nobody knows is the default."""
     return "Left" if message.truncation_direction == messages.LEFT else "Right"
 
@@ -87,8 +89,8 @@ async def embed_all(context: Context, message: Any) -> Reply:
 @handler("embed_sparse")
 async def embed_sparse(context: Context, message: Any) -> Reply:
     """`EmbedSparse`. The route's own answer is JSON already, so its task is built here."""
-    inputs = tei.parse_inputs(message.inputs)
-    direction = tei.direction(side(message))
+    inputs = parse_inputs(message.inputs)
+    direction = direction_of(side(message))
     task = Embed(
         inputs.items, frozenset({Head.SPARSE}), message.truncate, direction, prompt_name=optional(message, "prompt_name")
     )

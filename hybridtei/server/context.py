@@ -17,7 +17,7 @@ from hybridtei.engine.service import Answered, EngineService, Task
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, TooManyInputs
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
-from hybridtei.server.api.tei import Inputs
+from hybridtei.server.inputs import Inputs
 from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
 from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
 from hybridtei.tasks.embed import Embed

@@ -21,11 +21,11 @@ from hybridtei.errors import KeyNeeded
 from hybridtei.observability.tracing import arrived, as_handler
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply
 from hybridtei.server.http.auth import check_key, door_of
-from hybridtei.server.http.body import ClientDisconnected, decode, model_name, read_plain
+from hybridtei.server.http.body import decode, model_name, read_plain
 from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
+from hybridtei.server.http.disconnect import DISCONNECT, ClientDisconnected, Disconnect
 from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
-from hybridtei.server.http.protocol import DEPARTURE, Departure
 from hybridtei.server.http.writers import piecewise
 from hybridtei.server.registry import ANY, Able, Models
 
@@ -67,7 +67,7 @@ def posted(
             FORM.set(form_of(scope))
             await respond(scope, await while_connected(scope, answer(context, wire)), send)
         except ClientDisconnected:
-            if departure_of(scope) is None:
+            if disconnect_of(scope) is None:
                 raise
             # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
 
@@ -156,17 +156,17 @@ def _written_aside(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, by
     return written(answer if form.msgpack else piecewise(answer), form)
 
 
-def departure_of(scope: Any) -> Departure | None:
+def disconnect_of(scope: Any) -> Disconnect | None:
     """What our protocol tells of the client; None under another server."""
-    departure: Departure | None = (scope.get("extensions") or {}).get(DEPARTURE)
-    return departure
+    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
+    return disconnect
 
 
 async def read_from_who_stays(scope: Any, receive: Any, models: Models, *, limit: int, type_required: bool) -> bytes:
     """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected."""
-    departure = departure_of(scope)
+    disconnect = disconnect_of(scope)
     try:
-        if departure is not None and departure.noticed():
+        if disconnect is not None and disconnect.is_known():
             raise ClientDisconnected
         return await read_plain(scope, receive, limit=limit, type_required=type_required)
     except ClientDisconnected:
@@ -180,18 +180,18 @@ async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
     ASGI servers tell of it only to whoever waits in `receive`, for which each request would need a task of its own; our
     protocol tells whoever asks the scope. Under another server nobody is told, and such work is done for nobody.
     """
-    departure = departure_of(scope)
-    if departure is None:
+    disconnect = disconnect_of(scope)
+    if disconnect is None:
         return await work
     running = asyncio.current_task()
     assert running is not None
-    departure.tell = running.cancel
+    disconnect.on_disconnect = running.cancel
     try:
         return await work
     except asyncio.CancelledError:
-        if not departure.happened:
+        if not disconnect.happened:
             raise
         running.uncancel()
         raise ClientDisconnected from None
     finally:
-        departure.tell = None
+        disconnect.on_disconnect = None

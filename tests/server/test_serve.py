@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
-from hybridtei.server.http.body import ClientDisconnected
-from hybridtei.server.http.protocol import CROWD, DEPARTURE, Departure
+from hybridtei.server.http.disconnect import CROWD, DISCONNECT, ClientDisconnected, Disconnect
 from hybridtei.server.routing import while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
@@ -203,7 +202,7 @@ def test_a_failing_text_harms_only_those_who_rode_with_it():
 
 def test_work_ends_when_its_client_leaves_and_only_then():
     async def leave() -> int:
-        departure, ended = Departure(), []
+        disconnect, ended = Disconnect(), []
 
         async def work() -> None:
             try:
@@ -211,11 +210,11 @@ def test_work_ends_when_its_client_leaves_and_only_then():
             finally:
                 ended.append(True)
 
-        asyncio.get_running_loop().call_soon(departure.happens)
+        asyncio.get_running_loop().call_soon(disconnect.notify)
         with pytest.raises(ClientDisconnected):
-            await while_connected({"extensions": {DEPARTURE: departure}}, work())
+            await while_connected({"extensions": {DISCONNECT: disconnect}}, work())
         assert ended == [True]
-        departure.happens()  # once more, when nobody works any longer
+        disconnect.notify()  # once more, when nobody works any longer
         return await while_connected({"type": "http"}, asyncio.sleep(0, 7))  # under a server that does not tell
 
     assert asyncio.run(leave()) == 7
@@ -223,7 +222,7 @@ def test_work_ends_when_its_client_leaves_and_only_then():
 
 def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
     async def cancel() -> None:
-        task = asyncio.ensure_future(while_connected({"extensions": {DEPARTURE: Departure()}}, asyncio.sleep(HANG)))
+        task = asyncio.ensure_future(while_connected({"extensions": {DISCONNECT: Disconnect()}}, asyncio.sleep(HANG)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,16 +20,14 @@ from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
-    Inputs,
     SimilarityParameters,
     SimilarityRequest,
     Size,
     SparseValue,
-    direction,
-    parse_inputs,
 )
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers as encoding
+from hybridtei.server.inputs import Inputs, direction, parse_inputs
 from hybridtei.server.observe import Usage
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType

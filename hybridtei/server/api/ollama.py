@@ -11,8 +11,9 @@ from hybridtei.batch import Head
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.outputs import Embeddings
 from hybridtei.server.api.embed import SPLADE_NORMALIZE
-from hybridtei.server.api.tei import Inputs, Size
+from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.inputs import Inputs
 from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 

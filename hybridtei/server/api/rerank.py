@@ -18,8 +18,9 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.server.api.openai import OpenAICompatUsage
-from hybridtei.server.api.tei import Size, TruncationDirection, direction
+from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply, envelope, used
+from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
 from hybridtei.tasks.embed import Model

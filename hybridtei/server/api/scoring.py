@@ -17,9 +17,9 @@ from hybridtei.outputs import Embeddings, Floats
 from hybridtei.server.api.embed import pooled, pooled_head
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.rerank import Instruction, Ranking, check_instruction, together
-from hybridtei.server.api.tei import Inputs
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.http.body import SchemaError
+from hybridtei.server.inputs import Inputs
 from hybridtei.server.observe import Load, Usage
 from hybridtei.server.parts import PARTS_INSIDE, in_order
 from hybridtei.tasks.embed import Embed

@@ -12,11 +12,12 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.server.api.tei import DecodeRequest, Id, TokenizeRequest, parse_ids
+from hybridtei.server.api.tei import DecodeRequest, Id, TokenizeRequest
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import decode, keys_of
 from hybridtei.server.http.content_coding import FORM
 from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
+from hybridtei.server.inputs import parse_ids
 from hybridtei.server.parts import too_much_to_answer
 from hybridtei.text.tokenizer import Token
 

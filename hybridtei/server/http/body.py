@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from hybridtei.server.http.content_coding import BrokenCoding, TooLong, UnknownCoding, unfolded
-from hybridtei.server.http.protocol import BROKEN_BODY, SLOW_BODY
+from hybridtei.server.http.disconnect import BROKEN_BODY, SLOW_BODY, ClientDisconnected
 from hybridtei.server.tei_compat import LONGEST, mistake_in, told
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
@@ -92,10 +92,6 @@ class SchemaError(BodyError):
 
     status = 422
     prefix = "Failed to deserialize the JSON body into the target type: "
-
-
-class ClientDisconnected(Exception):
-    """Nobody is left to answer."""
 
 
 async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:

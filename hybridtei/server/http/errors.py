@@ -17,7 +17,8 @@ from litestar.response.base import ASGIResponse
 
 from hybridtei import errors
 from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RequestRefused, RoleNeeded
-from hybridtei.server.http.body import BodyError, ClientDisconnected
+from hybridtei.server.http.body import BodyError
+from hybridtei.server.http.disconnect import ClientDisconnected
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,8 @@ left would be noticed only once the answer is written, with the work done for no
 
 from __future__ import annotations
 
-import socket
 from asyncio import TimerHandle, Transport
 from collections import deque
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hybridtei.config import ServerConfig
+from hybridtei.server.http.disconnect import BROKEN_BODY, CROWD, DISCONNECT, SLOW_BODY, Disconnect, is_disconnected
 from hybridtei.server.http.limits import ConnectionLimits
 
 HEADER_COUNT_LIMIT = 100  # hyper's
@@ -32,49 +31,8 @@ LOOKS = 4  # at a client that reads nothing, until it is cut off
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
-# In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Departure.
-BROKEN_BODY, SLOW_BODY, DEPARTURE = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.departure"
-CROWD = 8  # requests at work; beyond, a client may well have left by the time it is its turn
-TCP_INFO = getattr(socket, "TCP_INFO", None)  # of which the first byte is the connection's state, on Linux
-LEFT = (b"\x07", b"\x08")  # reset by the other side, or it has sent all that it ever will: CLOSE, CLOSE_WAIT
 FULL = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
-
-
-def has_left(transport: Transport) -> bool:
-    """Whether a client closed its side already, with its end still to be read. False where the system does not say.
-
-    Of a thousand clients that sent something and left, the event loop hears of each request before it hears of its end, and
-    whoever comes next would wait until all of them were begun. To ask takes some microseconds.
-    """
-    if TCP_INFO is None:
-        return False
-    try:
-        return transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, 1) in LEFT
-    except (OSError, AttributeError):
-        return False
-
-
-class Departure:
-    """Whether a request's client went away before its answer; `tell` is called when it does. `crowd`: how many requests were
-    at work when this one came, at `transport`."""
-
-    __slots__ = ("_transport", "crowd", "happened", "tell")
-
-    def __init__(self, crowd: int = 0, transport: Transport | None = None) -> None:
-        self.crowd = crowd
-        self._transport = transport
-        self.happened = False
-        self.tell: Callable[[], object] | None = None
-
-    def noticed(self) -> bool:
-        """Whether it has happened, even if the event loop has not heard of it; asked only in a crowd, where it pays."""
-        return self.crowd > CROWD and (self.happened or (self._transport is not None and has_left(self._transport)))
-
-    def happens(self) -> None:
-        self.happened = True
-        if self.tell is not None:
-            self.tell()
 
 
 class _Gathered:
@@ -153,7 +111,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._last_words is not None:
             return
-        if len(self.tasks) > CROWD and has_left(self.transport):
+        if len(self.tasks) > CROWD and is_disconnected(self.transport):
             self._limits.departed()
             self._last_words = b""
             self.transport.close()  # not at once: an earlier answer may still be on its way
@@ -241,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {DEPARTURE: Departure(len(self.tasks), self.transport)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {DISCONNECT: Disconnect(len(self.tasks), self.transport)}  # type: ignore[dict-item]
         self._fields = self._field_bytes = 0
         self._head_since, self._begun = self.loop.time(), True
 
@@ -367,7 +325,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for cycle in self._open:  # upstream tells only the one that came last
             cycle.disconnected = True
             cycle.message_event.set()
-            cycle.scope["extensions"][DEPARTURE].happens()  # type: ignore[attr-defined]
+            cycle.scope["extensions"][DISCONNECT].notify()  # type: ignore[attr-defined]
         self._open.clear()
         super().connection_lost(exc)
 

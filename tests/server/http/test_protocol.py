@@ -14,13 +14,12 @@ import pytest
 import uvloop
 
 from hybridtei.config import ServerConfig
+from hybridtei.server.http.disconnect import TCP_INFO, is_disconnected
 from hybridtei.server.http.protocol import (
     HEADER_COUNT_LIMIT,
     PIPELINE_LIMIT,
-    TCP_INFO,
     URL_LIMIT_BYTES,
     BoundedHttpProtocol,
-    has_left,
 )
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
@@ -366,7 +365,7 @@ def test_a_client_may_leave_anywhere(bounded, caplog, stage):
 
 @pytest.mark.skipif(TCP_INFO is None, reason="the system does not say how a connection stands")
 @pytest.mark.parametrize(("leave", "left"), [("stays", False), ("shuts down", True), ("closes", True), ("resets", True)])
-def test_who_has_left_is_known_before_the_loop_hears_of_it(leave, left):
+def test_who_is_disconnected_is_known_before_the_loop_hears_of_it(leave, left):
     async def scene() -> tuple[bool, bool]:
         loop = asyncio.get_running_loop()
         reading: asyncio.Future[asyncio.Transport] = loop.create_future()
@@ -380,14 +379,14 @@ def test_who_has_left_is_known_before_the_loop_hears_of_it(leave, left):
         client = socket.create_connection(server.sockets[0].getsockname(), timeout=HANG)
         client.sendall(b"POST /embed HTTP/1.1\r\n")
         transport = await reading
-        before = has_left(transport)
+        before = is_disconnected(transport)
         if leave == "shuts down":
             client.shutdown(socket.SHUT_WR)
         elif leave == "resets":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if leave in ("closes", "resets"):
             client.close()
-        after = has_left(transport)
+        after = is_disconnected(transport)
         transport.abort()
         client.close()
         server.close()
