@@ -1,4 +1,4 @@
-"""Checkpoints that several tests read, written once.
+"""Checkpoints that several tests read, written once a process; and two processes for the whole.
 
 One thread for torch: the models are tiny, and a team of threads on shared cores loses more time than it saves. No deadline
 for hypothesis: the first example of a test may have to import a library. And the same examples in every run, so that what
@@ -7,32 +7,89 @@ fails is what was changed.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from transformers.utils import logging
-
-from tests import tiny
 
 gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
-torch.set_num_threads(1)
-logging.disable_progress_bar()
-logging.set_verbosity_error()
 settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the two options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """All tests run in two processes, those of a file in one of them, where `-n` does not say otherwise. Where a file or folder
+    is named, this process runs it: starting two takes longer."""
+    everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    if config.option.numprocesses is None and everything and cores > 1 and not config.option.usepdb:
+        config.option.numprocesses = 2
+    if config.option.numprocesses and config.option.dist == "no":
+        config.option.dist = "loadfile"
+
+
 def pytest_collection_finish() -> None:
     """Garbage is collected from now on, of what tests make."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Imported here, so that the process that only hands out tests to others need not load torch."""
+    import torch
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prompt_ends() -> Iterator[None]:
+    """uvicorn sleeps a tenth of a second before it sees that it should end, and another for its connections; hundreds of
+    servers end in these tests."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_budget() -> Iterator[None]:
+    """A start measures passes for a moment to find its budget; here it is told one, so that no test depends on the machine's
+    speed. `backends/test_tuning.py` measures, and so does every process of a test."""
+    from hybridtei.backends import tuning
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "measure", lambda *_, **__: iter([tuning.Point(1024, 1.0)]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every HTTP client reads all authorities it may have to trust; hundreds are made here, and no test asks the network."""
+    import certifi
+
+    bundle, end = Path(certifi.where()).read_text(), "-----END CERTIFICATE-----\n"
+    (first := tmp_path_factory.mktemp("authorities") / "first.pem").write_text(bundle[: bundle.index(end) + len(end)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(first))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,18 +107,24 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with mean pooling; read only."""
+    from tests import tiny
+
     return tiny.write_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="session")
 def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An XLM-R with BGE-M3's heads, CLS pooling; read only."""
+    from tests import tiny
+
     return tiny.write_m3(tmp_path_factory.mktemp("m3"))
 
 
 @pytest.fixture(scope="session")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with heads of our own and mean pooling: every kind of output; read only."""
+    from tests import tiny
+
     folder = tiny.write_bert(tmp_path_factory.mktemp("hybrid"))
     tiny.write_own_heads(folder)
     return folder
@@ -70,6 +133,8 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not load torch; read only."""
+    from tests import tiny
+
     folder = tiny.write_bert(tmp_path_factory.mktemp("shipped"), **tiny.SHIPPED)
     tiny.write_own_heads(folder, hidden=tiny.SHIPPED["hidden_size"])
     return folder
@@ -78,6 +143,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with its masked-language-model head; read only."""
+    from tests import tiny
+
     return tiny.write_family(tmp_path_factory.mktemp("splade"), "bert", task="ForMaskedLM")
 
 

@@ -66,7 +66,7 @@ def proxied(server_url: str) -> Iterator[Proxy]:
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     proxy = Proxy(f"http://127.0.0.1:{listening.server_address[1]}")
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread = threading.Thread(target=listening.serve_forever, args=[0.01], daemon=True)
     with httpx.Client(timeout=60, trust_env=False) as client:
         thread.start()
         try:

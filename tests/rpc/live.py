@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +19,17 @@ from tests.server.live import HANG, Running, serving
 Metadata = Sequence[tuple[str, str]]
 
 
+PORTS = itertools.count(
+    12_000 + os.getpid() % 200 * 100
+)  # below those that systems give away, and apart from another process's
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    """A port that nobody is given by chance before it is used."""
+    for port in PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("unreachable")
 
 
 def method_of(name: str) -> Any:
