@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.server.http.limits import Unsent
 from tests.engine import small
 from tests.server.http.test_limits import refusals
 from tests.server.http.test_protocol import GET, connected
@@ -60,19 +61,28 @@ def test_answers_that_nobody_reads_are_bounded_all_together_and_queries_still_an
         assert len(running.post("/embed_all", TEXTS).content) == size
 
 
-def test_an_answer_that_waits_for_room_is_given_when_others_are_read():
+def received(client: socket.socket, most: int) -> bytes:
+    """Not nothing: the server has not cut the client off."""
+    data = client.recv(most)
+    assert data
+    return data
+
+
+def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
+    monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
             until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
             for client in clients:  # each waits for those before it, which nobody has read
                 head = b""
                 while b"\r\n\r\n" not in head:
-                    head += client.recv(1000)
+                    head += received(client, 1000)
                 head, _, rest = head.partition(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 ")
                 left = int(head.partition(b"content-length: ")[2].split()[0]) - len(rest)
                 while left:
-                    left -= len(client.recv(min(left, 1 << 20)))
+                    left -= len(received(client, min(left, 1 << 20)))
         assert refusals(running, "max_unsent_bytes") == 0
         until(lambda: unsent(running) == 0)
 
@@ -115,8 +125,6 @@ class Turns:
     """Who was let in, in order."""
 
     def __init__(self, limit: int, wait_seconds: float = 60) -> None:
-        from hybridtei.server.http.limits import Unsent
-
         self.unsent = Unsent(limit, wait_seconds)
         self.came: list[int] = []
 
