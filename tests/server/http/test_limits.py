@@ -63,7 +63,9 @@ def answered(client: socket.socket, count: int) -> None:
     """So many answers have come, each 200."""
     answers = b""
     while answers.count(b"HTTP/1.1 ") < count or not answers.endswith(b"]" * bool(count)):
-        answers += client.recv(1 << 16)
+        part = client.recv(1 << 16)
+        assert part, "cut off"
+        answers += part
     assert answers.count(b"HTTP/1.1 200") == count
 
 
