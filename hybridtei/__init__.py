@@ -65,21 +65,21 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
 _NAMES_OF = {
-    "batch": "Head",
-    "config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
-    "encoder": "Encoder Ranked",
-    "integrations.langchain": "HybridSparseEmbeddings",
-    "outputs": "Embeddings SparseVectors",
-    "ragged": "Ragged",
-    "search.local": "LocalSearch query_model rank_by",
-    "search.query": "hybrid_query score_requests",
-    "search.schema": "filter_from",
-    "search.searcher": "Found Hit QueryModel SearchOptions Searcher",
-    "store.collection": "check_fits create_arguments plan_for query_arguments",
-    "store.open": "open_store",
-    "store.points": "as_lists point_id to_points",
-    "tasks.classify": "Prediction",
-    "tasks.tag": "Span",
+    "hybridtei.batch": "Head",
+    "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
+    "hybridtei.encoder": "Encoder Ranked",
+    "hybridtei.integrations.langchain": "HybridSparseEmbeddings",
+    "hybridtei.outputs": "Embeddings SparseVectors",
+    "hybridtei.ragged": "Ragged",
+    "hybridtei.search.local": "LocalSearch query_model rank_by",
+    "hybridtei.search.query": "hybrid_query score_requests",
+    "hybridtei.search.schema": "filter_from",
+    "hybridtei.search.searcher": "Found Hit QueryModel SearchOptions Searcher",
+    "hybridtei.store.collection": "check_fits create_arguments plan_for query_arguments",
+    "hybridtei.store.open": "open_store",
+    "hybridtei.store.points": "as_lists point_id to_points",
+    "hybridtei.tasks.classify": "Prediction",
+    "hybridtei.tasks.tag": "Span",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        return getattr(import_module(_HOME_OF[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("hybridtei"):
             raise

@@ -1,21 +1,24 @@
-"""The engine in this process: no server, no event loop, no thread."""
+"""A model in this process, without a server or an event loop. A call that keeps several cores busy starts threads, and ends
+them before it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+import msgspec
 import numpy as np
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, fields_of
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.crew import run_all
-from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.errors import EmptyInput, InvalidInput, UsageError
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.ragged import Ragged
@@ -62,11 +65,21 @@ class Encoder:
 
     @classmethod
     def load(
-        cls, model_id: str = EMBEDDED_MODEL, *, config: ModelConfig | None = None, engine: EngineConfig | None = None
+        cls,
+        model_id: str = EMBEDDED_MODEL,
+        *,
+        config: ModelConfig | None = None,
+        engine: EngineConfig | None = None,
+        **options: Any,
     ) -> Encoder:
-        """Load a local folder, a hub id, or the embedded model; `config` overrides `model_id`. Raises LoadError."""
-        engine = engine or EngineConfig()
-        loaded = load_model(config or ModelConfig(model_id=model_id), engine)
+        """Load a local folder, a hub id, or the embedded model.
+
+        `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`, over those of
+        `config` and `engine`; `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for a value
+        that it cannot have, and LoadError.
+        """
+        config, engine = _configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
+        loaded = load_model(config, engine)
         return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine)
 
     @property
@@ -118,6 +131,16 @@ class Encoder:
         task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type)
         task.check(self.spec)
         return self._run(task, show_progress)
+
+    def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
+        """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first."""
+        spelled = []
+        for row in range(len(vectors)):
+            indices, values = vectors.row(row)
+            order = values.argsort(kind="stable")[::-1]
+            pieces = self._model.reader.tokenizer.pieces(indices[order])
+            spelled.append(list(zip(pieces, values[order].tolist(), strict=True)))
+        return spelled
 
     def rerank(
         self,
@@ -249,6 +272,25 @@ def heads_named(names: Iterable[str]) -> frozenset[Head]:
         what = f"names {unknown[0]!r}" if unknown else "names nothing"
         raise InvalidInput(f"`outputs` {what}; known: {', '.join(sorted(known))}")
     return frozenset(Head(name) for name in names)
+
+
+def _configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
+    """Both, with the options that are theirs. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    known = {field.name: (field, plain) for kind in (ModelConfig, EngineConfig) for field, plain, _ in fields_of(kind)}
+    for name, value in options.items():
+        if name not in known:
+            nearest = get_close_matches(name, known, 1, 0.5)
+            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
+            raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
+        field, plain = known[name]
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            allowed = f"; allowed: {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
+            raise UsageError(f"`{name}` is {value!r}: {error}{allowed}") from None
+    own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
+    others = {name: value for name, value in options.items() if name not in own}
+    return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)
 
 
 def _check_kinds(inputs: Sequence[object]) -> None:

@@ -41,7 +41,7 @@ HybridTeiError
 │   ├─ MissingArtifact       a file that the checkpoint must have is missing
 │   ├─ UnsupportedArchitecture
 │   └─ WeightMismatch        weights and configuration disagree
-└─ UsageError                at start only: a flag or variable has a value it cannot have
+└─ UsageError                at start only: a setting has a value it cannot have
 
 A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/http/errors.py` maps them to
 statuses and wire names, in one table that a test walks. Refusals of a body before it is read (`BodyError` in
@@ -305,4 +305,4 @@ class WeightMismatch(LoadError):
 
 
 class UsageError(HybridTeiError):
-    """A flag or variable has a value it cannot have, or two exclude each other."""
+    """A flag, variable or option has a value it cannot have, or two exclude each other."""

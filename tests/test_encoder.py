@@ -17,9 +17,9 @@ from transformers import AutoTokenizer
 
 from hybridtei.backends import tuning
 from hybridtei.checkpoint.embedded import HEADS, PACKAGE
-from hybridtei.config import EngineConfig
+from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
-from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead, UsageError
 from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import crossed, sampled
@@ -412,3 +412,33 @@ def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
 def test_an_id_is_a_whole_number_in_range(encoder: Encoder, ids: list[Any]) -> None:
     with pytest.raises(InvalidInput, match=r"texts\[1\].*an id is a whole number"):
         encoder.encode(["baka", ids])
+
+
+def test_options_are_fields_of_the_configs(bert):
+    encoder = Encoder.load(str(bert), backend="torch", dtype="bfloat16", max_batch_tokens=64)
+    assert (encoder.backend_name, encoder.dtype, encoder.max_input_length) == ("torch", "bfloat16", 64)
+
+
+def test_an_option_goes_before_a_config(bert):
+    encoder = Encoder.load(config=ModelConfig(model_id=str(bert), dtype="bfloat16", backend="torch"), dtype="float32")
+    assert encoder.dtype == "float32"
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(TypeError, match="`dtyp`: did you mean `dtype`"):
+        Encoder.load(dtyp="bfloat16")
+
+
+@pytest.mark.parametrize(("option", "message"), [({"dtype": "bf16"}, "bfloat16"), ({"max_batch_tokens": 0}, ">= 1")])
+def test_an_option_out_of_its_range(option, message):
+    with pytest.raises(UsageError, match=message):
+        Encoder.load(**option)
+
+
+def test_tokens_spells_sparse_vectors(m3):
+    encoder = Encoder.load(str(m3))
+    vectors = encoder.encode(TEXTS, outputs=["sparse"]).sparse
+    for row, spelled in enumerate(encoder.tokens(vectors)):
+        indices, values = vectors.row(row)
+        assert [weight for _, weight in spelled] == sorted(values.tolist(), reverse=True)
+        assert {piece for piece, _ in spelled} == set(encoder._model.reader.tokenizer.pieces(indices))
