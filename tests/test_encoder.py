@@ -148,7 +148,7 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
     assert raw.tokens is not None
     assert raw.sparse is not None
     assert raw.multivector is not None
-    from hybridtei.checkpoint.arrays import read_linear
+    from hybridtei.checkpoint.weights import read_linear
 
     sparse, colbert = (read_linear(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
     ids = AutoTokenizer.from_pretrained(m3)(TEXTS)["input_ids"]

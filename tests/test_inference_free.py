@@ -13,7 +13,7 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
-from hybridtei.checkpoint.query_table import query_table
+from hybridtei.checkpoint.layers import query_table
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, LoadError, UnsupportedArchitecture, WeightMismatch

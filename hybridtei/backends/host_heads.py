@@ -7,8 +7,7 @@ import numpy as np
 from hybridtei.backends import numpy_heads
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.batch import Head, PackedBatch, kept_tokens
-from hybridtei.checkpoint.classifier_layers import classifier_layers
-from hybridtei.checkpoint.layers import dense_layer, lexical_layers, multivector_layer
+from hybridtei.checkpoint.layers import classifier_layers, dense_layer, lexical_layers, multivector_layer
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.ragged import Ragged

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridtei.checkpoint.arrays import read_arrays
 from hybridtei.checkpoint.files import inside, require
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import read_arrays
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 

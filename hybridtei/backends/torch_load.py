@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hybridtei.backends.torch_heads import HeadWeights
-from hybridtei.checkpoint.classifier_layers import classifier_layers
+from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.heads.parameters import classifier_parameters, dense_layer, lexical_weights, multivector_weights
 from hybridtei.trunk.pretrained import load_trunk

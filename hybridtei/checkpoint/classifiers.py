@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hybridtei.checkpoint.arrays import sentence_config
 from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.modules import Modules, logit_score
 from hybridtei.checkpoint.sizes import read_vocabulary
 from hybridtei.checkpoint.templates import PairTemplate, find_template
+from hybridtei.checkpoint.weights import sentence_config
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]

@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from hybridtei.checkpoint.arrays import read_linear
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.weights import read_linear
 from hybridtei.errors import LoadError, WeightMismatch
 
 HEADS_FILE = "hybridtei_heads.safetensors"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.checkpoint.arrays import Arrays, read_arrays, read_linear
-from hybridtei.checkpoint.classifiers import LinearStep
+from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
+from hybridtei.checkpoint.files import inside, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.sizes import read_vocabulary
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Arrays, Weights, read_arrays, read_linear
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.outputs import Floats
 
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
@@ -134,3 +137,138 @@ def in_config(config: Any) -> None:
     for name in SETTINGS:
         if getattr(config, name, None) == EXACT:
             setattr(config, name, TANH)
+
+
+def query_table(spec: ModelSpec) -> Floats | None:
+    """float32[v], or None of a model that computes its queries. Raises LoadError and its kinds, naming the file."""
+    place = None if spec.sparse is None else spec.sparse.queries
+    if place is None:
+        return None
+    if place.suffix == ".json":
+        return _idf(place, spec)
+    described = read_object(place / "config.json", optional=True).get("path")
+    if isinstance(described, str):
+        return _idf(inside(place.parent, described), spec)
+    files = [place / name for name in ("model.safetensors", "pytorch_model.bin")]
+    file = next((file for file in files if file.exists()), files[0])
+    arrays = read_arrays(file)
+    if set(arrays) != {"weight"} or arrays["weight"].ndim != 1:
+        raise LoadError(f"{file}: should hold one row called `weight`, and holds {sorted(arrays)}")
+    weights = arrays["weight"]
+    if len(weights) > spec.vocab_size:
+        raise WeightMismatch(f"{file}: weighs {len(weights)} ids, the model has {spec.vocab_size}")
+    return np.concatenate([weights, np.zeros(spec.vocab_size - len(weights), dtype=np.float32)])
+
+
+def _idf(file: Path, spec: ModelSpec) -> Floats:
+    """Words that the vocabulary lacks are left out; what has no weight weighs nothing."""
+    weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder / "tokenizer.json")
+    for word, weight in read_object(file).items():
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise LoadError(f"{file}: `{word}` is {weight!r}, should be a number")
+        if words.get(word, spec.vocab_size) < spec.vocab_size:
+            weights[words[word]] = weight
+    return weights
+
+
+# How the names of heads' tensors begin, in any family; what a pre-training left, such as `cls` or `lm_head`, is harmless.
+OF_HEADS = frozenset(
+    {
+        *("classification_head", "classifier", "dense", "head", "linear", "out_proj", "pooler", "pre_classifier", "score"),
+        *("regressor", "sequence_summary", "v_head"),
+    }
+)
+
+
+class _Tensors(Protocol):
+    def names(self) -> frozenset[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def float32(self, name: str) -> NDArray[np.float32]: ...
+    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]: ...
+
+
+def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[ClassifierLayer, ...]:
+    """From a state of `hidden_size` to one number a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    tensors = _open(folder)
+    layers, used, width = list[ClassifierLayer](), set[str](), hidden_size
+    for step in head.steps:
+        reader = _Reader(tensors, folder, used)
+        layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width, folder)
+        layers.append(layer)
+        width = layer.weight.shape[0]
+    if width != len(head.labels):
+        raise WeightMismatch(
+            f"{folder}: `{head.steps[-1].name}` gives {width} logits, config.json names {len(head.labels)} labels"
+        )
+    left = sorted(name for name in tensors.names() - used if _is_of_another_head(name, head))
+    if left:
+        raise WeightMismatch(f"{folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
+    return tuple(layers)
+
+
+def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
+    return not name.startswith(head.trunk) and name.split(".", maxsplit=1)[0] in OF_HEADS
+
+
+class _Reader:
+    def __init__(self, tensors: _Tensors, folder: Path, used: set[str]) -> None:
+        self._tensors = tensors
+        self._folder = folder
+        self._used = used
+
+    def linear(self, step: LinearStep, width: int, folder: Path) -> LinearLayer:
+        weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
+        bias = self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows) if step.bias else None
+        return LinearLayer(weight, bias, activation_name(step.activation, folder / "config.json"))
+
+    def norm(self, step: NormStep, width: int) -> NormLayer:
+        weight = self._tensor(f"{step.name}.weight", (width,))
+        return NormLayer(weight, self._tensor(f"{step.name}.bias", (width,)) if step.bias else None, step.eps)
+
+    def _tensor(
+        self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
+    ) -> NDArray[np.float32]:
+        if name not in self._tensors.names():
+            raise WeightMismatch(f"{self._folder}: the weights lack `{name}`; nothing was made up")
+        self._used.add(name)
+        found = self._tensors.shape(name)
+        if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+            raise WeightMismatch(f"{self._folder}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
+        if rows is None:
+            return self._tensors.float32(name)
+        if max(row or 0 for row in rows) >= found[0]:
+            raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the ids {list(rows)} are wanted")
+        picked = self._tensors.rows(name, [row for row in rows if row is not None])
+        return picked[:1] - picked[1:] if len(picked) > 1 else picked
+
+
+def _open(folder: Path) -> _Tensors:
+    pickles = (folder / "pytorch_model.bin", folder / "pytorch_model.bin.index.json")
+    if any(folder.glob("model*.safetensors")) or not any(file.exists() for file in pickles):
+        return Weights.open(folder)
+    if pickles[0].exists():
+        return _Pickled(read_arrays(pickles[0]))
+    names = read_object(pickles[1]).get("weight_map")
+    if not isinstance(names, dict):
+        raise LoadError(f"{pickles[1]}: lacks `weight_map`")
+    shards = sorted({str(name) for name in names.values()})
+    return _Pickled({name: array for shard in shards for name, array in read_arrays(inside(folder, shard)).items()})
+
+
+class _Pickled:
+    """A checkpoint without safetensors."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+        self._arrays = arrays
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._arrays[name].shape
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        return self._arrays[name]
+
+    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
+        return self._arrays[name][list(rows)]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.arrays import max_input_length, sentence_config
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, language_ranker
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
@@ -32,7 +31,7 @@ from hybridtei.checkpoint.modules import (
 )
 from hybridtei.checkpoint.sizes import check_sizes, read_vocabulary
 from hybridtei.checkpoint.templates import PairTemplate
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, max_input_length, sentence_config
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
 # Count positions from the padding id on, which is 1 for all of them where config.json is silent.

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from hybridtei.checkpoint import layers as tanh_gelu
-from hybridtei.checkpoint.arrays import not_finite
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import left_over
+from hybridtei.checkpoint.weights import left_over, not_finite
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
 from hybridtei.trunk.fused_qkv import fuse

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hybridtei.checkpoint.arrays import read_arrays, read_linear
+from hybridtei.checkpoint.weights import read_arrays, read_linear
 from hybridtei.errors import LoadError, MissingArtifact
 
 STORED = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hybridtei.checkpoint import assembled, embedded
-from hybridtei.checkpoint.assembled import INSTALL, WEIGHTS, assembled_model
+from hybridtei.checkpoint import embedded
+from hybridtei.checkpoint import embedded as assembled
+from hybridtei.checkpoint.embedded import INSTALL, WEIGHTS, assembled_model
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
@@ -99,7 +100,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: 
     hashed: list[str] = []
     sha256_of = assembled.sha256_of
     monkeypatch.setattr(assembled, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
-    monkeypatch.setattr(assembled, "PACKAGE", "hybridtei_no_such_package")
+    monkeypatch.setattr(assembled, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     assert {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")} == written
     assert hashed == ["tokenizer.json", WEIGHTS]
 
@@ -122,7 +123,7 @@ def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, 
 
 
 def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
-    code = "from hybridtei.checkpoint.assembled import assembled_model; assembled_model()"
+    code = "from hybridtei.checkpoint.embedded import assembled_model; assembled_model()"
     starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(4)]
     assert [process.wait() for process in starting] == [0] * 4
     assert assembled._is_whole(assembled_model())
@@ -134,7 +135,7 @@ def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
 
 
 def test_without_the_package_it_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembled, "PACKAGE", "hybridtei_no_such_package")
+    monkeypatch.setattr(assembled, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     with pytest.raises(MissingArtifact, match=INSTALL):
         assembled_model()
 
@@ -151,7 +152,7 @@ def test_a_package_with_something_else_in_it_is_refused(
     (other / name).unlink()
     (other / name).write_bytes(b"something else")
     monkeypatch.setattr(assembled, "_source", lambda: other)
-    with pytest.raises(LoadError, match=f"{other / name}: sha256 .*{assembled.SHA256[name]}"):
+    with pytest.raises(LoadError, match=f"{other / name}: sha256 .*{assembled.SOURCE_SHA256[name]}"):
         assembled_model()
     (other / name).unlink()
     with pytest.raises(MissingArtifact, match=str(other / name)):

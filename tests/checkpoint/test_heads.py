@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.batch import Head
-from hybridtei.checkpoint.arrays import read_arrays, read_linear
 from hybridtei.checkpoint.heads import (
     HEADS_FILE,
     find_multivector_head,
@@ -21,6 +20,7 @@ from hybridtei.checkpoint.heads import (
     read_description,
 )
 from hybridtei.checkpoint.spec import read_spec
+from hybridtei.checkpoint.weights import read_arrays, read_linear
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from tests import tiny
 

@@ -17,10 +17,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from hybridtei.checkpoint import files
-from hybridtei.checkpoint.arrays import check_finite
 from hybridtei.checkpoint.files import JSON_BYTES_MOST, check_links, read_json
 from hybridtei.checkpoint.sizes import check_sizes, least_weights
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, check_finite
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch

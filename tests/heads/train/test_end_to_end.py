@@ -12,8 +12,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel
 
-from hybridtei.heads.train.__main__ import build_parser, main, train
-from hybridtei.heads.train.trunk import load_trunk
+from hybridtei.heads.train.run import build_parser, main, train
+from hybridtei.heads.train.states import load_trunk
 
 WORDS = [f"w{number}" for number in range(60)]
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import torch
 
-from hybridtei.heads.train.cache import TokenStates, cached_states
-from hybridtei.heads.train.export import Origin, write_head_file
-from hybridtei.heads.train.fit import PairStates, Recipe, Students, Teacher, fit
+from hybridtei.heads.train.fit import Origin, PairStates, Recipe, Students, Teacher, fit, write_head_file
 from hybridtei.heads.train.heads import ACTIVATIONS, DROPS, MultiVectorHead, SparseHead
 from hybridtei.heads.train.pairs import Pair, read_pairs, read_translations, select_pairs, sentence_pairs
-from hybridtei.heads.train.trunk import Trunk, load_trunk
+from hybridtei.heads.train.states import TokenStates, Trunk, cached_states, load_trunk
 
 DEBIAN_DATA = "Debian package descriptions (Translation-en of the main component): title and long description"
 DEBIAN_LICENCE = "each description under its source package's debian/copyright (DFSG-free); no text is in this file"
