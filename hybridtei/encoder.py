@@ -3,39 +3,36 @@ them before it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
-from hybridtei.batch import EMBEDDINGS, Head
+from hybridtei.batch import EMBEDDINGS, Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, fields_of
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.crew import run_all
 from hybridtei.errors import EmptyInput, InvalidInput, UsageError
 from hybridtei.load import load_model
-from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged
 from hybridtei.system.cpu import LaneKind
+from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.classify import Classified, Classify, Prediction
-from hybridtei.tasks.embed import Embed, InputType, Model, embed_task
-from hybridtei.tasks.rerank import Scored, Weights, rerank_task
+from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
 from hybridtei.tasks.scores import best_first
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 
-if TYPE_CHECKING:
-    from hybridtei.engine.service import Task
-
 T = TypeVar("T")
-Listed = TypeVar("Listed", Embed, Classify, Tag)
 MAX_ID = 2**32  # as on the wire
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
 
@@ -176,14 +173,7 @@ class Encoder:
         task.check(self.spec)
         if not documents:
             return []
-        known, parts = None, list[Scored]()
-        done = 0
-        for part in task.parts():
-            scored: Scored = self._answer(part.knowing(known), field="documents", first=done)
-            known = scored.query
-            parts.append(scored)
-            done += len(part.documents)
-        scores = Scored.concat(parts).scores
+        scores = self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents").scores
         return [Ranked(int(i), float(scores[i]), documents[i]) for i in best_first(scores)[:top_n]]
 
     def classify(
@@ -203,8 +193,8 @@ class Encoder:
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
         task = Classify(inputs, truncate, truncation_direction, raw_scores)
         task.check(self.spec)
-        answers: list[Classified] = [self._answer(chunk, first=first) for first, chunk in _chunks(task)]
-        return [answer.best_first(row) for answer in answers for row in range(len(answer.scores))]
+        answer: Classified = self._answer(task)
+        return [answer.best_first(row) for row in range(len(answer.scores))]
 
     def tag(
         self,
@@ -224,7 +214,7 @@ class Encoder:
             raise InvalidInput(f"`aggregation_strategy` is {aggregation_strategy!r}; known: {', '.join(AGGREGATIONS)}")
         task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
         task.check(self.spec)
-        return [list(tagged.spans) for first, chunk in _chunks(task) for tagged in self._answer(chunk, first=first)]
+        return [list(tagged.spans) for tagged in self._answer(task)]
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -234,16 +224,31 @@ class Encoder:
         if not task.inputs:
             return _nothing(task.heads, self.spec)
         with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
-            parts = [self._answer(embed_task(self.spec, chunk), bar.update, first=first) for first, chunk in _chunks(task)]
-        return Embeddings.concat(parts)
+            answer: Embeddings = self._answer(task.for_model(self.spec), advance=bar.update)
+            return answer
 
     def _answer(
-        self, task: Task[T], advance: Callable[[int], object] = lambda done: None, *, field: str = "texts", first: int = 0
+        self,
+        task: Task[T],
+        max_inputs: int = CHUNK,
+        *,
+        field: str = "texts",
+        advance: Callable[[int], object] = lambda done: None,
     ) -> T:
-        try:
-            encodings = task.prepare(self._model)
-        except EmptyInput as error:
-            raise error.named(field, first) from None
+        """Chunk by chunk. An empty input is named by its place in `field`."""
+        answers: list[T] = []
+        place = 0
+        for chunk in task.split(max_inputs):
+            known = chunk.knowing(answers[0]) if answers and task.needs_first else chunk
+            try:
+                encodings = known.prepare(self._model)
+            except EmptyInput as error:
+                raise error.named(field, place) from None
+            answers.append(known.finish(self._model, encodings, self._outputs(encodings, known.heads, advance)))
+            place += chunk.size
+        return answers[0] if len(answers) == 1 else task.join(answers)
+
+    def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
         callers = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
@@ -252,15 +257,9 @@ class Encoder:
             padding=self._backend.padding,
             lanes=(LaneKind.BULK,) * callers,
         )
-        ticket = core.add(encodings, task.heads)
+        ticket = core.add(encodings, heads)
         run_all(core, self._backend, callers, advance)
-        return task.finish(self._model, encodings, ticket.outputs())
-
-
-def _chunks(task: Listed) -> Iterator[tuple[int, Listed]]:
-    """The same task about some inputs each, and the place of the first of them."""
-    for first in range(0, len(task.inputs), CHUNK):
-        yield first, replace(task, inputs=task.inputs[first : first + CHUNK])
+        return ticket.outputs()
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:

@@ -97,7 +97,7 @@ class InvalidDimensions(InvalidInput):
 
 
 class RequestRefused(InvalidInput):
-    """A request was refused as a whole, before its inputs were looked at."""
+    """A request was refused as a whole, before its inputs were looked at or once its answer had grown too large."""
 
 
 class TooManyInputs(RequestRefused):

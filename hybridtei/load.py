@@ -20,7 +20,7 @@ from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory as heap
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import Tokenizer

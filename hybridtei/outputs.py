@@ -167,6 +167,12 @@ class Embeddings(Columns):
         columns = (self.dense, self.sparse, self.multivector, self.tokens)
         return next(len(column) for column in columns if column is not None)
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers all columns hold."""
+        columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
+        return sum(getattr(column, "values", column).size for column in columns if column is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
@@ -175,3 +181,42 @@ class Timings:
     tokenization_ns: int = 0
     queue_ns: int = 0
     inference_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much a request asks for: inputs, their characters, and whether they came as a list."""
+
+    inputs: int
+    characters: int
+    is_batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost: characters and tokens summed over its inputs, and its times."""
+
+    load: Load
+    lengths: list[int]
+    timings: Timings
+    began_ns: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all inputs."""
+        return sum(self.lengths)
+
+    @staticmethod
+    def total(usages: Sequence[Usage]) -> Usage:
+        """Of a request that went through the engine several times: sums, and means over all inputs."""
+        inputs = sum(one.load.inputs for one in usages)
+        return Usage(
+            Load(inputs, sum(one.load.characters for one in usages), is_batch=True),
+            [length for one in usages for length in one.lengths],
+            Timings(
+                sum(one.timings.tokenization_ns * one.load.inputs for one in usages) // inputs,
+                sum(one.timings.queue_ns * one.load.inputs for one in usages) // inputs,
+                sum(one.timings.inference_ns * one.load.inputs for one in usages) // inputs,
+            ),
+            usages[0].began_ns,
+        )

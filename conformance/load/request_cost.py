@@ -51,7 +51,7 @@ def serve(port: int) -> None:
     from hybridtei.outputs import HeadOutputs
     from hybridtei.server.app import create_app
     from hybridtei.server.run import run_server
-    from hybridtei.tasks.embed import Model
+    from hybridtei.tasks.base import Model
     from hybridtei.text.prompts import Prompts
     from hybridtei.text.reader import TextReader
     from hybridtei.text.tokenizer import Tokenizer

@@ -11,7 +11,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from mmap import mmap
+from typing import Self
 
 from hybridtei.errors import Overloaded
 
@@ -21,6 +23,50 @@ SHARE_LEFT = 4  # one permit of so many is not given to requests of several turn
 def most_of_turns(permits: int) -> int:
     """How many of all `permits` requests of several turns may hold together."""
     return max(1, permits - permits // SHARE_LEFT)
+
+
+MAX_CHUNKS_AT_ONCE = 2
+MAX_ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How a request of `inputs` inputs goes through: at most `chunk` inputs a chunk, `at_once` chunks at once, under `permits`
+    permits that are held from before the first chunk until after the last. `max_numbers`: in the answer."""
+
+    inputs: int
+    chunk: int
+    at_once: int
+    permits: int
+    max_numbers: int | None = None
+
+    @property
+    def turns(self) -> bool:
+        """Whether the permits are held for several turns."""
+        return self.permits < self.inputs
+
+    @classmethod
+    def whole(cls, inputs: int) -> Self:
+        """One chunk, with a permit an input."""
+        return cls(inputs, max(inputs, 1), 1, inputs)
+
+    @classmethod
+    def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
+        """For more inputs than the `largest` request may have, where all `permits` together may be fewer than that.
+
+        As many inputs are inside at once as `MAX_CHUNKS_AT_ONCE` ordinary requests hold. The answer grows with the request, so
+        it is bounded too.
+        """
+        if inputs <= min(largest, permits):
+            return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
+        most = most_of_turns(permits)
+        chunk = min(largest, most)
+        at_once = min(MAX_CHUNKS_AT_ONCE, most // chunk)
+        return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
+
+    def in_chunks(self, chunk: int) -> Self:
+        """With the same permits, but so many inputs a chunk: for tasks whose inputs cost less than their permits."""
+        return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
 class Admission:

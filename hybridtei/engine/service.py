@@ -6,29 +6,28 @@ Holds no policy: who is let in is `Admission`'s, who rides when is `EngineCore`'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import inf
 from time import monotonic, perf_counter_ns
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hybridtei.backends.base import Backend
-from hybridtei.batch import Encoding, Head
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, default_tokenization_workers
-from hybridtei.engine.admission import Admission
+from hybridtei.engine.admission import Admission, Bounds
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.rides import Rides, Seat
 from hybridtei.engine.timeouts import Deadlines
-from hybridtei.errors import AnswerTooLarge, BackendError, TokenizerError, Unhealthy
+from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.tasks.embed import Embed, Model, embed_task
+from hybridtei.outputs import Timings
+from hybridtei.tasks.base import Chunk, Model, Task
 from hybridtei.text.tokenizer import SHORT_CHARACTERS
 
 MEGABYTE = 1_000_000
@@ -36,23 +35,8 @@ BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine dig
 PANIC = "PanicException"  # what Rust code raises when it gives up: no Exception, so that few would catch it
 SIDE_QUEUE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
 
-Answer_co = TypeVar("Answer_co", covariant=True)
-
-
-class Task(Protocol[Answer_co]):
-    """What a caller can ask; asking the same twice gives the same answer."""
-
-    @property
-    def heads(self) -> frozenset[Head]: ...
-
-    def check(self, spec: ModelSpec) -> None: ...
-
-    def prepare(self, model: Model) -> list[Encoding]: ...
-
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Answer_co: ...
-
-
 T = TypeVar("T")
+Start = Callable[[], Coroutine[Any, Any, T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +44,17 @@ class Answered(Generic[T]):
     """A task's answer, how many tokens ran for it, and the times of each stage."""
 
     answer: T
-    lengths: Sequence[int]
+    lengths: list[int]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    """A chunk's answer, its inputs, how many tokens ran for each encoding; how long it was tokenised, and its other times."""
+
+    answer: T
+    size: int
+    lengths: list[int]
     timings: Timings
 
 
@@ -125,32 +119,67 @@ class EngineService:
         """Why its lanes have ended, if they did so by themselves; or why they cannot be reached."""
         return self.rides.dead
 
-    async def run(self, task: Task[T], *, inputs: int, characters: int | None = None) -> Answered[T]:
-        """Admit, tokenise, queue, wait, finish. `inputs` permits are held all the while. `characters`: of them all, if counted.
+    async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
+        """Admit, split what is large, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`:
+        how a large request goes through; without them it is one chunk.
 
-        Raises Overloaded at once, RequestError for bad input, BackendError if the pass fails, TimedOut. Cancelling the caller
-        frees the permits and takes what has not run out of the queue.
+        The permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
+        BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, that of the first chunk by place.
+        Cancelling the caller frees the permits and takes what has not run out of the queue.
         """
-        with self.admission.inside(inputs):
-            return await self._deadlines.within(self._run(task, inputs, characters))
+        bounds = bounds or Bounds.whole(task.size)
+        with self.admission.inside(bounds.permits, turns=bounds.turns):
+            task = task.for_model(self.model.spec)
+            task.check(self.model.spec)
+            chunks = task.split(bounds.chunk)
+            first = next(chunks)
+            if first.size == task.size:
+                short = first.size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+                done = [await self._deadlines.within(self._run(first, short=short))]
+                _check_numbers(first.numbers(done[0].answer), bounds)
+            else:
+                done = await self._run_all(first, chunks, bounds, needs_first=task.needs_first)
+        return _joined(task, done)
 
-    async def _run(self, task: Task[T], inputs: int, characters: int | None) -> Answered[T]:
-        if isinstance(task, Embed):
-            task = embed_task(self.model.spec, task)
-        task.check(self.model.spec)
+    async def _run_all(self, first: Chunk[T], rest: Iterator[Chunk[T]], bounds: Bounds, *, needs_first: bool) -> list[_Done[T]]:
+        place, numbers = 0, 0
+
+        async def run(chunk: Chunk[T], begin: int) -> _Done[T]:
+            nonlocal numbers
+            try:
+                done = await self._deadlines.within(self._run(chunk))
+            except EmptyInput as error:
+                error.place = None if error.place is None else error.place + begin
+                raise
+            numbers += chunk.numbers(done.answer)
+            _check_numbers(numbers, bounds)
+            return done
+
+        def starts(chunks: Iterable[Chunk[T]]) -> Iterator[Start[_Done[T]]]:
+            nonlocal place
+            for chunk in chunks:
+                yield partial(run, chunk, place)
+                place += chunk.size
+
+        if not needs_first:
+            return await in_order(starts(chain([first], rest)), bounds.at_once)
+        (begin,) = starts([first])
+        done = await begin()
+        return [done, *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once)]
+
+    async def _run(self, chunk: Chunk[T], *, short: bool = False) -> _Done[T]:
         began = perf_counter_ns()
-        if inputs == 1 and characters is not None and characters <= SHORT_CHARACTERS:
+        if short:
             with _panicking():
-                encodings = task.prepare(self.model)  # in less time than it takes to wake a thread of the pool
+                encodings = chunk.prepare(self.model)  # in less time than it takes to wake a thread of the pool
         else:
-            encodings = await self._in(self._pool, partial(task.prepare, self.model))
-        if isinstance(task, Embed):
-            self.check_answer(task.token_numbers(self.model.spec, sum(len(encoding) for encoding in encodings)))
+            encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
+        lengths = [len(encoding) for encoding in encodings]
+        self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
-        outputs, timings = await self.rides.ride(encodings, task.heads, tokenised)
-        answer = task.finish(self.model, encodings, outputs)
-        timings = Timings((tokenised - began) // max(inputs, 1), timings.queue_ns, timings.inference_ns)
-        return Answered(answer, [len(encoding) for encoding in encodings], timings)
+        outputs, timings = await self.rides.ride(encodings, chunk.heads, tokenised)
+        answer = chunk.finish(self.model, encodings, outputs)
+        return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already, and
@@ -180,6 +209,47 @@ class EngineService:
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
         await self.rides.check_health()
+
+
+def too_many_numbers(most: int) -> RequestRefused:
+    """Of an answer that would not fit into memory with those of others."""
+    return RequestRefused(f"the answer would hold more than {most} numbers: send fewer inputs at once")
+
+
+def _check_numbers(numbers: int, bounds: Bounds) -> None:
+    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
+        raise too_many_numbers(bounds.max_numbers)
+
+
+async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
+    """All results, of which `at_once` are worked on at once. Raises what the first by place raises, and starts no more then."""
+    done: list[T] = []
+    running: list[asyncio.Task[T]] = []
+    try:
+        for start in starts:
+            if len(running) == at_once:
+                done.append(await running.pop(0))
+            running.append(asyncio.ensure_future(start()))
+        while running:
+            done.append(await running.pop(0))
+    finally:
+        for left in running:
+            left.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return done
+
+
+def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
+    """As if all chunks had been one: tokenisation as a mean over the inputs of what it took altogether; of the other times,
+    which are means of each chunk, the mean."""
+    inputs = max(task.size, 1)
+    timings = Timings(
+        sum(one.timings.tokenization_ns for one in done) // inputs,
+        sum(one.size * one.timings.queue_ns for one in done) // inputs,
+        sum(one.size * one.timings.inference_ns for one in done) // inputs,
+    )
+    answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
+    return Answered(answer, [length for one in done for length in one.lengths], timings)
 
 
 @contextmanager

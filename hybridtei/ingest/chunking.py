@@ -30,7 +30,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.system.cpu import available_cores
-from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embed
 
 TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, TITLE, METADATA = (
     *("text", "document_id", "source", "chunk", "chunks", "start", "title", "metadata"),

@@ -32,7 +32,7 @@ from hybridtei.load import find_model, text_model
 from hybridtei.store.base import CollectionPlan, Store
 from hybridtei.store.collection import check_name, plan_for, tokenizer_sha256
 from hybridtei.store.open import open_store, place_of, state_folder, with_default
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 
 Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed

@@ -13,7 +13,7 @@ from typing import Any
 from hybridtei.batch import Head
 from hybridtei.errors import EmptyInput, RequestRefused, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Usage
 from hybridtei.rpc import messages
 from hybridtei.rpc.messages import float_rows, floats, nested
 from hybridtei.server.api import embed as embeddings
@@ -23,7 +23,6 @@ from hybridtei.server.api.ops import facts
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.inputs import TruncationDirection, parse_inputs
 from hybridtei.server.inputs import direction as direction_of
-from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 
 ROWS, METADATA = 1, 2  # fields of every answer that a pass gives

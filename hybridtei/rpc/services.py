@@ -25,6 +25,7 @@ from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.auth import Door, Role
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.server.observe import headers_of
 from hybridtei.server.registry import Able, Models
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
@@ -158,7 +159,7 @@ async def _sent(front: Front, exchange: Exchange, reply: Reply) -> bytes:
     front.unsent.add(len(body))
     exchange.hand_over(len(body), partial(front.unsent.add, -len(body)))
     if reply.usage is not None:
-        metadata = [(name.decode(), value.decode()) for name, value in reply.usage.headers()]
+        metadata = [(name.decode(), value.decode()) for name, value in headers_of(reply.usage)]
         await exchange.context.send_initial_metadata(metadata)
     return body
 

@@ -9,14 +9,16 @@ import asyncio
 import os
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, cast
 
 import numpy as np
 
+from hybridtei.engine.service import in_order
 from hybridtei.errors import NoInputs, RequestRefused, UnsupportedHead, WrongModel
-from hybridtei.outputs import Floats, Timings
+from hybridtei.outputs import Floats, Usage
 from hybridtei.rpc import messages
 from hybridtei.rpc.admission import PatientAdmission
 from hybridtei.rpc.answers import side, told
@@ -24,8 +26,6 @@ from hybridtei.server.api import rerank as ranking
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
-from hybridtei.server.observe import Load, Usage
-from hybridtei.server.parts import in_order
 from hybridtei.tasks.rerank import rerank_task
 from hybridtei.tasks.scores import best_first
 
@@ -84,7 +84,7 @@ async def _ranked(context: Context, given: Sequence[Any]) -> Reply:
     for places, (part, _) in zip(groups.values(), parts, strict=True):
         scores[places] = part
     texts = [message.text for message in given] if given[0].return_text else None
-    return told(_ranks(scores, texts), _together([usage for _, usage in parts], began_ns))
+    return told(_ranks(scores, texts), replace(Usage.total([usage for _, usage in parts]), began_ns=began_ns))
 
 
 def _check(context: Context) -> None:
@@ -141,16 +141,6 @@ def _ranks(scores: Floats, texts: Sequence[str] | None) -> bytes:
         for place in best_first(scores).tolist()
     ]
     return bytes(messages.RerankResponse(ranks=ranks).SerializeToString())
-
-
-def _together(usages: Sequence[Usage], began_ns: int) -> Usage:
-    """Of all groups; times as a text's mean."""
-    counts = [usage.load.inputs for usage in usages]
-    inputs, characters = sum(counts), sum(usage.load.characters for usage in usages)
-    times = [(usage.timings.tokenization_ns, usage.timings.queue_ns, usage.timings.inference_ns) for usage in usages]
-    means = np.average(times, axis=0, weights=counts).astype(np.int64).tolist()
-    lengths = [length for usage in usages for length in usage.lengths]
-    return Usage(Load(inputs, characters, is_batch=True), lengths, Timings(*means), began_ns)
 
 
 UNSENT_BYTES = 16_000_000  # of answers that are ready and wait for the client, or for an earlier one

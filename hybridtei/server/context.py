@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
-from hybridtei.engine.service import Answered, EngineService, Task
+from hybridtei.engine.admission import Bounds
+from hybridtei.engine.service import Answered, EngineService, too_many_numbers
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, TooManyInputs
 from hybridtei.observability.metrics import Registry
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.inputs import Inputs
-from hybridtei.server.observe import Load, RequestMetrics, Scope, Usage, usage_of
-from hybridtei.server.parts import ANSWER_NUMBERS, Plan, numbers_in, plan, run_in_parts, too_much_to_answer
+from hybridtei.server.observe import RequestMetrics, Scope
+from hybridtei.tasks.base import Task
 from hybridtei.tasks.embed import Embed
 
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
@@ -71,24 +72,21 @@ class Context:
         if inputs > limit and not self.server.split_large_batches:
             raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
 
-    def plan(self, inputs: int) -> Plan | None:
-        """How a request of so many inputs goes through in parts; None: as a whole."""
-        largest = self.server.max_client_batch_size
-        if inputs <= largest or not self.server.split_large_batches:
-            return None
-        return plan(inputs, largest=largest, permits=self.service.config.max_concurrent_requests)
+    def splits(self, inputs: int) -> bool:
+        """Whether a request of so many inputs is more than one may hold, and is let in all the same."""
+        return inputs > self.server.max_client_batch_size and self.server.split_large_batches
 
-    def permits(self, inputs: int) -> int:
-        """How many a request of so many inputs takes."""
-        parts = self.plan(inputs)
-        return inputs if parts is None else parts.permits
+    def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
+        """How a request of so many inputs goes through: in chunks of `largest`; without it as a whole, or in chunks of
+        `--max-client-batch-size` where `--split-large-batches` lets it hold more."""
+        most = self.server.max_client_batch_size
+        if largest is None and not self.splits(inputs):
+            return Bounds.whole(inputs)
+        return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
 
-    def run(self, task: Task[T], load: Load) -> Coroutine[Any, Any, Answered[T]]:
-        """Through the engine, as a whole or in parts."""
-        parts = self.plan(load.inputs)
-        if parts is not None:
-            return run_in_parts(self.service, task, parts)
-        return self.service.run(task, inputs=load.inputs, characters=load.characters)
+    def run(self, task: Task[T], load: Load, bounds: Bounds | None = None) -> Coroutine[Any, Any, Answered[T]]:
+        """Through the engine."""
+        return self.service.run(task, characters=load.characters, bounds=bounds or self.bounds(load.inputs))
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
@@ -119,13 +117,14 @@ class Context:
 
         if refusal is None and task.dimensions == 0:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
-        if refusal is None and numbers > ANSWER_NUMBERS and self.plan(load.inputs) is not None:
-            refusal = too_much_to_answer()
+        most = self.bounds(load.inputs).max_numbers
+        if refusal is None and most is not None and numbers > most:
+            refusal = too_many_numbers(most)
         try:
             answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
         except EmptyInput as error:
             raise error if field is None or not load.is_batch else error.named(field) from None
-        return await self.reply(write, answer, usage, max(numbers, numbers_in(answer)))
+        return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def measured(
         self,
@@ -143,14 +142,14 @@ class Context:
             if checked and load.is_batch:
                 self.check_batch(load.inputs)
             if refusal is not None:
-                with self.service.admission.inside(self.permits(load.inputs)):
+                with self.service.admission.inside(self.bounds(load.inputs).permits):
                     raise refusal
             try:
                 answered = await work()
             except asyncio.CancelledError:
                 self.metrics.dropped()
                 raise
-        usage = usage_of(answered, load, began_ns)
+        usage = Usage(load, answered.lengths, answered.timings, began_ns)
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
         return answered.answer, usage
 

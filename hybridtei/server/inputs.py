@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hybridtei.outputs import Load
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.observe import Load
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from hybridtei import errors
-from hybridtei.engine.service import Answered
-from hybridtei.errors import NoInputs, RequestRefused
+from hybridtei.errors import NoInputs
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.observability.tracing import CURRENT
-from hybridtei.outputs import Timings
+from hybridtei.outputs import Usage
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
 INPUT_LENGTH_MOST = 2**19  # of the bounds of its histogram
@@ -20,59 +17,20 @@ INPUT_LENGTH_MOST = 2**19  # of the bounds of its histogram
 Scope = Literal["embed", "predict"]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much a request asks for: inputs, their characters, and whether they came as a list."""
-
-    inputs: int
-    characters: int
-    is_batch: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a request cost: characters and tokens summed over its inputs, and its times."""
-
-    load: Load
-    lengths: list[int]
-    timings: Timings
-    began_ns: int = field(default_factory=perf_counter_ns)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.lengths)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """TEI's `x-compute-*` and timing headers; `gpu+optimized` is what it says on every device."""
-        elapsed = b"%d" % ((perf_counter_ns() - self.began_ns) // MILLISECOND_NS)
-        times = self.timings
-        return [
-            (b"x-compute-type", b"gpu+optimized"),
-            (b"x-compute-time", elapsed),
-            (b"x-compute-characters", b"%d" % self.load.characters),
-            (b"x-compute-tokens", b"%d" % self.tokens),
-            (b"x-total-time", elapsed),
-            (b"x-tokenization-time", b"%d" % (times.tokenization_ns // MILLISECOND_NS)),
-            (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
-            (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
-        ]
-
-
-def together(usages: Sequence[Usage]) -> Usage | None:
-    """Of a request that went through the engine several times: sums, and means over all inputs. None if it never did."""
-    inputs = sum(len(one.lengths) for one in usages)
-    if not inputs:
-        return None
-
-    def mean(of: Callable[[Timings], int]) -> int:
-        return sum(of(one.timings) * len(one.lengths) for one in usages) // inputs
-
-    return Usage(
-        Load(sum(one.load.inputs for one in usages), sum(one.load.characters for one in usages), is_batch=True),
-        [length for one in usages for length in one.lengths],
-        Timings(mean(lambda it: it.tokenization_ns), mean(lambda it: it.queue_ns), mean(lambda it: it.inference_ns)),
-        usages[0].began_ns,
-    )
+def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
+    """TEI's `x-compute-*` and timing headers; `gpu+optimized` is what it says on every device."""
+    elapsed = b"%d" % ((perf_counter_ns() - usage.began_ns) // MILLISECOND_NS)
+    times = usage.timings
+    return [
+        (b"x-compute-type", b"gpu+optimized"),
+        (b"x-compute-time", elapsed),
+        (b"x-compute-characters", b"%d" % usage.load.characters),
+        (b"x-compute-tokens", b"%d" % usage.tokens),
+        (b"x-total-time", elapsed),
+        (b"x-tokenization-time", b"%d" % (times.tokenization_ns // MILLISECOND_NS)),
+        (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
+        (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
+    ]
 
 
 class RequestMetrics:
@@ -138,7 +96,7 @@ def _stages(registry: Registry, scope: str) -> list[Histogram]:
 
 STAGES = ("", "tokenization_", "queue_", "inference_")
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
-    (RequestRefused, "batch_size"),
+    (errors.RequestRefused, "batch_size"),
     (NoInputs, "validation"),
     (errors.InvalidDimensions, "validation"),
     (errors.UnsupportedHead, "model_type"),
@@ -147,11 +105,6 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (errors.AnswerTooLarge, "answer_size"),
     (errors.RequestError, "tokenization"),
 )
-
-
-def usage_of(answered: Answered[Any], load: Load, began_ns: int) -> Usage:
-    """From the engine's account of a request."""
-    return Usage(load, list(answered.lengths), answered.timings, began_ns)
 
 
 def _method(is_batch: bool) -> str:

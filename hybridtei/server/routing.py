@@ -27,6 +27,7 @@ from hybridtei.server.http.disconnect import DISCONNECT, ClientDisconnected, Dis
 from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.http.writers import piecewise
+from hybridtei.server.observe import headers_of
 from hybridtei.server.registry import ANY, Able, Models
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
@@ -137,7 +138,7 @@ async def respond(scope: Any, reply: Reply, send: Send) -> None:
     finally:
         unsent.add(-reserved)
     if reply.usage is not None:
-        headers = [*reply.usage.headers(), *headers]
+        headers = [*headers_of(reply.usage), *headers]
     del reply  # its numbers need not wait for the client, too
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.scores import best_first, probabilities, refuse_nan
 from hybridtei.text.tokenizer import Direction, Text
 
@@ -36,7 +38,7 @@ class Classified:
 
 
 @dataclass(frozen=True, slots=True)
-class Classify:
+class Classify(ListTask):
     """Score every label for each of `inputs`; a pair is two texts that the checkpoint's template makes one input of."""
 
     inputs: Sequence[Text]
@@ -64,3 +66,7 @@ class Classify:
         logits = refuse_nan(outputs.scores)
         scores = logits if self.raw_scores else probabilities(logits, multi_label=model.spec.classifier.multi_label)
         return Classified(scores, model.spec.labels)
+
+    def join(self, answers: Sequence[Classified]) -> Classified:
+        """All rows, in order."""
+        return Classified(np.concatenate([answer.scores for answer in answers]), answers[0].labels)

@@ -5,7 +5,7 @@ Everything in which two requests may differ without needing two forward passes (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,25 +16,16 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.ragged import Ragged, offsets_of
+from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.vectors import cut, strongest, unit, without
-from hybridtei.text.reader import Input, TextReader, read_side
+from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What tasks need to know of a loaded model. `query_weights` float32[v]: of one that looks its queries up."""
-
-    spec: ModelSpec
-    reader: TextReader
-    query_weights: Floats | None = None
-
 
 InputType = Literal["query", "document"]
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(ListTask):
     """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
 
     `input_type` matters to models that read queries otherwise than documents; None is "document" to those that must choose, and
@@ -49,6 +40,11 @@ class Embed:
     normalize: bool = True
     dimensions: int | None = None
     input_type: InputType | None = None
+
+    def for_model(self, spec: ModelSpec) -> Embed | LookUp:
+        """`LookUp` for a query of a model that looks its queries up."""
+        looks_up = spec.sparse is not None and spec.sparse.queries is not None
+        return LookUp(self) if looks_up and self.input_type == "query" else self
 
     def check(self, spec: ModelSpec) -> None:
         """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
@@ -84,7 +80,7 @@ class Embed:
             allow_empty=allow_empty,
         )
 
-    def token_numbers(self, spec: ModelSpec, tokens: int) -> int:
+    def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         """How many numbers the answer holds at most of those that it has for each of so many tokens."""
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
@@ -101,6 +97,14 @@ class Embed:
             multivector=self._multivector(_scored(model.spec, self.input_type, encodings, outputs.multivector)),
             tokens=outputs.tokens,
         )
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """All rows, in order."""
+        return Embeddings.concat(answers)
+
+    def numbers(self, answer: Embeddings) -> int:
+        """How many numbers the answer holds."""
+        return answer.numbers
 
     def _width(self, spec: ModelSpec) -> int:
         if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads and spec.multivector is not None:
@@ -149,10 +153,15 @@ def _listed(heads: frozenset[Head]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUp(ListTask):
     """What `task` asks, without a pass: it wants no head of one."""
 
     task: Embed
+
+    @property
+    def size(self) -> int:
+        """See `Task.size`."""
+        return self.task.size
 
     @property
     def heads(self) -> frozenset[Head]:
@@ -169,6 +178,14 @@ class LookUp:
             task.inputs, truncate=task.truncate, direction=task.direction, prompt_name=task.prompt_name, special_tokens=False
         )
 
+    def split(self, max_inputs: int) -> Iterator[LookUp]:
+        """See `ListTask.split`."""
+        return map(LookUp, self.task.split(max_inputs))
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """All rows, in order."""
+        return Embeddings.concat(answers)
+
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """The weights of each query's words."""
         assert model.query_weights is not None
@@ -178,9 +195,3 @@ class LookUp:
         return Embeddings(
             sparse=SparseVectors(found.values, model.query_weights[found.values], found.offsets, len(model.query_weights))
         )
-
-
-def embed_task(spec: ModelSpec, task: Embed) -> Embed | LookUp:
-    """The task that answers what `task` asks of a model."""
-    looks_up = spec.sparse is not None and spec.sparse.queries is not None
-    return LookUp(task) if looks_up and task.input_type == "query" else task

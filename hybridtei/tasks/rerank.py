@@ -1,19 +1,14 @@
 """Reranking: one query and many documents in, a score for each document out.
 
 A reranker reads the query and a document together. A model with token vectors reranks by what it makes of each alone; then the
-query is read once. Ten thousand documents go through in parts, so that what is held of them is bounded:
-
-    known = None
-    for part in task.parts():
-        scored = run(part.knowing(known))
-        known = scored.query
+query is read once. Ten thousand documents go through in chunks, so that what is held of them is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -21,19 +16,20 @@ from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs
-from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.base import ListTask, Model
+from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.scores import probabilities, refuse_nan
 from hybridtei.tasks.vectors import maxsim, sparse_dot
 from hybridtei.text.tokenizer import Direction
 
-PART_DOCUMENTS = 256
-PART_CHARACTERS = 65_536  # of a part's documents; token vectors of so many are some 60 MB
+MAX_CHUNK_DOCUMENTS = 256
+MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so many are some 60 MB
 INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents; `query`: what later parts need not compute again."""
+    """Scores float32[n] in the order of the documents; `query`: what later chunks need not compute again."""
 
     scores: Floats
     query: Embeddings | None = None
@@ -45,29 +41,42 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """Score `documents` for `query`."""
+class _Question(ListTask):
+    """Score `documents` for `query`. `max_document_tokens`: each document is cut to so many, whatever else is cut."""
 
     query: str
     documents: Sequence[str]
     truncate: bool = True
     direction: Direction = "right"
     raw_scores: bool = False
+    max_document_tokens: int | None = field(default=None, kw_only=True)
 
-    def parts(self) -> Iterator[Self]:
-        """The same question about some documents each, in order."""
+    @property
+    def size(self) -> int:
+        """How many documents."""
+        return len(self.documents)
+
+    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
+        """The same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
         begin, characters = 0, 0
         for place, document in enumerate(self.documents):
-            full = place - begin == PART_DOCUMENTS or characters + len(document) > PART_CHARACTERS
+            full = place - begin == max_inputs or characters + len(document) > MAX_CHUNK_CHARACTERS
             if full and place > begin:
                 yield replace(self, documents=self.documents[begin:place])
                 begin, characters = place, 0
             characters += len(document)
-        yield replace(self, documents=self.documents[begin:])
+        yield self if begin == 0 else replace(self, documents=self.documents[begin:])
 
-    def knowing(self, query: Embeddings | None) -> Self:
-        """With what an earlier part computed of the query."""
-        return self
+    def join(self, answers: Sequence[Scored]) -> Scored:
+        """The scores of all documents, in order."""
+        return Scored.concat(answers)
+
+    def cut_documents(self, model: Model) -> Sequence[str]:
+        """The documents, each cut to `max_document_tokens`."""
+        most = self.max_document_tokens
+        if most is None:
+            return self.documents
+        return model.reader.cut_to(self.documents, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,7 @@ class Rerank(_Question):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
-        pairs = [(self.query, document) for document in self.documents]
+        pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
         return model.reader.ask(
@@ -136,6 +145,7 @@ class RerankByVectors(_Question):
     kinds beside it. These scores are similarities already: raw or not, they are the same.
     """
 
+    needs_first: ClassVar[bool] = True
     weights: Weights | str | None = None
     mean: bool | None = None
     kinds: frozenset[Head] = frozenset()
@@ -150,8 +160,9 @@ class RerankByVectors(_Question):
     def _weights(self) -> Weights:
         return PRESETS.get(self.weights, Weights()) if isinstance(self.weights, str) else self.weights or Weights()
 
-    def knowing(self, query: Embeddings | None) -> Self:
-        return replace(self, known=query)
+    def knowing(self, first: Scored) -> Self:
+        """With the query's vectors."""
+        return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
         """Raises UnsupportedHead, in TEI's words, or InvalidInput."""
@@ -168,9 +179,10 @@ class RerankByVectors(_Question):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
-        if not self.query and not all(self.documents):
-            raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(self.documents) if not text))
-        documents = Embed(self.documents, self.heads, self.truncate, self.direction, input_type="document").read(model)
+        texts = self.cut_documents(model)
+        if not self.query and not all(texts):
+            raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text))
+        documents = Embed(texts, self.heads, self.truncate, self.direction, input_type="document").read(model)
         if self.known is not None:
             return documents
         return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
@@ -189,6 +201,9 @@ class RerankByVectors(_Question):
         mean = len(self.kinds) > 1 if self.mean is None else self.mean
         total = sum(share * _alike(head, query, documents, mean=mean) for head, share in sorted(shares.items()))
         return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
+
+
+Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
@@ -228,10 +243,45 @@ def rerank_task(
     instruction: str | None = None,
     weights: Weights | str | None = None,
     mean: bool | None = None,
-) -> Rerank | RerankByVectors:
+    max_document_tokens: int | None = None,
+) -> Ranking:
     """The task that fits the model; its `check` says whether the model can rank at all."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
         weights = _declared(spec) if weights is None else weights
-        return RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds)
-    return Rerank(query, documents, truncate, direction, raw_scores, instruction)
+        return RerankByVectors(
+            query, documents, truncate, direction, raw_scores, weights, mean, kinds, max_document_tokens=max_document_tokens
+        )
+    return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankPairs:
+    """Several questions, of which each scores documents of its own; it has no chunk but theirs."""
+
+    needs_first: ClassVar[bool] = False
+    questions: Sequence[Ranking]
+
+    @property
+    def size(self) -> int:
+        """How many documents, of all questions."""
+        return sum(question.size for question in self.questions)
+
+    def for_model(self, spec: ModelSpec) -> Self:
+        """This task, on every model."""
+        return self
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead or InvalidInput."""
+        if spec.kind not in ("reranker", "embedding"):
+            raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
+        for question in self.questions:
+            question.check(spec)
+
+    def split(self, max_inputs: int) -> Iterator[Ranking]:
+        """The chunks of each question, in order."""
+        return (chunk for question in self.questions for chunk in question.split(max_inputs))
+
+    def join(self, answers: Sequence[Scored]) -> Scored:
+        """The scores of all documents, in order."""
+        return Scored.concat(answers)

@@ -13,7 +13,7 @@ from hybridtei.batch import Encoding, Head, LocatedEncoding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.scores import refuse_nan, softmax
 from hybridtei.text.tokenizer import Direction
 
@@ -40,7 +40,7 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(ListTask):
     """Label what stands in `inputs`; `include_special_tokens` only where tokens are not merged."""
 
     inputs: Sequence[str]

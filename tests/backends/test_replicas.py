@@ -122,7 +122,7 @@ def test_two_of_torch_serve_one_queue(bert: Path) -> None:
 
     async def scenario() -> np.ndarray:
         await service.start()
-        asked = [service.run(Embed([ids], DENSE, normalize=False), inputs=1) for ids in texts]
+        asked = [service.run(Embed([ids], DENSE, normalize=False)) for ids in texts]
         found = await asyncio.gather(*asked)
         await service.stop()
         return np.concatenate([one.answer.dense for one in found])
@@ -146,11 +146,11 @@ def test_an_engine_whose_only_device_is_lost_is_unhealthy_and_says_why() -> None
         await service.start()
         await service.check_health()
         with pytest.raises(BackendError, match="a restart is needed"):
-            await service.run(Embed(["one"], DENSE), inputs=1)
+            await service.run(Embed(["one"], DENSE))
         with pytest.raises(Unhealthy):
             await service.check_health()
         with pytest.raises(Unhealthy):
-            await service.run(Embed(["two"], DENSE), inputs=1)
+            await service.run(Embed(["two"], DENSE))
         await service.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))

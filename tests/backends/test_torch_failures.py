@@ -152,14 +152,14 @@ def test_a_server_out_of_memory_fails_what_cannot_fit_and_serves_on(backend: Tor
     async def scenario(service: EngineService) -> None:
         tasks = [Embed([ids(backend, 20, seed), ids(backend, 12, 100 + seed)], DENSE) for seed in range(12)]
         too_long = Embed([ids(backend, 60, 50), ids(backend, 5, 51)], DENSE)
-        asked = [service.run(task, inputs=2) for task in (*tasks[:6], too_long, *tasks[6:])]
+        asked = [service.run(task) for task in (*tasks[:6], too_long, *tasks[6:])]
         found = await asyncio.gather(*asked, return_exceptions=True)
         refused = found.pop(6)
         assert isinstance(refused, BackendError)
         assert "does not fit into memory" in str(refused)
         assert all(not isinstance(one, BaseException) and one.answer.dense.shape[0] == 2 for one in found)
         await service.check_health()
-        assert len((await service.run(Embed([ids(backend, 30, 77)], DENSE), inputs=1)).answer.dense) == 1
+        assert len((await service.run(Embed([ids(backend, 30, 77)], DENSE))).answer.dense) == 1
 
     served(backend, scenario)
 
@@ -168,11 +168,11 @@ def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(service: EngineService) -> None:
-        await service.run(Embed([ids(backend, 9, 0)], DENSE), inputs=1)
+        await service.run(Embed([ids(backend, 9, 0)], DENSE))
         monkeypatch.setattr(backend, "answers", lambda: False)
         backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
         with pytest.raises(BackendError, match="the engine stopped: cpu answers no more; a restart is needed"):
-            await service.run(Embed([ids(backend, 9, 1)], DENSE), inputs=1)
+            await service.run(Embed([ids(backend, 9, 1)], DENSE))
         with pytest.raises(Unhealthy):
             await service.check_health()
 

@@ -17,7 +17,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.observability.metrics import Registry
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import Tokenizer

@@ -19,7 +19,8 @@ from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded,
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.system.cpu import LaneKind
-from hybridtei.tasks.embed import Embed, Model
+from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embed
 from tests.engine import small
 
 HANG = 120  # seconds after which a test that should end at once has hung
@@ -84,7 +85,7 @@ def different(count: int) -> list[str]:
 
 
 async def answer(service: EngineService, task: Embed) -> Embeddings:
-    return (await service.run(task, inputs=len(task.inputs))).answer
+    return (await service.run(task)).answer
 
 
 def queued(service: EngineService) -> float:
@@ -94,7 +95,7 @@ def queued(service: EngineService) -> float:
 def test_an_answer_with_lengths_and_times():
     async def scenario() -> None:
         async with running(small.service()) as service:
-            answered = await service.run(embed("a hybrid search", "one", heads=ALL), inputs=2)
+            answered = await service.run(embed("a hybrid search", "one", heads=ALL))
             assert answered.lengths == [5, 3]
             assert answered.answer.dense.shape == (2, small.HIDDEN)
             assert answered.answer.multivector.lengths.tolist() == [4, 2]

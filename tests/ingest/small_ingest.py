@@ -31,7 +31,7 @@ from hybridtei.ingest.sources.walk import source_files
 from hybridtei.store.base import CollectionPlan, Store
 from hybridtei.store.collection import plan_for
 from hybridtei.store.embedded.store import EdgeStore
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 from tests.engine import small
 
 NAME = "small"

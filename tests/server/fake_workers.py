@@ -22,7 +22,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.multiprocess.supervisor import run_workers
 from hybridtei.server.run import run_server
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 
 
 def wait(pause: str) -> None:

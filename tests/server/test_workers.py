@@ -25,7 +25,7 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.http.limits import bound
 from hybridtei.server.multiprocess import supervisor as workers
-from hybridtei.tasks.embed import Model
+from hybridtei.tasks.base import Model
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts
 

@@ -14,11 +14,12 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.checkpoint.heads import SparseHead
+from hybridtei.engine.admission import Bounds
 from hybridtei.errors import EmptyInput, NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
 from hybridtei.tasks.classify import Classify
-from hybridtei.tasks.embed import Embed, LookUp, embed_task
-from hybridtei.tasks.rerank import PART_CHARACTERS, PART_DOCUMENTS, Rerank, Scored, rerank_task
+from hybridtei.tasks.embed import Embed, LookUp
+from hybridtei.tasks.rerank import MAX_CHUNK_CHARACTERS, MAX_CHUNK_DOCUMENTS, Rerank, Scored, rerank_task
 from hybridtei.tasks.tag import Tag
 from tests.engine import small
 
@@ -36,19 +37,19 @@ def answer(task, model=MODEL):
     return task.finish(model, encodings, FakeBackend(model.spec).forward(pack(encodings, task.heads, model.spec.positions)))
 
 
-@given(st.lists(st.integers(0, PART_CHARACTERS // 3), max_size=700))
+@given(st.lists(st.integers(0, MAX_CHUNK_CHARACTERS // 3), max_size=700))
 def test_parts_are_all_the_documents_in_order_and_bounded(lengths):
     documents = ["x" * length for length in lengths]
-    parts = [part.documents for part in Rerank("q", documents).parts()]
+    parts = [part.documents for part in Rerank("q", documents).split()]
     assert [document for part in parts for document in part] == documents
     for part in parts:
-        assert len(part) <= PART_DOCUMENTS
-        assert len(part) == 1 or sum(map(len, part)) <= PART_CHARACTERS
+        assert len(part) <= MAX_CHUNK_DOCUMENTS
+        assert len(part) == 1 or sum(map(len, part)) <= MAX_CHUNK_CHARACTERS
 
 
 def test_parts_give_what_the_whole_gives():
     task = Rerank("one two", [" ".join(small.WORDS[i % 19 : i % 19 + 3]) or "a" for i in range(600)])
-    joined = Scored.concat([answer(part) for part in task.parts()])
+    joined = Scored.concat([answer(part) for part in task.split()])
     np.testing.assert_array_equal(joined.scores, answer(task).scores)
 
 
@@ -101,28 +102,23 @@ def test_the_service_answers_every_kind_of_task():
     tagger = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", ("O", "B-X")))
     documents = [f"one {word}" for word in small.WORDS] * 30
 
-    async def served(spec, task, inputs):
+    async def served(spec, task):
         service = small.service(spec, {"max_concurrent_requests": 2000, "embedding_cache_mb": 1})
         await service.start()
         try:
-            parts, known = [], None
-            for part in task.parts() if hasattr(task, "parts") else [task]:
-                answered = await service.run(part.knowing(known) if hasattr(part, "knowing") else part, inputs=inputs)
-                known = getattr(answered.answer, "query", None)
-                parts.append(answered.answer)
-            return parts
+            return (await service.run(task, bounds=Bounds(task.size, 256, 2, min(task.size, 512)))).answer
         finally:
             await service.stop()
 
     for spec in (SPEC, small.model_spec()):
         task = rerank_task(spec, "one two", documents)
-        scored = Scored.concat(asyncio.run(served(spec, task, len(documents))))
+        scored = asyncio.run(served(spec, task))
         np.testing.assert_allclose(scored.scores, answer(task, small.model(spec)).scores, rtol=1e-6)  # sums in another order
-    (classified,) = asyncio.run(served(SPEC, Classify(documents), 1))
+    classified = asyncio.run(served(SPEC, Classify(documents)))
     assert classified.scores.shape == (len(documents), 1)
-    (tagged,) = asyncio.run(served(tagger, Tag(documents), 1))
+    tagged = asyncio.run(served(tagger, Tag(documents)))
     assert [one.text for one in tagged] == documents
     looked_up = small.model_spec(sparse=SparseHead("splade", queries=Path("table")), multivector=None, pooling=())
-    task = embed_task(looked_up, Embed(["one two"], frozenset({Head.SPARSE}), input_type="query"))
+    task = Embed(["one two"], frozenset({Head.SPARSE}), input_type="query").for_model(looked_up)
     assert isinstance(task, LookUp)
     assert task.heads == frozenset()

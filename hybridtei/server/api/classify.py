@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
-from hybridtei.engine.service import Answered, Task
+from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.outputs import Floats
+from hybridtei.outputs import Floats, Load, Usage
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Prediction, PredictRequest
 from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError, decode
 from hybridtei.server.http.writers import scored
 from hybridtei.server.inputs import Texts, direction, parse_predict
-from hybridtei.server.observe import Load, Usage
+from hybridtei.tasks.base import Task
 from hybridtei.tasks.classify import Classified, Classify
 from hybridtei.tasks.scores import best_first, sigmoid, softmax
 from hybridtei.text.tokenizer import Text

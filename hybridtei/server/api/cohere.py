@@ -10,13 +10,12 @@ from msgspec import Meta, Struct
 from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.inputs import Inputs
-from hybridtei.server.observe import Usage
 from hybridtei.server.vector_dtypes import Quantise, quantiser
 from hybridtei.tasks.embed import Embed, InputType
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from hybridtei.batch import Head
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.ragged import Ragged
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
@@ -28,7 +28,6 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.inputs import Inputs, direction, parse_inputs
-from hybridtei.server.observe import Usage
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision, cosine, cut

@@ -9,12 +9,11 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.errors import NoInputs, UnsupportedHead
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.embed import SPLADE_NORMALIZE
 from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.inputs import Inputs
-from hybridtei.server.observe import Usage
 from hybridtei.tasks.embed import Embed
 
 

@@ -9,14 +9,13 @@ from msgspec import Meta, Struct
 from hybridtei.batch import Head
 from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.embed import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, wanted
 from hybridtei.server.api.tei import Id, Size
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.inputs import Inputs, parse_inputs
-from hybridtei.server.observe import Usage
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision

@@ -10,11 +10,10 @@ import msgspec
 
 from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.search import FailedPoint, Point, PointsRequest, PointsResponse
 from hybridtei.server.api.search_answers import Shelf, embed_documents
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.observe import Usage, together
 
 if TYPE_CHECKING:
     from qdrant_client import models
@@ -69,7 +68,7 @@ async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
         if ready:
             await shelf.layouts.store.upsert(name, ready)
     failed.sort(key=lambda one: one.index)
-    return Reply(PointsResponse(name, created, len(stored), stored, failed), together(usages))
+    return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
 
 
 async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:

@@ -15,17 +15,14 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, Load
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.writers import sparse_qdrant
-from hybridtei.server.observe import Load
-from hybridtei.server.parts import plan, run_in_parts
 from hybridtei.server.registry import NO_NAMES, Models
-from hybridtei.tasks.embed import Embed, InputType, embed_task
+from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import cut, unit
 
 Vector = Literal["dense", "sparse", "multivector"]
@@ -248,19 +245,10 @@ def _passes(wishes: Sequence[_Wish]) -> dict[tuple[Any, ...], _Pass]:
 
 async def _embedded(asked: _Pass) -> _Done:
     context, texts = asked.context, list(asked.texts)
-    spec, config = context.service.model.spec, context.service.config
-    embed = Embed(texts, asked.heads, context.truncate(None), prompt_name=asked.prompt_name, input_type=asked.side)
+    task = Embed(texts, asked.heads, context.truncate(None), prompt_name=asked.prompt_name, input_type=asked.side)
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    task = embed_task(spec, embed)
-    parts = plan(len(texts), largest=context.server.max_client_batch_size, permits=config.max_concurrent_requests)
-
-    async def work() -> Answered[Embeddings]:
-        # a query that is alone rides the express lane, as anywhere; what is only looked up needs no parts
-        if len(texts) == 1 or not isinstance(task, Embed):
-            return await context.service.run(task, inputs=parts.permits, characters=load.characters)
-        return await run_in_parts(context.service, task, parts)
-
-    answer, usage = await context.measured(work, load, checked=False)
+    bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
+    answer, usage = await context.measured(lambda: context.run(task, load, bounds), load, checked=False)
     return _Done(asked, answer, usage.lengths)
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import orjson
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from hybridtei.batch import Encoding, Head
-from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Floats, Load, Usage
 from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.inputs import TruncationDirection, direction
-from hybridtei.server.observe import Load, Usage
-from hybridtei.server.parts import PARTS_INSIDE, in_order, mean_timings, plan
-from hybridtei.tasks.embed import Model
-from hybridtei.tasks.rerank import Rerank, RerankByVectors, Scored, Weights, rerank_task
+from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
 from hybridtei.tasks.scores import best_first
 
 
@@ -162,11 +153,9 @@ def check_instruction(instruction: str | None, documents: int) -> None:
         )
 
 
-PART_DOCUMENTS = 64
+CHUNK_DOCUMENTS = 64
 NUMBERS_A_RANK = 40  # as which an item counts that is built and written
 DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
-
-Ranking = Rerank | RerankByVectors
 
 
 @handler("rerank")
@@ -178,16 +167,16 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
         task = _task(context, request.query, request.texts, request, truncate=request.truncate)
         task.check(context.service.model.spec)
     load = _load(request.query, request.texts)
-    permits = load.inputs if context.plan(load.inputs) is None else _window(context, load.inputs)
-    work = _Work(context, task, permits=permits)
-    scores, usage = await context.measured(work.run, load, scope="predict")
+    split = context.splits(load.inputs)
+    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(CHUNK_DOCUMENTS)
+    scored, usage = await context.measured(lambda: context.run(task, load, bounds), load, scope="predict")
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
             return [{"index": i, "score": scores[i]} for i in best_first(scores).tolist()]
         return [{"index": i, "text": request.texts[i], "score": scores[i]} for i in best_first(scores).tolist()]
 
-    return await context.reply(write, scores, usage, NUMBERS_A_RANK * len(scores))
+    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
 
 
 @handler("rerank")
@@ -205,11 +194,11 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         if request.return_documents or request.by_property is not UNSET:
             _check_returnable(given)
         truncate = request.truncation if request.truncate is None else request.truncate
-        task = _task(context, request.query, documents, request, truncate=truncate)
+        most = request.max_tokens_per_doc or None
+        task = _task(context, request.query, documents, request, truncate=truncate, max_document_tokens=most)
         task.check(context.service.model.spec)
     load = _load(request.query, documents)
-    work = _Work(context, task, permits=_window(context, len(documents)), document_tokens=request.max_tokens_per_doc or None)
-    scores, usage = await context.measured(work.run, load, scope="predict", checked=False)
+    scored, usage = await _ranked(context, task, load)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [
@@ -220,21 +209,21 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
                 item["document"] = _given_back(given[item["index"]], plain=plain)
         return _object(context, request, items, scores, usage)
 
-    return await context.reply(write, scores, usage, NUMBERS_A_RANK * len(scores))
+    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
 
 
 async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> Floats:
     """A score for each document, as `/rerank` gives it: what ranks the hits of a search. Raises UnsupportedHead."""
     task = rerank_task(context.service.model.spec, query, documents, truncate=True)
     task.check(context.service.model.spec)
-    work = _Work(context, task, permits=_window(context, len(documents)))
-    scores, _ = await context.measured(work.run, _load(query, documents), scope="predict", checked=False)
-    return scores
+    scored, _ = await _ranked(context, task, _load(query, documents))
+    return scored.scores
 
 
-def _window(context: Context, documents: int) -> int:
-    """How many are inside at once, at most."""
-    return plan(documents, largest=PART_DOCUMENTS, permits=context.service.config.max_concurrent_requests).permits
+async def _ranked(context: Context, task: Ranking, load: Load) -> tuple[Scored, Usage]:
+    """However many documents there are."""
+    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+    return await context.measured(lambda: context.run(task, load, bounds), load, scope="predict", checked=False)
 
 
 def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
@@ -277,6 +266,7 @@ def _task(
     request: RerankRequest | DocumentsRequest,
     *,
     truncate: bool | None,
+    max_document_tokens: int | None = None,
 ) -> Ranking:
     check_instruction(request.instruction, len(documents))
     shares = request.weights
@@ -289,65 +279,9 @@ def _task(
         raw_scores=request.raw_scores is True,
         instruction=request.instruction,
         weights=Weights(shares.dense, shares.sparse, shares.multivector) if isinstance(shares, RerankWeights) else shares,
+        max_document_tokens=max_document_tokens,
     )
 
 
 def _load(query: str, documents: Sequence[str]) -> Load:
     return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Capped:
-    """A ranking whose documents are cut to so many tokens each, whatever else is cut."""
-
-    task: Ranking
-    tokens: int
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return self.task.heads
-
-    def check(self, spec: ModelSpec) -> None:
-        self.task.check(spec)
-
-    def prepare(self, model: Model) -> list[Encoding]:
-        cut = model.reader.cut_to(self.task.documents, self.tokens)
-        return replace(self.task, documents=cut).prepare(model)
-
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        return self.task.finish(model, encodings, outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A ranking through the engine, in parts. `permits` are held until the last is done, and taken before the first begins."""
-
-    context: Context
-    task: Ranking
-    permits: int
-    document_tokens: int | None = None
-
-    async def run(self) -> Answered[Floats]:
-        """Raises what the first part that fails raises."""
-        with self.context.service.admission.inside(self.permits, turns=self.permits < len(self.task.documents)):
-            parts = self._parts()
-            first = await self._part(next(parts))
-            starts = (partial(self._part, part.knowing(first.answer.query)) for part in parts)
-            done = [first, *await in_order(starts, PARTS_INSIDE)]
-        return together(done, len(self.task.documents))
-
-    def _parts(self) -> Iterator[Ranking]:
-        documents = self.task.documents
-        for begin in range(0, len(documents), PART_DOCUMENTS):
-            yield from replace(self.task, documents=documents[begin : begin + PART_DOCUMENTS]).parts()
-
-    def _part(self, part: Ranking) -> Coroutine[Any, Any, Answered[Scored]]:
-        task = part if self.document_tokens is None else _Capped(part, self.document_tokens)
-        return self.context.service.run(task, inputs=0)
-
-
-def together(parts: Sequence[Answered[Scored]], inputs: int) -> Answered[Floats]:
-    """All scores; times as if it had been one part: tokenisation a document, the others as a document's mean."""
-    timings = mean_timings([(len(part.answer.scores), part.timings) for part in parts], inputs)
-    scores = np.concatenate([part.answer.scores for part in parts])
-    return Answered(scores, [length for part in parts for length in part.lengths], timings)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
-from hybridtei.engine.service import Answered
-from hybridtei.errors import UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.embed import pooled, pooled_head
 from hybridtei.server.api.openai import OpenAICompatUsage
-from hybridtei.server.api.rerank import Instruction, Ranking, check_instruction, together
+from hybridtei.server.api.rerank import Instruction, check_instruction
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.inputs import Inputs
-from hybridtei.server.observe import Load, Usage
-from hybridtei.server.parts import PARTS_INSIDE, in_order
 from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.rerank import RerankByVectors, rerank_task
+from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 from hybridtei.tasks.vectors import unit
 
 Side = str | list[str] | None
@@ -81,7 +76,7 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     pairs = request.pairs
     with context.counting_failures():
         check_instruction(request.instruction, len(pairs))
-    tasks = [
+    questions = [
         rerank_task(
             context.service.model.spec,
             query,
@@ -91,20 +86,13 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
         )
         for query, some in groupby(pairs, key=lambda pair: pair[0])
     ]
-    if context.service.model.spec.kind == "embedding" and not isinstance(tasks[0], RerankByVectors):
+    if context.service.model.spec.kind == "embedding" and not isinstance(questions[0], RerankByVectors):
         return await _cosines(context, pairs)
     load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
-    scores, usage = await context.measured(lambda: _ranked(context, tasks, load.inputs), load, scope="predict")
-    return Reply(_object(context, scores, usage), usage)
-
-
-async def _ranked(context: Context, tasks: Sequence[Ranking], inputs: int) -> Answered[Floats]:
-    if context.service.model.spec.kind not in ("reranker", "embedding"):
-        raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
-    permits = context.permits(inputs)
-    with context.service.admission.inside(permits, turns=permits < inputs):
-        starts = (partial(context.service.run, part, inputs=0) for task in tasks for part in task.parts())
-        return together(await in_order(starts, PARTS_INSIDE), inputs)
+    task = RerankPairs(questions)
+    bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
+    scored, usage = await context.measured(lambda: context.run(task, load, bounds), load, scope="predict")
+    return Reply(_object(context, scored.scores, usage), usage)
 
 
 async def _cosines(context: Context, pairs: Pairs) -> Reply:

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
 from hybridtei.engine.admission import Admission
-from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, TooManyCandidates
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server import registry as jobs
 from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
 from hybridtei.server.api.search import SearchRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.observe import Load, Usage
 from hybridtei.server.registry import Models
 from hybridtei.tasks.embed import Embed
 
@@ -211,15 +209,7 @@ async def embed_documents(
     context: Context, texts: Sequence[str], heads: frozenset[Head], *, truncate: bool | None
 ) -> tuple[Embeddings, Usage]:
     """Every wanted output of texts to be stored, in parts. Raises what the first part that fails raises."""
-    from hybridtei.server.parts import plan, run_in_parts
-
     task = Embed(list(texts), heads, context.truncate(truncate), input_type="document")
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    parts = plan(
-        len(texts), largest=context.server.max_client_batch_size, permits=context.service.config.max_concurrent_requests
-    )
-
-    async def work() -> Answered[Embeddings]:
-        return await run_in_parts(context.service, task, parts)
-
-    return await context.measured(work, load, checked=False)
+    bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
+    return await context.measured(lambda: context.run(task, load, bounds), load, checked=False)

@@ -10,10 +10,10 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.classify import run_checked
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.inputs import TruncationDirection, direction
-from hybridtei.server.observe import Load, Usage
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from hybridtei.engine.service import BYTES_PER_NUMBER
+from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
+from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api.tei import DecodeRequest, Id, TokenizeRequest
@@ -18,7 +19,6 @@ from hybridtei.server.http.body import decode, keys_of
 from hybridtei.server.http.content_coding import FORM
 from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.inputs import parse_ids
-from hybridtei.server.parts import too_much_to_answer
 from hybridtei.text.tokenizer import Token
 
 Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
@@ -133,7 +133,7 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
         append = _append_packed if packs else _append_json
         await context.service.aside(partial(append, written, items[begin : begin + part], make))
         if written.tell() > ANSWER_BYTES and len(items) > part:
-            raise too_much_to_answer()
+            raise too_many_numbers(MAX_ANSWER_NUMBERS)
     written.write(b"" if packs else b"]")
     numbers = written.tell() // BYTES_PER_NUMBER
     return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)

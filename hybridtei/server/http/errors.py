@@ -16,7 +16,7 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 
 from hybridtei import errors
-from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RequestRefused, RoleNeeded
+from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RoleNeeded
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.disconnect import ClientDisconnected
 
@@ -36,7 +36,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.EmptyInput: Row(400, "Empty", "Input validation error: "),
     NoInputs: Row(400, "Empty"),
     errors.InvalidInput: Row(422, "Validation", "Input validation error: "),
-    RequestRefused: Row(422, "Validation"),
+    errors.RequestRefused: Row(422, "Validation"),
     errors.TokenizerError: Row(422, "Tokenizer"),
     errors.UnsupportedHead: Row(424, "Backend", "Backend error: "),
     errors.UnknownModel: Row(404, "NotFound"),

@@ -1,4 +1,4 @@
-"""Requests of more inputs than one may have, in parts: answers as of one, few permits, and nothing done for who has left."""
+"""Requests of more inputs than one may have, in chunks: answers as of one, few permits, and nothing done for who has left."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.admission import most_of_turns
-from hybridtei.server import parts
-from hybridtei.server.parts import Plan, in_order, plan
+from hybridtei.engine import admission as permits_of
+from hybridtei.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, most_of_turns
+from hybridtei.engine.service import in_order
+from hybridtei.tasks.classify import Classify
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, Running, serving
 
@@ -61,7 +62,7 @@ def near(one: Any, other: Any) -> bool:
         ("/decode", {"ids": [[5, 6, 7], [8]] * 6}),
     ],
 )
-def test_the_answer_is_that_of_one_part(split, whole, path, body):
+def test_the_answer_is_that_of_one_chunk(split, whole, path, body):
     answer, expected = split.post(path, body), whole.post(path, body)
     assert answer.status_code == expected.status_code == 200
     assert near(answer.json(), expected.json())
@@ -70,7 +71,7 @@ def test_the_answer_is_that_of_one_part(split, whole, path, body):
     assert split.service.admission.free == PERMITS
 
 
-def test_classes_and_tags_in_parts():
+def test_classes_and_tags_in_chunks():
     for labels, path, body in (
         (labelled(*LABELS), "/predict", {"inputs": [[text] for text in TEXTS]}),
         (labelled(*LABELS), "/classify", {"input": TEXTS}),
@@ -104,7 +105,7 @@ def test_an_ordinary_request_takes_its_permits_as_ever(split):
 
 
 def test_a_large_answer_is_refused_before_or_in_between(monkeypatch, split):
-    monkeypatch.setattr(parts, "ANSWER_NUMBERS", 200)
+    monkeypatch.setattr(permits_of, "MAX_ANSWER_NUMBERS", 200)
     answer = split.post("/embed_all", {"inputs": TEXTS})
     assert answer.status_code == 422
     assert answer.json()["error"].startswith("the answer would hold more than 200 numbers")
@@ -155,13 +156,15 @@ def test_who_leaves_stops_the_rest():
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 64))
-def test_a_plan_keeps_its_bounds_and_loses_nothing(inputs, largest, permits):
-    made = plan(inputs, largest=largest, permits=permits)
-    assert [place for one in made.ranges() for place in range(inputs)[one]] == [*range(inputs)]
-    assert 1 <= made.part <= largest
-    assert 1 <= made.parts_inside <= parts.PARTS_INSIDE
+def test_bounds_are_kept_and_chunks_lose_nothing(inputs, largest, permits):
+    made = Bounds.of(inputs, largest=largest, permits=permits)
+    chunks = [*Classify(range(inputs)).split(made.chunk)]
+    assert [place for one in chunks for place in one.inputs] == [*range(inputs)]
+    assert all(1 <= one.size <= made.chunk for one in chunks)
+    assert 1 <= made.chunk <= largest
+    assert 1 <= made.at_once <= MAX_CHUNKS_AT_ONCE
     assert made.permits <= min(permits, inputs)
-    assert made.part * made.parts_inside <= permits
+    assert made.chunk * made.at_once <= permits
     assert made.permits <= most_of_turns(permits) or not made.turns
 
 
@@ -184,8 +187,10 @@ def test_order_and_the_first_failure_by_place():
     assert max(started) <= 4
 
 
-def test_a_plan_for_few_permits():
-    assert plan(100, largest=32, permits=512) == Plan(100, 32, 2)
-    assert plan(100, largest=32, permits=40) == Plan(100, 30, 1)
-    assert plan(40, largest=64, permits=40) == Plan(40, 40, 1)
-    assert plan(100, largest=32, permits=2) == Plan(100, 2, 1)
+@pytest.mark.parametrize(
+    ("inputs", "largest", "permits", "expected"),
+    [(100, 32, 512, (32, 2, 64)), (100, 32, 40, (30, 1, 30)), (40, 64, 40, (40, 1, 40)), (100, 32, 2, (2, 1, 2))],
+)
+def test_bounds_for_few_permits(inputs, largest, permits, expected):
+    made = Bounds.of(inputs, largest=largest, permits=permits)
+    assert (made.chunk, made.at_once, made.permits) == expected
