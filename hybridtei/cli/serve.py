@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    heap.limit_arenas()  # while there is one thread, and nothing that starts others is imported
+    heap.limit_heaps()  # while there is one thread, and nothing that starts others is imported
     from hybridtei.observability import logs
     from hybridtei.observability import tracing as otlp
     from hybridtei.server import start

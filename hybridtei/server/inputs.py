@@ -48,15 +48,19 @@ def direction(name: TruncationDirection) -> Direction:
     return "left" if name in ("Left", "left") else "right"
 
 
-def parse_inputs(raw: Any, field: str = "inputs") -> Inputs:
-    """A text; a list of ids, which is one input (so is []); or a list of texts and id lists. Raises SchemaError."""
-    if isinstance(raw, str):
+def check_inputs(raw: Any, field: str = "inputs") -> None:
+    """Raises SchemaError for what `parse_inputs` would not understand: ids and texts in one list."""
+    if isinstance(raw, list):
+        kinds = set(map(type, raw))  # of a million ids within twenty milliseconds
+        if int in kinds and len(kinds) > 1:
+            wrong = "data did not match any variant of untagged enum Input: ids and texts mixed in one list"
+            raise SchemaError(f"{field}: {wrong}")
+
+
+def parse_inputs(raw: Any) -> Inputs:
+    """A text; a list of ids, which is one input (so is []); or a list of texts and id lists; see `check_inputs`."""
+    if isinstance(raw, str) or not raw or type(raw[0]) is int:
         return Inputs([raw], is_batch=False)
-    kinds = set(map(type, raw))  # of a million ids within some milliseconds
-    if kinds <= {int}:
-        return Inputs([raw], is_batch=False)
-    if int in kinds:
-        raise SchemaError(f"{field}: data did not match any variant of untagged enum Input: ids and texts mixed in one list")
     return Inputs(raw, is_batch=True)
 
 

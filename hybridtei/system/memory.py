@@ -22,6 +22,9 @@ from hybridtei.system.cpu import available_cores
 
 ARENAS = "MALLOC_ARENA_MAX"  # glibc's variable for how many heaps a process may have
 M_ARENA_MAX = -8  # its name in `mallopt`
+MAPPED = "MALLOC_MMAP_THRESHOLD_"  # glibc's variable for the size from which a block is mapped by itself
+M_MMAP_THRESHOLD = -3
+MAPPED_BYTES = 4_000_000  # glibc raises its own bound to 32 MB: an answer that grows past that leaves a hole of its size behind
 HELD = Path("/proc/self/statm")
 LOOK_SECONDS = 10.0
 STEP_BYTES = 16_000_000  # that the process may hold above what it needs
@@ -41,17 +44,18 @@ def arenas() -> int:
     return max(2, available_cores())
 
 
-def limit_arenas() -> None:
+def limit_heaps() -> None:
     """To be called before the process has threads: glibc decides for good when the first one asks for memory. Who has set
-    `MALLOC_ARENA_MAX` has decided already. Elsewhere than on glibc, nothing."""
-    if ARENAS not in os.environ:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).mallopt(M_ARENA_MAX, arenas())
+    `MALLOC_ARENA_MAX` or `MALLOC_MMAP_THRESHOLD_` has decided already. Elsewhere than on glibc, nothing."""
+    for variable, option, value in ((ARENAS, M_ARENA_MAX, arenas()), (MAPPED, M_MMAP_THRESHOLD, MAPPED_BYTES)):
+        if variable not in os.environ:
+            with suppress(OSError, AttributeError):
+                ctypes.CDLL(None).mallopt(option, value)
 
 
-def with_few_arenas(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a process starts with as many heaps as it should have."""
-    return {ARENAS: str(arenas()), **environment}
+def with_limited_heaps(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a process starts with the heaps that it should have."""
+    return {ARENAS: str(arenas()), MAPPED: str(MAPPED_BYTES), **environment}
 
 
 def resident() -> int:

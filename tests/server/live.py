@@ -143,7 +143,7 @@ def commanded(*flags: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "DrainingServer", Unsignalled)
         patch.setattr(logs, "configure", lambda **_: None)
-        patch.setattr(heap, "limit_arenas", lambda: None)
+        patch.setattr(heap, "limit_heaps", lambda: None)
         patch.setattr(gc, "freeze", lambda: None)  # this process lives on
         thread = threading.Thread(target=command, daemon=True)
         thread.start()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.engine.service import Answered
-from hybridtei.errors import InvalidInput, NoInputs
+from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
 from hybridtei.server.api.openai import OpenAICompatUsage
@@ -110,9 +110,11 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
 
 def _texts(context: Context, raw: Any) -> Texts:
     """Of what will be refused for its number, only that: to read it all would hold up others."""
-    is_batch = isinstance(raw, list) and isinstance(raw[0], list)
-    if is_batch and len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
-        return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
+    if isinstance(raw, list) and isinstance(raw[0], list):
+        if len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
+            return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
+        if len(raw) > PredictRequest.max_lists:
+            raise TooManyInputs(f"batch size {len(raw)} > maximum allowed batch size {PredictRequest.max_lists}")
     return parse_predict(raw)
 
 

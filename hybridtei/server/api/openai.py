@@ -15,7 +15,7 @@ from hybridtei.server.api.tei import Id, Size
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
-from hybridtei.server.inputs import Inputs, parse_inputs
+from hybridtei.server.inputs import Inputs, check_inputs, parse_inputs
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision
@@ -58,7 +58,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
 
     def __post_init__(self) -> None:
-        parse_inputs(self.items, "input")
+        check_inputs(self.items, "input")
 
     @property
     def width(self) -> int | None:
@@ -172,7 +172,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """`/v1/embeddings`: normalised, unless Jina's `normalized` is false."""
     with context.counting_failures():
         request.check()
-    inputs = parse_inputs(request.items, "input")
+    inputs = parse_inputs(request.items)
     refusal: HybridTeiError | None = foreign_ids(context, inputs)
     if context.is_splade and request.outputs is None:
         refusal = UnsupportedHead(SPLADE_NORMALIZE)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Raw, Struct
 
-from hybridtei.server.inputs import TruncationDirection, check_predict, direction, parse_ids, parse_inputs
+from hybridtei.server.inputs import TruncationDirection, check_predict, direction, parse_ids, check_inputs
 from hybridtei.text.tokenizer import Direction
 
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -23,7 +23,7 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     prompt_name: Annotated[str | None, Meta(description="Name of a prompt to put before each input.")] = None
 
     def __post_init__(self) -> None:
-        parse_inputs(self.inputs)
+        check_inputs(self.inputs)
 
     @property
     def direction(self) -> Direction:
@@ -94,6 +94,13 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
     ] = None
+
+    max_lists: ClassVar[int] = 100_000  # a request of more is refused for their number before they are read
+
+    @classmethod
+    def of_many(cls, inputs: int) -> Self:
+        """Stands for a request of so many lists, which will be refused for their number."""
+        return cls(inputs=[[""]] * inputs)
 
     def __post_init__(self) -> None:
         check_predict(self.inputs)

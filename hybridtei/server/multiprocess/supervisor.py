@@ -209,7 +209,7 @@ class _Office:
                 child_process.command("-m", "hybridtei.server.multiprocess.worker", *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env=heap.with_few_arenas(child_process.environment()),  # in this folder: it opens the same paths
+                env=heap.with_limited_heaps(child_process.environment()),  # in this folder: it opens the same paths
             )
         worker = self._workers[place] = _Worker(process, self)
         await worker.open(engine, control, self._setup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridtei.server.api import tei
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import serving
 
@@ -192,3 +193,21 @@ def test_scores_of_pairs(reranker, dense_server, server, classifier):
     assert reranker.post("/score", {"text_1": "a", "text_2": ["x"] * 33}).status_code == 422
     assert classifier.post("/score", {"text_1": "a", "text_2": "b"}).status_code == 424
     assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_very_many_pairs_are_counted_and_not_made(classifier, monkeypatch, copies):
+    made = []
+    monkeypatch.setattr(tei, "check_predict", lambda raw: made.append({id(item) for item in raw}))
+    number = tei.PredictRequest.max_lists + 1
+    response = classifier.post("/predict", {"inputs": [["a", "b"][:copies]] * number})
+    assert (response.status_code, response.json()["error"]) == (422, f"batch size {number} > maximum allowed batch size 32")
+    assert [len(items) for items in made] == [1]
+
+
+def test_very_many_pairs_are_refused_where_large_batches_are_split():
+    number = tei.PredictRequest.max_lists + 1
+    with serving(labelled(*LABELS), server={"split_large_batches": True}) as running:
+        response = running.post("/predict", {"inputs": [["a"]] * number})
+    assert response.status_code == 422
+    assert response.json()["error"] == f"batch size {number} > maximum allowed batch size {number - 1}"
