@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Raw, Struct
 
-from hybridtei.server.inputs import TruncationDirection, check_predict, direction, parse_ids, check_inputs
+from hybridtei.server.inputs import TruncationDirection, check_inputs, check_predict, direction, parse_ids
 from hybridtei.text.tokenizer import Direction
 
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
