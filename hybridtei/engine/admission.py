@@ -1,16 +1,21 @@
-"""How many inputs may be inside at once. A full house says so at once: nobody waits for a permit.
+"""How many inputs may be inside at once. Over HTTP nobody waits for a permit: a request is refused at once. Over gRPC, streams
+and reranking wait, and carry their permits into the tasks they start, so that the same handlers serve both.
 
 A request of many inputs goes through in several turns with the same permits. A few of those at once could hold them all for
-minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit.
+minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit. So do those
+who wait: one stream of many messages would keep everybody else out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, MutableSequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Self
@@ -18,6 +23,8 @@ from typing import Self
 from hybridtei.errors import Overloaded
 
 SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns
+RESERVE = 8  # of so many permits, one is not given to those who wait
+GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
 
 
 def most_of_turns(permits: int) -> int:
@@ -69,32 +76,128 @@ class Bounds:
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
-class Admission:
-    """`permits` to give; used from one thread, the event loop's."""
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    missing: int
+    served: asyncio.Future[None]
 
-    def __init__(self, permits: int) -> None:
+
+class Admission:
+    """`permits` to give; used from one thread, the event loop's.
+
+    With `descriptor`, of `shared_memory`, several processes share the permits: each counts what it holds at its own `place`. A
+    waiting caller is woken by what this process gives back, so gRPC, whose calls wait, is served by one process.
+    """
+
+    def __init__(self, permits: int, descriptor: int | None = None, place: int = 0) -> None:
         self.permits = permits
-        self._free = permits
+        self._descriptor = descriptor
+        self._taken: MutableSequence[int] | memoryview = [0]
+        if descriptor is not None:
+            self._taken = memoryview(mmap(descriptor, 0)).cast("q")
+        self._place = place
+        self._reserve = permits // RESERVE
+        self._waiting: deque[_Waiter] = deque()
+        self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
     @property
     def free(self) -> int:
-        return self._free
+        """Permits that nobody holds."""
+        return self.permits - sum(self._taken)
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait."""
+        return len(self._waiting)
 
     @contextmanager
     def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
-        """Hold one permit an input, maybe for several `turns`. Raises Overloaded, with nothing done, if too few are free."""
-        self._check(inputs, turns)
-        self._free -= inputs
+        """Hold one permit an input, maybe for several `turns`. Raises Overloaded, with nothing done, if too few are free. A
+        caller that carries enough takes none."""
+        carrier, carried = _carried.get()
+        if carrier is self and inputs <= carried:
+            yield
+            return
+        left = self.permits - most_of_turns(self.permits) if turns else 0
+        if self._take(inputs, left) < inputs:
+            raise Overloaded
         try:
             yield
         finally:
-            self._free += inputs
+            self.give_back(inputs)
 
-    def _check(self, inputs: int, turns: bool) -> None:
-        left = self.permits - most_of_turns(self.permits) if turns else 0
-        if inputs > self.free - left:
-            raise Overloaded
+    async def wait(self, inputs: int) -> int:
+        """Take a permit an input, as soon as there are so many; -> how many: never more than those who wait may have.
 
+        First come, first served; the first in line gathers what others give back.
+        """
+        inputs = min(inputs, self.permits - self._reserve)
+        waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._serve()
+        try:
+            await waiter.served
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            self.give_back(inputs - waiter.missing)
+            raise
+        return inputs
+
+    def give_back(self, permits: int) -> None:
+        """Free permits that were taken here."""
+        self._taken[self._place] -= permits  # no other process writes here, so no lock
+        if self._waiting:
+            self._serve()
+
+    @asynccontextmanager
+    async def held(self, inputs: int) -> AsyncIterator[None]:
+        """Wait, and carry the permits within."""
+        permits = await self.wait(inputs)
+        try:
+            with self.carrying(inputs):
+                yield
+        finally:
+            self.give_back(permits)
+
+    @contextmanager
+    def carrying(self, inputs: int) -> Iterator[None]:
+        """So many inputs within, and in tasks started there, need no permits of their own."""
+        before = _carried.set((self, inputs))
+        try:
+            yield
+        finally:
+            _carried.reset(before)
+
+    def clear(self, place: int) -> None:
+        """The process at `place` has ended, and holds nothing any more."""
+        self._taken[place] = 0
+
+    def _take(self, permits: int, left: int, *, fewer: bool = False) -> int:
+        """Take them, or none, or with `fewer` as many as there are; `left` stay free. How many were taken."""
+        if self._descriptor is not None:  # for a microsecond; the kernel frees the lock of a process that ends with it
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            free = self.free - left
+            taken = permits if permits <= free else max(free, 0) if fewer else 0
+            self._taken[self._place] += taken
+        finally:
+            if self._descriptor is not None:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return taken
+
+    def _serve(self) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            first.missing -= self._take(first.missing, self._reserve, fewer=True)
+            if first.missing:
+                return
+            self._waiting.popleft()
+            if not first.served.done():
+                first.served.set_result(None)
+
+
+_carried: ContextVar[tuple[Admission | None, int]] = ContextVar("carried_permits", default=(None, 0))
 
 PLACE_BYTES = 8
 
@@ -108,35 +211,3 @@ def shared_memory(places: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, places * PLACE_BYTES)
     return descriptor
-
-
-class SharedAdmission(Admission):
-    """`Admission` at one of several places; used from one thread, and at one place by one process."""
-
-    def __init__(self, permits: int, descriptor: int, place: int) -> None:
-        self.permits = permits
-        self._descriptor = descriptor
-        self._taken = memoryview(mmap(descriptor, 0)).cast("q")
-        self._place = place
-
-    @property
-    def free(self) -> int:
-        return self.permits - sum(self._taken)
-
-    @contextmanager
-    def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
-        """See `Admission.inside`."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)  # for a microsecond; the kernel frees the lock of who dies with it
-        try:
-            self._check(inputs, turns)
-            self._taken[self._place] += inputs
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            self._taken[self._place] -= inputs  # nobody else writes here, so no lock
-
-    def clear(self, place: int) -> None:
-        """Nobody is at a place any more."""
-        self._taken[place] = 0

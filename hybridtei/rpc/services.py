@@ -18,7 +18,6 @@ from hybridtei.errors import NoKey
 from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages
 from hybridtei.rpc import stream as rerank
-from hybridtei.rpc.admission import carrying
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
@@ -169,7 +168,7 @@ def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
         context = front.context(exchange, method.job)
 
         async def answer(data: bytes) -> bytes:
-            with carrying(int(method.permits)):
+            with context.service.admission.carrying(int(method.permits)):
                 return bytes((await method.answer(context, decode(data))).answer)
 
         enter, most = (_permit(context), front.parallel) if method.permits else (_place(front.beside), 1)
@@ -181,7 +180,7 @@ def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
 
 def _permit(context: Context) -> Enter:
     async def enter() -> Callable[[], None]:
-        admission = rerank.admission_of(context)
+        admission = context.service.admission
         permits = await admission.wait(1)
         return lambda: admission.give_back(permits)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from hybridtei.engine.service import in_order
 from hybridtei.errors import NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.outputs import Floats, Usage
 from hybridtei.rpc import messages
-from hybridtei.rpc.admission import PatientAdmission
 from hybridtei.rpc.answers import side, told
 from hybridtei.server.api import rerank as ranking
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
@@ -33,11 +32,6 @@ STREAM_PAYLOADS = 16  # so many bodies of --payload-limit bytes may the texts of
 GROUPS_INSIDE = 64  # queries of one stream that are worked on at once
 
 Decode = Callable[[bytes], Any]
-
-
-def admission_of(context: Context) -> PatientAdmission:
-    """The permits, which every model has in this form where gRPC is served."""
-    return cast(PatientAdmission, context.service.admission)
 
 
 async def rerank(context: Context, message: Any) -> Reply:
@@ -55,7 +49,7 @@ async def rerank(context: Context, message: Any) -> Reply:
         raw_scores=message.raw_scores,
         return_text=message.return_text,
     )
-    async with admission_of(context).held(len(texts)):
+    async with context.service.admission.held(len(texts)):
         reply = await ranking.rerank(context, request)
     ranks = [messages.Rank(index=item["index"], text=item.get("text"), score=item["score"]) for item in reply.answer]
     return told(messages.RerankResponse(ranks=ranks).SerializeToString(), reply.usage)
@@ -65,7 +59,7 @@ async def rerank_stream(context: Context, requests: AsyncIterator[bytes], decode
     """`RerankStream`. Waits for permits: for one before it reads, and then for those of its texts."""
     with context.counting_failures():
         _check(context)
-    admission = admission_of(context)
+    admission = context.service.admission
     async with admission.gathering:
         with context.counting_failures():
             async with admission.held(1):  # not longer: those who hold one and wait for many would wait for each other
@@ -124,7 +118,7 @@ def _group(context: Context, given: Sequence[Any], raw_scores: bool) -> Coroutin
     )
 
     async def work() -> tuple[Floats, Usage]:
-        async with admission_of(context).held(len(given)):
+        async with context.service.admission.held(len(given)):
             reply = await ranking.rerank_documents(context, request)
         assert reply.usage is not None
         scores = np.empty(len(given), dtype=np.float32)

@@ -61,10 +61,6 @@ def context_for(service: EngineService, server: ServerConfig, model: ModelConfig
     """What handlers need to know of a model."""
     if model.quantization_ranges is not None:
         ranges_in(model.quantization_ranges)  # a file that cannot be read is told now
-    if server.grpc_port is not None:
-        from hybridtei.rpc.admission import PatientAdmission
-
-        service.admission = PatientAdmission(service.config.max_concurrent_requests)  # before anybody is inside
     metrics = RequestMetrics(registry, service.model.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.admission import Admission, SharedAdmission, most_of_turns, shared_memory
+from hybridtei.engine.admission import Admission, most_of_turns, shared_memory
 from hybridtei.errors import Overloaded
-from hybridtei.rpc.admission import PatientAdmission
 
 
 @given(st.integers(1, 20), st.lists(st.integers(1, 20)))
@@ -47,14 +46,10 @@ def test_a_full_house_takes_nothing():
         assert admission.free == 1
 
 
-@pytest.mark.parametrize("kind", ["one process", "several", "who may wait"])
+@pytest.mark.parametrize("kind", ["one process", "several"])
 def test_large_ones_leave_a_quarter_to_small_ones(kind):
     memory = shared_memory(1)
-    admission = {
-        "one process": lambda: Admission(16),
-        "several": lambda: SharedAdmission(16, memory, 0),
-        "who may wait": lambda: PatientAdmission(16),
-    }[kind]()
+    admission = Admission(16) if kind == "one process" else Admission(16, memory, 0)
     with ExitStack() as inside:
         for _ in range(3):
             inside.enter_context(admission.inside(4, turns=True))

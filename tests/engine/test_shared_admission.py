@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei.engine.admission import SharedAdmission, shared_memory
+from hybridtei.engine.admission import Admission, shared_memory
 from hybridtei.errors import Overloaded
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def memory() -> Iterator[int]:
 
 
 def test_a_full_house_is_full_for_all(memory):
-    places = [SharedAdmission(10, memory, place) for place in range(3)]
+    places = [Admission(10, memory, place) for place in range(3)]
     with ExitStack() as inside:
         inside.enter_context(places[0].inside(4))
         inside.enter_context(places[1].inside(4))
@@ -39,7 +39,7 @@ def test_a_full_house_is_full_for_all(memory):
 
 
 def test_the_place_of_who_died_is_emptied(memory):
-    dying, other = SharedAdmission(10, memory, 0), SharedAdmission(10, memory, 1)
+    dying, other = Admission(10, memory, 0), Admission(10, memory, 1)
     held = dying.inside(8)
     held.__enter__()
     assert other.free == 2
@@ -49,7 +49,7 @@ def test_the_place_of_who_died_is_emptied(memory):
 
 
 def crowd(memory: int, place: int) -> None:
-    admission = SharedAdmission(3, memory, place)
+    admission = Admission(3, memory, place)
     for _ in range(300):
         try:
             with admission.inside(2):
@@ -66,4 +66,4 @@ def test_processes_never_let_in_too_many(memory):
         for place in range(3)
     ]
     assert [process.wait(120) for process in processes] == [0, 0, 0]
-    assert SharedAdmission(3, memory, 0).free == 3
+    assert Admission(3, memory, 0).free == 3

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
+from hybridtei.engine.admission import Admission
 from hybridtei.rpc import messages
-from hybridtei.rpc.admission import PatientAdmission
 from tests.server.live import HANG, Running, serving
 
 Metadata = Sequence[tuple[str, str]]
@@ -69,8 +69,7 @@ class Rpc:
     channel: grpc.Channel
 
     @property
-    def admission(self) -> PatientAdmission:
-        assert isinstance(self.running.service.admission, PatientAdmission)
+    def admission(self) -> Admission:
         return self.running.service.admission
 
     def ask(self, name: str, given: Any, **settings: Any) -> Any:

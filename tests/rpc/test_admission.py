@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from hybridtei.engine.admission import Admission
+from hybridtei.engine.admission import RESERVE, Admission
 from hybridtei.errors import Overloaded
-from hybridtei.rpc.admission import RESERVE, PatientAdmission, carrying
 
 
 async def turn() -> None:
@@ -19,7 +18,7 @@ async def turn() -> None:
 
 def test_who_waits_comes_in_when_others_leave_in_order():
     async def scene() -> list[str]:
-        admission, came = PatientAdmission(2), []
+        admission, came = Admission(2), []
 
         async def come(name: str, inputs: int) -> None:
             async with admission.held(inputs):
@@ -40,7 +39,7 @@ def test_who_waits_comes_in_when_others_leave_in_order():
 
 def test_who_waits_leaves_some_to_those_who_cannot():
     async def scene() -> None:
-        admission = PatientAdmission(4 * RESERVE)
+        admission = Admission(4 * RESERVE)
         held = [await admission.wait(1) for _ in range(4 * RESERVE - 4)]
         waiting = asyncio.ensure_future(admission.wait(1))
         await turn()
@@ -55,7 +54,7 @@ def test_who_waits_leaves_some_to_those_who_cannot():
 
 def test_more_than_there_are_is_as_many_as_there_may_be():
     async def scene() -> None:
-        admission = PatientAdmission(16)
+        admission = Admission(16)
         assert await admission.wait(1000) == 14
         assert admission.free == 2
 
@@ -64,7 +63,7 @@ def test_more_than_there_are_is_as_many_as_there_may_be():
 
 def test_whoever_wants_many_is_not_passed_by():
     async def scene() -> None:
-        admission = PatientAdmission(4)
+        admission = Admission(4)
         for _ in range(4):
             await admission.wait(1)
         many, one = asyncio.ensure_future(admission.wait(3)), asyncio.ensure_future(admission.wait(1))
@@ -87,7 +86,7 @@ def test_whoever_wants_many_is_not_passed_by():
 @pytest.mark.parametrize("moment", ["before", "half served", "served"])
 def test_who_is_cancelled_keeps_nothing(moment):
     async def scene() -> None:
-        admission = PatientAdmission(2)
+        admission = Admission(2)
         await admission.wait(2)
         leaving, next_one = asyncio.ensure_future(admission.wait(2)), asyncio.ensure_future(admission.wait(1))
         await turn()
@@ -104,7 +103,7 @@ def test_who_is_cancelled_keeps_nothing(moment):
 
 def test_carried_permits_serve_in_tasks_too_and_nowhere_else():
     async def scene() -> None:
-        admission = PatientAdmission(1)
+        admission = Admission(1)
 
         async def enter(inputs: int) -> None:
             with admission.inside(inputs):
@@ -117,16 +116,7 @@ def test_carried_permits_serve_in_tasks_too_and_nowhere_else():
                 await enter(2)
         with admission.inside(1), pytest.raises(Overloaded):
             await enter(1)
-        with carrying(2):
+        with admission.carrying(2):
             await enter(2)
 
     asyncio.run(scene())
-
-
-def test_for_those_who_do_not_wait_it_is_admission():
-    for admission in (Admission(3), PatientAdmission(3)):
-        with admission.inside(2):
-            assert admission.free == 1
-            with pytest.raises(Overloaded), admission.inside(2):
-                pass
-        assert admission.free == 3

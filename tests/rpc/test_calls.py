@@ -202,7 +202,7 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         registry = Registry()
         service = small.service(labelled("LABEL_0"), {"max_concurrent_requests": 16}, registry=registry)
         context = context_for(service, ServerConfig(grpc_port=1), ModelConfig(), registry)
-        admission = rerank.admission_of(context)
+        admission = context.service.admission
         await service.start()
         taken = [await admission.wait(1) for _ in range(14)]
         stream = asyncio.ensure_future(rerank.rerank_stream(context, requests(), kind.FromString))

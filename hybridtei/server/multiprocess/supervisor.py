@@ -24,7 +24,7 @@ import uvloop
 
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.engine.admission import SharedAdmission, shared_memory
+from hybridtei.engine.admission import Admission, shared_memory
 from hybridtei.engine.channel import Channel
 from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.engine.remote import FarBackend, Porter
@@ -146,7 +146,7 @@ class _Office:
             server,
         )
         self._permits = shared_memory(server.http_workers)
-        self._admission = SharedAdmission(service.config.max_concurrent_requests, self._permits, 0)
+        self._admission = Admission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
         self._heap = heap.Keeper()
         self._told = asyncio.Event()

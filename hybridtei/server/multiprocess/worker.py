@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from hybridtei.engine.admission import SharedAdmission
+from hybridtei.engine.admission import Admission
 from hybridtei.engine.channel import Channel, receive_now, send_now
 from hybridtei.engine.remote import RemoteRides
 from hybridtei.engine.service import EngineService
@@ -173,7 +173,7 @@ def _application(setup: Setup, registry: Registry, engine: socket.socket, permit
         setup.engine,
         budget_tokens=setup.budget_tokens,
         rides=RemoteRides(engine),
-        admission=SharedAdmission(setup.engine.max_concurrent_requests, permits, place),
+        admission=Admission(setup.engine.max_concurrent_requests, permits, place),
     )
     return create_app(service, setup.server, setup.model, registry=registry)
 
