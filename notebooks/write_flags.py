@@ -37,8 +37,9 @@ def page() -> str:
         parts.append(f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n")
         parts.append(_table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind)))
     parts.append("## Flags of single commands\n")
-    common = {field.name for kind in settings.ALL for field, _, _ in fields_of(kind)} | {"hf_api_token"}
     for name, parser in parsers.items():
+        taken = [kind for kind in settings.ALL if _takes(parser, kind)]
+        common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {"hf_api_token"}
         own = [action for action in parser._actions if action.dest not in {*common, "help"}]
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")

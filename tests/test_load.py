@@ -135,7 +135,7 @@ def with_pickled_weights(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("no graph", r"no graph.*python -m hybridtei\.backends\.export"),
+        ("no graph", r"no graph.*hybridtei export MODEL --graph-only"),
         ("float16", "float32 and int8 only, not float16"),
         ("bfloat16", "float32 and int8 only, not bfloat16"),
         ("pickle", "not in safetensors"),

@@ -1,17 +1,15 @@
 """A trunk -> an ONNX graph without weights, refused unless it computes what torch does.
 
-    python -m hybridtei.backends.export FOLDER [--output DIRECTORY]
+    hybridtei export MODEL [OUT] --graph-only
 
 exports the graph of a model's architecture to where `graphs.find_graph` looks for it.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,9 @@ from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.backends.traced import Traced, traced
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.checkpoint.files import resolve
-from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.errors import HybridTeiError, UnsupportedArchitecture
+from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.trunk.rope import forget_lengths
 
 OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
@@ -160,25 +157,9 @@ def _strip(model: onnx.ModelProto) -> None:
         node.name = ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hybridtei.backends.export", description=__doc__.split("\n\n")[0] if __doc__ else ""
-    )
-    parser.add_argument("model", help="a local folder, or a hub id")
-    parser.add_argument("--output", type=Path, help="directory to write to [default: the cache of this machine]")
-    options = parser.parse_args(argv)
-    try:
-        spec = read_spec(resolve(options.model), pooling="mean")
-        graph = export_graph(spec)
-        target = (options.output or cache_folder()) / graph_name(spec)
-        graph.write(target)
-    except (HybridTeiError, OSError) as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    print(f"{target}: {target.stat().st_size} bytes, {len(graph.weights)} tensors from the checkpoint")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def write_graph(spec: ModelSpec, folder: Path | None = None) -> str:
+    """Write a model's graph into a folder, by default the cache of this machine; return a line for people. Raises LoadError."""
+    graph = export_graph(spec)
+    target = (folder or cache_folder()) / graph_name(spec)
+    graph.write(target)
+    return f"{target}: {target.stat().st_size} bytes, {len(graph.weights)} tensors from the checkpoint"

@@ -109,7 +109,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
         return None
     if not _has_safetensors(spec):
         return "the weights are not in safetensors"
-    return "no graph of this architecture is known: python -m hybridtei.backends.export MODEL makes one"
+    return "no graph of this architecture is known: hybridtei export MODEL --graph-only makes one"
 
 
 def _known_graph(spec: ModelSpec) -> Path | None:

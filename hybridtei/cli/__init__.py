@@ -1,7 +1,7 @@
 """The two commands: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve` under TEI's name.
 
 Usage errors end with status 2; what goes wrong at start prints `Error: …` to standard error and ends with status 1. What a
-command does, and with which flags, is its own module's in `commands`.
+command does, and with which flags, is in its own module.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from hybridtei import __version__
-from hybridtei.cli import embed, evaluate, export, ingest, search, serve, settings, tune
+from hybridtei.cli import embed, evaluate, export, ingest, search, serve, settings, train, tune
 from hybridtei.cli.flags import boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError
 
-COMMANDS = (serve, embed, ingest, search, evaluate, export, tune)
+COMMANDS = (serve, embed, ingest, search, evaluate, train, export, tune)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

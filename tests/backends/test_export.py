@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hybridtei import cli
 from hybridtei.backends import export
-from hybridtei.backends.export import check_graph, export_graph, main
+from hybridtei.backends.export import check_graph, export_graph
 from hybridtei.backends.graph_names import FAMILY_IRRELEVANT, FREE_SIZES, graph_name
 from hybridtei.backends.graphs import Graph
 from hybridtei.checkpoint.spec import read_spec
@@ -177,14 +175,8 @@ def test_weights_that_are_missing_are_an_error(bert: Path, copied: Copied) -> No
 # --- the command -------------------------------------------------------------------------------------------------------
 
 
-def run_module(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """`python -m hybridtei.backends.export …` in this process, which has imported torch already."""
-    monkeypatch.setattr(sys, "argv", ["export", *arguments])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
-        with pytest.raises(SystemExit) as caught:
-            runpy.run_module("hybridtei.backends.export", run_name="__main__")
-    return int(caught.value.code or 0)
+def run_command(*arguments: str) -> int:
+    return cli.main(["export", *arguments, "--graph-only"])
 
 
 @pytest.mark.slow
@@ -196,7 +188,7 @@ def test_the_command_gives_the_same_graph_from_weights_in_half_precision(
         lambda tensors: {name: tensor.half() for name, tensor in tensors.items()},
     )
     tiny.edit_json(folder / "config.json", dtype="float16")
-    assert run_module(monkeypatch, str(folder), "--output", str(tmp_path / "out" / "graphs")) == 0
+    assert run_command(str(folder), str(tmp_path / "out" / "graphs")) == 0
     (written,) = (tmp_path / "out" / "graphs").iterdir()
     assert written.name == graph_name(read_spec(folder, pooling="mean"))
     config = read_spec(folder, pooling="mean").config
@@ -209,7 +201,7 @@ def test_the_command_writes_to_the_cache_unless_told(
 ) -> None:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {"a": (1,)}))
-    assert main([str(bert)]) == 0
+    assert run_command(str(bert)) == 0
     assert Graph.read(tmp_path / "cache" / graph_name(read_spec(bert)), {}) == Graph(b"onnx", {"a": (1,)})
     assert "1 tensors" in capsys.readouterr().out
 
@@ -217,7 +209,7 @@ def test_the_command_writes_to_the_cache_unless_told(
 def test_the_command_ends_with_1_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_module(monkeypatch, str(tmp_path / "nowhere")) == 1
+    assert run_command(str(tmp_path / "nowhere")) == 1
     told = capsys.readouterr()
     assert told.err == f"Error: {tmp_path / 'nowhere'}: no such folder\n"
     assert told.out == ""
@@ -228,12 +220,12 @@ def test_a_place_that_cannot_be_written_is_an_error(
 ) -> None:
     monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {}))
     (tmp_path / "file").write_text("")
-    assert main([str(bert), "--output", str(tmp_path / "file")]) == 1
+    assert run_command(str(bert), str(tmp_path / "file")) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 def test_a_model_without_a_pooling_is_exported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "export_graph", lambda spec: Graph(b"onnx", {}))
     folder = tiny.write_family(tmp_path / "model", "qwen3")
-    assert main([str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert run_command(str(folder), str(tmp_path / "out")) == 0
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3"

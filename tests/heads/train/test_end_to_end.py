@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -12,8 +13,12 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel
 
-from hybridtei.heads.train.run import build_parser, main, train
+from hybridtei import cli
+from hybridtei.cli.train import ACTIVATIONS, DROPS
+from hybridtei.heads.train import heads
+from hybridtei.heads.train.run import train
 from hybridtei.heads.train.states import load_trunk
+from notebooks.write_flags import command_parsers
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -62,14 +67,22 @@ def options(model: Path, pairs: Path, folder: Path, *more: str) -> list[str]:
     return [*paths, *fixed, *small, "--groups", "2", "--epochs", "4", "--learning-rate", "0.01", *more]
 
 
+def parsed(words: list[str]) -> argparse.Namespace:
+    return command_parsers()["train"].parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    return cli.main(["train", *words])
+
+
 def test_the_loss_falls_and_the_file_repeats(model: Path, pairs: Path, tmp_path: Path) -> None:
-    history = train(build_parser().parse_args(options(model, pairs, tmp_path)))
+    history = train(parsed(options(model, pairs, tmp_path)))
     assert set(history[0]) == {"sparse", "maxsim8", "maxsim16"}
     assert all(history[-1][name] < 0.95 * history[0][name] for name in history[0]), history
     first = (tmp_path / "head.safetensors").read_bytes()
-    train(build_parser().parse_args(options(model, pairs, tmp_path)))
+    train(parsed(options(model, pairs, tmp_path)))
     assert (tmp_path / "head.safetensors").read_bytes() == first
-    train(build_parser().parse_args(options(model, pairs, tmp_path, "--seed", "1")))
+    train(parsed(options(model, pairs, tmp_path, "--seed", "1")))
     assert (tmp_path / "head.safetensors").read_bytes() != first
 
 
@@ -123,3 +136,8 @@ def test_errors_are_said_in_one_line(model: Path, pairs: Path, tmp_path: Path, c
     assert "no training pairs" in capsys.readouterr().err
     assert main(options(model, pairs, tmp_path, "--prefixes", "17")) == 1
     assert "--prefixes" in capsys.readouterr().err
+
+
+def test_the_command_offers_what_the_heads_know() -> None:
+    assert set(ACTIVATIONS) == set(heads.ACTIVATIONS)
+    assert DROPS == heads.DROPS

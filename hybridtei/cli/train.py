@@ -1,0 +1,99 @@
+"""`train`: a sparse and a multi-vector head over a frozen dense encoder."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hybridtei.cli import settings
+from hybridtei.errors import HybridTeiError, LoadError
+
+ABOUT = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
+ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.heads`, which imports torch
+DROPS = ("first", "specials", "none")
+
+
+def add(commands: settings.Commands) -> None:
+    """`hybridtei train`."""
+    parser = settings.new_parser(commands, "train", ABOUT)
+    parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER (--pairs FILE... | --translations FILE...) [flags]"
+    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
+    output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
+    cache_help = "token states; kept, and used again by a run with the same model and texts"
+    parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
+    _add_data_flags(parser.add_argument_group("data"))
+    _add_head_flags(parser.add_argument_group("heads"))
+    _add_training_flags(parser.add_argument_group("training"))
+    parser.set_defaults(run=run)
+
+
+def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
+    """A flag whose help shows its default; a boolean one has a `--no-` form."""
+    if isinstance(default, bool):
+        options |= {"action": argparse.BooleanOptionalAction}
+        shown = "on" if default else "off"
+    else:
+        options |= {} if isinstance(default, str | list) else {"type": type(default)}
+        options |= {"metavar": "N"} if isinstance(default, int | float) else {}
+        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+    group.add_argument(name, default=default, help=f"{text} [default: {shown}]", **options)
+
+
+def _add_data_flags(group: Any) -> None:
+    group.add_argument("--translations", type=Path, nargs="+", default=[], metavar="FILE", help="Debian Translation-en files")
+    group.add_argument(
+        "--pairs", type=Path, nargs="+", default=[], metavar="FILE", help='JSON lines of {"query" or "title", "text"}'
+    )
+    _flag(group, "--min-words", 20, "leave out texts with fewer words")
+    _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
+    _flag(group, "--sentences", True, "add sentence pairs")
+    _flag(group, "--max-tokens", 192, "truncate training texts to this length")
+    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: of --translations]")
+    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: of --translations]")
+    group.add_argument("--base-name", metavar="NAME", help="base model, for the head file [default: the folder's name]")
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    group.add_argument("--date", default=today, metavar="DATE", help="date, for the head file [default: today]")
+
+
+def _add_head_flags(group: Any) -> None:
+    inputs = ["hidden", "embedding"]
+    _flag(group, "--sparse-width", 256, "hidden units of the sparse head; 0: linear")
+    _flag(group, "--sparse-inputs", inputs, "of the sparse head", nargs="+", choices=inputs)
+    _flag(group, "--activation", "gelu", "of the sparse head", choices=ACTIVATIONS)
+    _flag(group, "--dim", 256, "dimensions of a token's vector")
+    _flag(group, "--prefixes", [64, 128], "dimensions that also serve alone", type=int, nargs="*", metavar="N")
+    _flag(group, "--bias", False, "of the projection")
+    _flag(group, "--drop", "first", "tokens that get no vector", choices=DROPS)
+
+
+def _add_training_flags(group: Any) -> None:
+    _flag(group, "--pooling", "mean", "of the model's dense vectors", choices=["mean", "cls"])
+    _flag(group, "--dense-temperature", 0.05, "of the teacher's cosine")
+    _flag(group, "--maxsim-temperature", 0.03, "of the teacher's mean MaxSim")
+    _flag(group, "--epochs", 3, "passes over the data")
+    _flag(group, "--learning-rate", 1e-3, "highest; rises first, then falls to 0")
+    _flag(group, "--group-size", 16, "neighbouring texts that stay together")
+    _flag(group, "--groups", 4, "groups in a batch")
+    _flag(group, "--seed", 0, "of the starting weights and of the order")
+    _flag(group, "--dtype", "float32", "of matrix products", choices=["float32", "bfloat16"])
+    _flag(group, "--threads", 1, "CPU threads; another number can change the last digits")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train, and print the mean losses of each epoch."""
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
+        raise LoadError(f"the package `{missing[0]}` is missing: pip install 'hybridtei[torch]'")
+    from hybridtei.heads.train.run import train
+
+    try:
+        history = train(arguments)
+    except (ValueError, RuntimeError) as error:
+        raise HybridTeiError(str(error)) from error
+    for epoch, losses in enumerate(history, start=1):
+        print(f"epoch {epoch}: " + ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
+    print(f"wrote {arguments.output}, {arguments.output.stat().st_size} bytes")
