@@ -17,7 +17,7 @@ from hybridtei.batch import EMBEDDINGS, Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, fields_of
 from hybridtei.engine.core import EngineCore
-from hybridtei.engine.crew import run_all
+from hybridtei.engine.local import run_all
 from hybridtei.errors import EmptyInput, InvalidInput, UsageError
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
@@ -27,8 +27,8 @@ from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.classify import Classified, Classify, Prediction
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
-from hybridtei.tasks.scores import best_first
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag
+from hybridtei.tasks.vectors import best_first
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 

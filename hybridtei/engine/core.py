@@ -12,8 +12,7 @@ from typing import cast
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.cache import ResultCache
-from hybridtei.engine.fair_queue import FairQueue, Rider, Waiting
-from hybridtei.engine.scheduler import EXPRESS_TOKENS, choose, is_starving, lane_for, share
+from hybridtei.engine.scheduler import EXPRESS_TOKENS, FairQueue, Rider, Waiting, choose, is_starving, lane_for, share
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.cpu import LaneKind
 

@@ -20,7 +20,7 @@ from hybridtei import errors
 from hybridtei.batch import Encoding, Head, Ids, PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.channel import Channel
-from hybridtei.engine.rides import BatchMetrics, Seat
+from hybridtei.engine.engine import BatchMetrics, Seat
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings

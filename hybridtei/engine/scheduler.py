@@ -1,16 +1,121 @@
-"""Which lane a request waits for, and who rides the next forward pass: pure functions of lengths, budgets and ages.
+"""Sequences that wait, in the order of their turn; identical ones wait as one.
 
-Where nothing is padded, arrival order is kept and gaps are filled with what still fits. Where something is, like lengths ride
-together with the one whose turn it is: in a rectangle a batch costs `sequences * longest`, and where only attention has one,
-as much less as attention costs less than everything else.
+Fair, not blind. Every sequence has a tag: the request's share of virtual time, which grows with each token it asks for, and
+the lowest tag rides first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
+virtual time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from hybridtei.batch import Padding
+from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.system.cpu import LaneKind
+
+
+class Caller(Protocol):
+    """Who asked for a sequence."""
+
+    heads: frozenset[Head]
+    added_ns: int
+    cancelled: bool
+
+    @property
+    def done(self) -> bool: ...
+
+
+Rider = tuple[Caller, int]  # a request, and the place of the sequence in it
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Waiting:
+    """One sequence, and everyone who waits for it: of their turns it takes the earliest."""
+
+    tag: int
+    number: int  # arrival, so that equal tags keep their order
+    encoding: Encoding = field(compare=False)
+    riders: list[Rider] = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.encoding)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        return any(not (caller.cancelled or caller.done) for caller, _ in self.riders)
+
+
+class FairQueue:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.shared = 0  # sequences, ever, that were found waiting here already
+        self._queue: list[Waiting] = []
+        self._by_key: dict[bytes, Waiting] = {}
+        self._virtual_time = 0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, caller: Caller, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
+        """Queue some sequences of one request."""
+        tag = self._virtual_time
+        for place in places:
+            encoding = encodings[place]
+            waiting = self._by_key.get(encoding.key)
+            if waiting is not None:
+                waiting.riders.append((caller, place))
+                self.shared += 1
+                if tag + len(encoding) >= waiting.tag:
+                    continue  # its turn comes early enough, and is another's
+                del self._queue[bisect_left(self._queue, waiting)]
+                waiting = replace(waiting, tag=tag + len(encoding))
+            else:
+                waiting = Waiting(tag + len(encoding), self._arrivals, encoding, [(caller, place)])
+                self._arrivals += 1
+                self.tokens += len(encoding)
+            tag = waiting.tag
+            insort(self._queue, waiting)
+            self._by_key[encoding.key] = waiting
+
+    def head(self, most: int) -> list[Waiting]:
+        """The first `most` of the queue, after those that nobody waits for any more were removed."""
+        while True:
+            head = self._queue[:most]
+            wanted: list[Waiting] = []
+            gone: list[Waiting] = []
+            for waiting in head:  # asked once: callers leave at any moment, from another thread
+                (wanted if waiting.wanted else gone).append(waiting)
+            if not gone:
+                return head
+            self._queue[: len(head)] = wanted
+            self._forget(gone)
+
+    def remove(self, head: Sequence[Waiting], places: Sequence[int]) -> list[Waiting]:
+        """Take those at `places` of what `head` gave, out of the queue; virtual time moves on to the first one's turn."""
+        taken = set(places)
+        riding = [head[place] for place in places]
+        self._queue[: len(head)] = [waiting for place, waiting in enumerate(head) if place not in taken]
+        self._forget(riding)
+        self._virtual_time = max(self._virtual_time, riding[0].tag)
+        return riding
+
+    def clear(self) -> list[Waiting]:
+        """Empty the queue; what was in it."""
+        everything, self._queue = self._queue, []
+        self._forget(everything)
+        return everything
+
+    def _forget(self, gone: Sequence[Waiting]) -> None:
+        for waiting in gone:
+            del self._by_key[waiting.encoding.key]
+            self.tokens -= len(waiting)
+
 
 EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
 EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, what is short is bulk in small pieces, and has to share with it

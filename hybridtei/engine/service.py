@@ -22,7 +22,7 @@ from hybridtei.engine.admission import Admission, Bounds
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.rides import Rides, Seat
+from hybridtei.engine.engine import Rides, Seat
 from hybridtei.engine.timeouts import Deadlines
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry

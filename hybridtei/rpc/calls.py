@@ -24,7 +24,7 @@ import grpc
 from grpc.aio import EOF
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError
-from hybridtei.rpc import admission as sockets
+from hybridtei.rpc import sockets
 from hybridtei.rpc.errors import refusing
 from hybridtei.server.http import limits
 

@@ -12,7 +12,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.scores import best_first, probabilities, refuse_nan
+from hybridtei.tasks.vectors import best_first, probabilities, refuse_nan
 from hybridtei.text.tokenizer import Direction, Text
 
 

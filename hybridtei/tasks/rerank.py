@@ -18,8 +18,7 @@ from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.scores import probabilities, refuse_nan
-from hybridtei.tasks.vectors import maxsim, sparse_dot
+from hybridtei.tasks.vectors import maxsim, probabilities, refuse_nan, sparse_dot
 from hybridtei.text.tokenizer import Direction
 
 MAX_CHUNK_DOCUMENTS = 256

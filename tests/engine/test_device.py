@@ -14,7 +14,7 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.rides import Rides
+from hybridtei.engine.engine import Rides
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.cpu import LaneKind

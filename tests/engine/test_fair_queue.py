@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.batch import Encoding, Head
-from hybridtei.engine.fair_queue import FairQueue
+from hybridtei.engine.scheduler import FairQueue
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hybridtei.backends.halving import TooLarge, in_halves
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.rides import Rides
+from hybridtei.engine.engine import Rides
 from hybridtei.errors import BackendError
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs

@@ -17,8 +17,8 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
+from hybridtei.engine.engine import Rides
 from hybridtei.engine.remote import Failed, FarBackend, Porter, RemoteRides
-from hybridtei.engine.rides import Rides
 from hybridtei.errors import BackendError, HybridTeiError, NotANumber, Overloaded, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.cpu import LaneKind

@@ -103,7 +103,7 @@ def test_an_answer_that_waits_for_room_is_given_when_others_leave():
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_the_connection_of_one_peer_is_closed_and_no_other(family):
-    from hybridtei.rpc import admission as sockets
+    from hybridtei.rpc import sockets
 
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
     with socket.create_server((host, 0), family=family) as listening, ExitStack() as stack:

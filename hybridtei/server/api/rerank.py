@@ -16,7 +16,7 @@ from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
-from hybridtei.tasks.scores import best_first
+from hybridtei.tasks.vectors import best_first
 
 
 class RerankWeights(Struct, frozen=True):
