@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
-from litestar import Litestar, Router
+import orjson
+from litestar import Litestar
 from litestar.datastructures import State
-from litestar.routes import ASGIRoute
 from litestar.types import ASGIApp, Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
@@ -17,30 +18,48 @@ from hybridtei.errors import LoadError
 from hybridtei.model_list import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import recorder_for
-from hybridtei.server.api import hybrid_routes as hybrid
-from hybridtei.server.api import models as fleet
-from hybridtei.server.api import openai_routes as openai
-from hybridtei.server.api import ops
-from hybridtei.server.api import ops as page
-from hybridtei.server.api import qdrant_inference_routes as inference
-from hybridtei.server.api import rerank_routes as rank
-from hybridtei.server.api import search_routes as search
-from hybridtei.server.api import tei_routes as tei
+from hybridtei.server.api import (
+    classify,
+    cohere,
+    embed,
+    invocations,
+    models,
+    ollama,
+    openai,
+    ops,
+    points,
+    qdrant_inference,
+    rerank,
+    scoring,
+    search_answers,
+    tagging,
+    tokens,
+)
 from hybridtei.server.api.search_answers import StoreBounds
 from hybridtei.server.context import Context
-from hybridtei.server.http.auth import Door, Keyring, require_key
+from hybridtei.server.dispatch import litestar_route
+from hybridtei.server.http.auth import Door, Keyring
 from hybridtei.server.http.edge import ALIASES, Edge
-from hybridtei.server.http.errors import HANDLERS
+from hybridtei.server.http.error_responses import HANDLERS
 from hybridtei.server.http.keyless import Keyless
 from hybridtei.server.http.limits import Refusals, Unsent
 from hybridtei.server.http.tls import certificate_of
 from hybridtei.server.observe import RequestMetrics
+from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models
+from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
     from hybridtei.search.schema import Layouts
+
+
+ROUTES: tuple[Route, ...] = (
+    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *ollama.ROUTES, *classify.ROUTES, *tagging.ROUTES),
+    *(*rerank.ROUTES, *scoring.ROUTES, *tokens.ROUTES, *invocations.ROUTES),
+    *(*search_answers.ROUTES, *points.ROUTES, *qdrant_inference.ROUTES, *models.ROUTES),
+)
 
 
 def create_app(
@@ -86,11 +105,9 @@ def create_fleet_app(
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
 
-    ours = [] if server.only_tei_routes else [*openai.OURS, *hybrid.ROUTES, *rank.ROUTES, *fleet.ROUTES, *page.ROUTES]
-    ours += [] if server.only_tei_routes else [*search.ROUTES, *inference.ROUTES]
-    guarded = ops.GUARDED if server.only_tei_routes else [*ops.GUARDED, *ops.OURS]
+    routes = [route for route in ROUTES if route.is_tei or not server.only_tei_routes]
     app = Litestar(
-        [*tei.ROUTES, *openai.ROUTES, *ours, Router("/", route_handlers=guarded, guards=[require_key]), *ops.PUBLIC],
+        [litestar_route(route) for route in routes],
         exception_handlers=dict(HANDLERS),
         after_exception=[count],
         on_startup=[models.start, *([rpc.start] if rpc else [])],
@@ -110,6 +127,7 @@ def create_fleet_app(
                     "certificate": certificate,
                     "unsent": unsent,
                     "keyless": Keyless(),
+                    "openapi": cache(lambda: orjson.dumps(document(routes))),
                     "store_bounds": StoreBounds.of(models),
                 },
             }
@@ -117,7 +135,7 @@ def create_fleet_app(
         openapi_config=None,
         logging_config=None,
     )
-    app.asgi_handler = _edge(app, server)
+    app.asgi_handler = _edge(app, routes, server)
     return app
 
 
@@ -130,20 +148,14 @@ def rpc_server_class() -> type[RpcServer]:
     return RpcServer
 
 
-def _edge(app: Litestar, server: ServerConfig) -> ASGIApp:
+def _edge(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIApp:
     methods: dict[str, set[str]] = defaultdict(set)
-    for route in app.routes:
-        for handler in getattr(route, "route_handlers", ()):
-            methods[route.path] |= set(handler.http_methods)
-        if isinstance(route, ASGIRoute):  # see `serve.posted`
-            methods[route.path].add("POST")
-    for method, path in ALIASES:
+    for method, path in [*((route.method, route.path) for route in routes), *ALIASES]:
         methods[path].add(method)
-    table = {path: frozenset(names) for path, names in methods.items()}
     return Edge(
         app.asgi_handler,
         server.cors_allow_origin,
-        table,
+        {path: frozenset(names) for path, names in methods.items()},
         below_aliases=not server.only_tei_routes,
-        of_process=fleet.PATHS,
+        of_process=frozenset(route.path for route in routes if route.role == "manage"),
     )

@@ -121,7 +121,7 @@ def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
 
     async def scenario() -> None:
         models = Models({"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener)
-        await fleet.load(models, models.default, {"model_id": "later"})
+        await fleet.load(models, None, {"model_id": "later"})
         assert (loaded[0].trust_remote_code, loaded[0].hf_token) == (False, None)
         await models.stop()
 

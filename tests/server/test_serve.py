@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
+from hybridtei.server.dispatch import while_connected
 from hybridtei.server.http.disconnect import CROWD, DISCONNECT, ClientDisconnected, Disconnect
-from hybridtei.server.routing import while_connected
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 

@@ -6,18 +6,20 @@ import reprlib
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
-from hybridtei.server.api.openai import OpenAICompatUsage
-from hybridtei.server.api.tei import Prediction, PredictRequest
+from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest
 from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError, decode
+from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.http.writers import scored
 from hybridtei.server.inputs import Texts, direction, parse_predict
+from hybridtei.server.registry import CLASSIFY
+from hybridtei.server.routing import Route
 from hybridtei.tasks.base import Task
 from hybridtei.tasks.classify import Classified, Classify
 from hybridtei.tasks.vectors import best_first, sigmoid, softmax
@@ -129,11 +131,11 @@ def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:
 
 
 @passes_on
-async def classify(context: Context, body: Raw) -> Reply:
+async def classify(context: Context, body: bytes) -> Reply:
     """`/classify`: claimed by two; the server's setting decides."""
     if context.server.classify_as == "vllm":
-        return await vllm_classify(context, decode(bytes(body), VllmClassifyRequest))
-    return await infinity_classify(context, decode(bytes(body), ClassifyRequest))
+        return await vllm_classify(context, decode(body, VllmClassifyRequest))
+    return await infinity_classify(context, decode(body, ClassifyRequest))
 
 
 @handler("classify")
@@ -184,3 +186,36 @@ async def run_checked(context: Context, task: Task[T], load: Load) -> tuple[T, U
         return context.run(task, load)
 
     return await context.measured(work, load, scope="predict")
+
+
+ROUTES = (
+    Route(
+        path="/predict",
+        handler=predict,
+        request=PredictRequest,
+        response=(list[Prediction], list[list[Prediction]]),
+        response_name="PredictResponse",
+        summary="Classification",
+        capability=CLASSIFY,
+        is_tei=True,
+    ),
+    Route(
+        path="/classify",
+        handler=classify,
+        request=(ClassifyRequest,),
+        response=(ClassifyResponse, VllmClassifyResponse),
+        summary="Classification for infinity's clients",
+        capability=CLASSIFY,
+        error=ListedErrorResponse,
+    ),
+    Route(
+        path="/v1/classify",
+        handler=vllm_classify,
+        request=VllmClassifyRequest,
+        response=VllmClassifyResponse,
+        summary="Classification for vLLM's clients",
+        capability=CLASSIFY,
+        error=ListedErrorResponse,
+        needs_content_type=False,
+    ),
+)

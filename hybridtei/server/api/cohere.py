@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -14,8 +15,11 @@ from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
+from hybridtei.server.http.errors import OpenAICompatErrorResponse
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.inputs import Inputs
+from hybridtei.server.registry import EMBED
+from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import Quantise, quantiser
 from hybridtei.tasks.embed import Embed, InputType
 
@@ -141,3 +145,17 @@ def _maker(context: Context, form: EmbeddingType, width: int) -> Quantise:
 
 def _texts(rows: Floats) -> list[str]:
     return [as_base64(row) for row in rows]
+
+
+V2 = Route(
+    path="/v2/embed",
+    handler=embed,
+    request=CohereEmbedRequest,
+    response=CohereEmbedResponse,
+    summary="Cohere embeddings",
+    capability=EMBED,
+    error=OpenAICompatErrorResponse,
+    needs_content_type=False,
+)
+V1 = replace(V2, path="/v1/embed", handler=embed_v1, response=CohereEmbedV1Response, summary="Cohere embeddings, version 1")
+ROUTES = (V1, V2)

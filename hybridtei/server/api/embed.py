@@ -28,6 +28,8 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.inputs import Inputs, direction, parse_inputs
+from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
+from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision, cosine, cut
@@ -83,6 +85,8 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
     ] = None
     multivector: list[list[float]] | None = None
 
+
+Vector = list[float]
 
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
@@ -237,3 +241,62 @@ def _dense(answer: Embeddings) -> Floats:
 def _splade(answer: Embeddings) -> Floats:
     assert answer.sparse is not None
     return answer.sparse.to_dense()
+
+
+EMBED_ROUTE = Route(
+    path="/embed",
+    handler=embed,
+    request=EmbedRequest,
+    response=list[Vector],
+    response_name="EmbedResponse",
+    summary="Dense vectors",
+    capability=EMBED,
+    is_tei=True,
+)
+ROUTES = (
+    EMBED_ROUTE,
+    replace(
+        EMBED_ROUTE,
+        path="/embed_all",
+        handler=embed_all,
+        request=EmbedAllRequest,
+        response=list[list[Vector]],
+        response_name="EmbedAllResponse",
+        summary="A raw vector for each token",
+    ),
+    replace(
+        EMBED_ROUTE,
+        path="/embed_sparse",
+        handler=embed_sparse,
+        request=EmbedSparseRequest,
+        response=list[list[SparseValue]],
+        response_name="EmbedSparseResponse",
+        summary="Sparse vectors",
+        capability=EMBED_SPARSE,
+    ),
+    replace(
+        EMBED_ROUTE,
+        path="/similarity",
+        handler=similarity,
+        request=SimilarityRequest,
+        response=Vector,
+        response_name="SimilarityResponse",
+        summary="Cosine of one sentence to many",
+    ),
+    Route(
+        path="/embed_multivector",
+        handler=embed_multivector,
+        request=EmbedMultivectorRequest,
+        response=list[list[Vector]],
+        summary="A unit vector for each token",
+        capability=EMBED_MULTIVECTOR,
+    ),
+    Route(
+        path="/embed_hybrid",
+        handler=embed_hybrid,
+        request=EmbedHybridRequest,
+        response=list[HybridEmbedding],
+        summary="Several outputs of one forward pass",
+        capability=EMBED_HYBRID,
+    ),
+)

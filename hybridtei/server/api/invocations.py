@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TypeVar
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from hybridtei.batch import Head
 from hybridtei.errors import RequestRefused, TooManyInputs
@@ -13,32 +14,40 @@ from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api import tei
 from hybridtei.server.api.classify import predict
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
-from hybridtei.server.api.rerank import DocumentsRequest, RerankKeys, RerankRequest, rerank, rerank_documents
+from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.api.tagging import EntitiesRequest, entities
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of
+from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of, may_hold
+from hybridtei.server.routing import Route
 
 T = TypeVar("T")
 
 
-class _Keys(RerankKeys, frozen=True):
+class _Fields(Struct, frozen=True):
+    """The fields of a body that tell what it asks for."""
+
+    texts: Raw | UnsetType = UNSET
+    documents: Raw | UnsetType = UNSET
     inputs: Raw | UnsetType = UNSET
     query: Raw | UnsetType = UNSET
 
 
+OBJECT_INPUTS = re.compile(rb'"inputs"\s*:\s*\{')
+
+
 @passes_on
-async def by_model(context: Context, body: Raw) -> Reply:
-    """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the keys tell."""
-    data = bytes(body)
-    keys = keys_of(data, _Keys)
-    inputs = b"" if keys.inputs is UNSET else bytes(keys.inputs)
+async def by_model(context: Context, data: bytes) -> Reply:
+    """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the fields tell."""
+    looks = may_hold(data, "query") or OBJECT_INPUTS.search(data) is not None  # others are decoded once, by the model alone
+    fields = keys_of(data, _Fields) if looks else _Fields()
+    inputs = b"" if fields.inputs is UNSET else bytes(fields.inputs)
     if inputs.startswith(b"{"):
-        if keys_of(inputs, _Keys).query is UNSET:
+        if keys_of(inputs, _Fields).query is UNSET:
             return await similarity(context, decode(data, tei.SimilarityRequest))
-        return await by_keys(context, Raw(inputs))  # LiteLLM lays it there
-    asks_rank = keys.query is not UNSET and (keys.texts is not UNSET or keys.documents is not UNSET)
+        return await rerank_by_fields(context, inputs)  # LiteLLM lays it there
+    asks_rank = fields.query is not UNSET and (fields.texts is not UNSET or fields.documents is not UNSET)
     if asks_rank or context.service.model.spec.kind == "reranker":
-        return await by_keys(context, body)
+        return await rerank_by_fields(context, data)
     if context.server.task == "sentence-similarity" and context.service.model.spec.kind == "embedding":
         return await similarity(context, decode(data, tei.SimilarityRequest))
     return await of_kind(context, data)
@@ -56,19 +65,6 @@ async def of_kind(context: Context, data: bytes) -> Reply:
     return await embed(context, decode(data, tei.EmbedRequest))
 
 
-@passes_on
-async def by_keys(context: Context, body: Raw) -> Reply:
-    """`/rerank`: `texts` is TEI's, `documents` everybody else's."""
-    data = bytes(body)
-    keys = keys_of(data, RerankKeys)
-    if keys.texts is UNSET and keys.documents is not UNSET:
-        request = decode(data, DocumentsRequest)
-        by_default = context.server.rerank_documents_as == "string"
-        # Only infinity's own client always says `raw_scores`, and it needs a string; vLLM's never does, and needs an object.
-        return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
-    return await rerank(context, decode(data, RerankRequest))
-
-
 @handler("vertex_compatibility")
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """All instances at once; the first failing one by place decides the error. As many as a client may send inputs."""
@@ -84,7 +80,7 @@ async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
 
 
 async def _instance(context: Context, data: bytes) -> Reply:
-    request = _if_fits(data, RerankRequest)
+    request = _if_fits(data, RerankRequest, "texts")
     if request is not None:
         return await rerank(context, request)
     try:
@@ -93,8 +89,16 @@ async def _instance(context: Context, data: bytes) -> Reply:
         raise RequestRefused(error.message) from None
 
 
-def _if_fits(data: bytes, kind: type[T]) -> T | None:
+def _if_fits(data: bytes, kind: type[T], field: str) -> T | None:
+    if not may_hold(data, field):
+        return None
     try:
         return decode(data, kind)
     except (SchemaError, SyntaxRefused):
         return None
+
+
+ROUTES = (
+    Route(path="/invocations", handler=by_model, request=(), is_tei=True),
+    Route(path="/vertex", handler=vertex, request=tei.VertexRequest, is_tei=True),
+)

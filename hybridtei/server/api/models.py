@@ -7,12 +7,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from hybridtei.config import ModelConfig, NamedModel
-from hybridtei.errors import HybridTeiError, InvalidInput, LoadError
+from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.model_list import named_model
-from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.errors import tei_error
+from hybridtei.server.context import Reply
 from hybridtei.server.registry import Entry, Models
-from hybridtei.server.routing import managed
+from hybridtei.server.routing import Route
 
 
 class UnloadRequest(Struct, frozen=True):
@@ -37,7 +36,7 @@ Table = dict[str, Any]  # the keys of `config.NamedModel`
 OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
 
 
-async def load(models: Models, default: Context, request: Table) -> Reply:
+async def load(models: Models, alias: str | None, request: Table) -> Reply:
     """`/models/load`: answers when the model does, or cannot. Raises InvalidInput."""
     try:
         return Reply(_state(await models.load(_configuration(request, models.flags))))
@@ -45,7 +44,7 @@ async def load(models: Models, default: Context, request: Table) -> Reply:
         raise InvalidInput(str(error)) from error
 
 
-async def unload(models: Models, default: Context, request: UnloadRequest) -> Reply:
+async def unload(models: Models, alias: str | None, request: UnloadRequest) -> Reply:
     """`/models/unload`: answers once its memory is free. Raises UnknownModel, InvalidInput."""
     await models.unload(request.model)
     return Reply(ModelState(request.model, "unloaded"))
@@ -74,9 +73,23 @@ def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
         raise InvalidInput(str(error)) from None
 
 
-ERRORS = {HybridTeiError: tei_error}
 ROUTES = (
-    managed("/models/load", Table, load, errors=ERRORS),
-    managed("/models/unload", UnloadRequest, unload, errors=ERRORS),
+    Route(
+        path="/models/load",
+        handler=load,
+        request=Table,
+        target="models",
+        role="manage",
+        needs_content_type=False,
+        outlives_client=True,
+    ),
+    Route(
+        path="/models/unload",
+        handler=unload,
+        request=UnloadRequest,
+        target="models",
+        role="manage",
+        needs_content_type=False,
+        outlives_client=True,
+    ),
 )
-PATHS = frozenset(path for route in ROUTES for path in route.paths)

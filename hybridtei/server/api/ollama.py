@@ -14,6 +14,8 @@ from hybridtei.server.api.embed import SPLADE_NORMALIZE
 from hybridtei.server.api.tei import Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.inputs import Inputs
+from hybridtei.server.registry import EMBED
+from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 
 
@@ -59,3 +61,16 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
 
     field = None if isinstance(request.input, str) else "input"
     return await context.embed(task, inputs, write, refusal=refusal, field=field)
+
+
+ROUTES = (
+    Route(
+        path="/api/embed",
+        handler=ollama_embed,
+        request=OllamaEmbedRequest,
+        response=OllamaEmbedResponse,
+        summary="Ollama embeddings",
+        capability=EMBED,
+        needs_content_type=False,
+    ),
+)

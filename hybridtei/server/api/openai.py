@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -11,11 +12,14 @@ from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.embed import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, wanted
-from hybridtei.server.api.tei import Id, Size
+from hybridtei.server.api.tei import Id, OpenAICompatUsage, Size
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
+from hybridtei.server.http.errors import OpenAICompatErrorResponse
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.inputs import Inputs, check_inputs, parse_inputs
+from hybridtei.server.registry import EMBED
+from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import Precision
@@ -102,13 +106,6 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"`embedding_type` names {len(self.embedding_type)} forms, but one can be given")
 
 
-class OpenAICompatUsage(Struct, frozen=True):
-    """Tokens that ran, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class OpenAICompatEmbedding(Struct, frozen=True):
     """One input's vectors."""
 
@@ -124,47 +121,6 @@ class OpenAICompatResponse(Struct, frozen=True):
     data: list[OpenAICompatEmbedding]
     model: str
     usage: OpenAICompatUsage
-
-
-class OpenAICompatErrorResponse(Struct, frozen=True):
-    """Errors of `/v1/embeddings`, flat as TEI's."""
-
-    message: str
-    code: int
-    type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
-
-
-class ErrorDetail(Struct, frozen=True):
-    """What was wrong, as clients of FastAPI servers read it."""
-
-    loc: list[str]
-    msg: str
-    type: str
-
-
-class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
-    """Errors of reranking, scoring and classification beside TEI's routes."""
-
-    detail: list[ErrorDetail]
-
-
-class ModelItem(Struct, frozen=True, omit_defaults=True):
-    """A served model; at `/models` with what infinity's client looks for, at `/v1/models` with an owner."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str | None = None
-    stats: dict[str, float] | None = None
-    backend: str | None = None
-    capabilities: list[str] | None = None
-
-
-class ModelList(Struct, frozen=True):
-    """Answer of `/v1/models`."""
-
-    object: Literal["list"]
-    data: list[ModelItem]
 
 
 @handler("openai_embed")
@@ -220,3 +176,17 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
         item["multivector"] = answer.multivector.row(i)
     item["index"] = i
     return item
+
+
+OPENAI = Route(
+    path="/v1/embeddings",
+    handler=openai_embed,
+    request=OpenAICompatRequest,
+    response=OpenAICompatResponse,
+    summary="OpenAI embeddings",
+    capability=EMBED,
+    error=OpenAICompatErrorResponse,
+    is_tei=True,
+    needs_content_type=False,
+)
+ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True))

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
-import orjson
-from litestar import MediaType, Request, Response, get
-from litestar.exceptions import NotFoundException
-from litestar.response import Redirect
-from litestar.response.base import ASGIResponse
+from msgspec import Struct
 
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.server.api.openai import ModelItem, ModelList
-from hybridtei.server.context import Context
+from hybridtei.server.api.tei import Info
+from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.edge import ALIAS, PAGE
-from hybridtei.server.http.errors import StatusOnly
-from hybridtei.server.openapi import document
-from hybridtei.server.routing import context_of, models_of, server_of, told
+from hybridtei.server.registry import ANY, Models
+from hybridtei.server.routing import Content, Route
 
-JSON = "application/json"
+
+class ModelItem(Struct, frozen=True, omit_defaults=True):
+    """A served model; at `/models` with what infinity's client looks for, at `/v1/models` with an owner."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str | None = None
+    stats: dict[str, float] | None = None
+    backend: str | None = None
+    capabilities: list[str] | None = None
+
+
+class ModelList(Struct, frozen=True):
+    """Answer of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelItem]
+
+
 STARTED = int(time.time())
 POOLING_NAMES = {"lasttoken": "last_token"}
 DOCS_FILES = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
@@ -34,25 +49,31 @@ DOCS_PAGE = """<!doctype html>
 """
 
 
-@get(["/", "/health", "/ping"])
-async def health(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def health(scope: Any) -> Content:
     """200 without a body, or 503."""
-    await context_of(request.scope).service.check_health()
-    return StatusOnly(200)
+    await _context_of(scope).service.check_health()
+    return Content()
 
 
-@get("/info")
-async def info(request: Request[Any, Any, Any]) -> ASGIResponse:
+async def info(scope: Any) -> Reply:
     """TEI's keys in TEI's order, then ours."""
-    return told(request.scope, facts(context_of(request.scope)))
+    return Reply(facts(_context_of(scope)))
 
 
-@get(["/models", "/v1/models"])
-async def models(request: Request[Any, Any, Any]) -> ASGIResponse:
+async def models(scope: Any) -> Reply:
     """As OpenAI lists them; at `/models` as infinity does, whose client takes no other owner than itself."""
-    infinity = request.scope["path"] == "/models"
-    data = [_listed(context, infinity=infinity) for context in models_of(request.scope).ready]
-    return told(request.scope, ModelList("list", data))
+    infinity = scope["path"] == "/models"
+    data = [_listed(context, infinity=infinity) for context in _models_of(scope).ready]
+    return Reply(ModelList("list", data))
+
+
+def _models_of(scope: Any) -> Models:
+    return scope["app"].state.models  # type: ignore[no-any-return]
+
+
+def _context_of(scope: Any) -> Context:
+    """Of the model that the path names, or the first. Raises UnknownModel."""
+    return _models_of(scope).choose(scope.get(ALIAS), None, ANY)
 
 
 def _listed(context: Context, *, infinity: bool) -> ModelItem:
@@ -71,37 +92,31 @@ def capabilities(heads: frozenset[Head]) -> list[str]:
     return [*found, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
 
 
-@get("/metrics")
-async def metrics(request: Request[Any, Any, Any]) -> ASGIResponse:
-    models, alias = models_of(request.scope), request.scope.get(ALIAS)
-    body = (models.metrics() if alias is None else models.named(str(alias)).registry.text()).encode()
-    return ASGIResponse(body=body, headers={"content-type": "text/plain; charset=utf-8"})
+async def metrics(scope: Any) -> Content:
+    """Prometheus' text, of the model that the path names, or of all."""
+    models, alias = _models_of(scope), scope.get(ALIAS)
+    text = models.metrics() if alias is None else models.named(str(alias)).registry.text()
+    return Content(text.encode(), "text/plain; charset=utf-8")
 
 
-@get("/api-doc/openapi.json")
-async def openapi(request: Request[Any, Any, Any]) -> ASGIResponse:
-    return ASGIResponse(body=_document(server_of(request.scope).only_tei_routes), media_type=JSON)
+async def openapi(scope: Any) -> Content:
+    """OpenAPI's document, which the application makes of its routes."""
+    return Content(scope["app"].state.openapi(), "application/json")
 
 
-@get("/docs")
-async def docs() -> Redirect:
-    return Redirect("/docs/", status_code=303)
+async def docs(scope: Any) -> Content:
+    """To the page, whose links are relative."""
+    return Content(media_type="text/plain; charset=utf-8", status=303, headers=[(b"location", b"/docs/")])
 
 
-@get("/docs/{name:path}", media_type=MediaType.HTML)
-async def docs_file(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def docs_file(scope: Any) -> Content:
     """Swagger UI, from the package that carries it: it works without a network."""
-    name = str(request.path_params["name"]).strip("/")
+    name = str(scope["path_params"]["name"]).strip("/")
     if name in ("", "index.html"):
-        return Response(DOCS_PAGE.encode(), media_type=MediaType.HTML)
+        return Content(DOCS_PAGE.encode(), "text/html; charset=utf-8")
     if name not in DOCS_FILES:
-        raise NotFoundException
-    return Response(_swagger_ui(name), media_type=DOCS_FILES[name])
-
-
-@cache
-def _document(only_tei: bool) -> bytes:
-    return orjson.dumps(document(only_tei=only_tei))
+        return Content(status=404)
+    return Content(_swagger_ui(name), f"{DOCS_FILES[name]}; charset=utf-8")
 
 
 @cache
@@ -156,38 +171,32 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
     return {"reranker" if spec.kind == "reranker" else "classifier": labels}
 
 
-GUARDED = (info,)
-OURS = (models,)  # guarded, too
-PUBLIC = (health, metrics, openapi, docs, docs_file)
-
-
 TYPES = {
-    "html": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
     "require-trusted-types-for 'script'"
 )
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-    "vary": "accept",
-}
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+    (b"vary", b"accept"),
+]
 INDEX = "index.html"
 FOLDER = files("hybridtei.server").joinpath("page")
 FILES = sorted(file.name for file in FOLDER.iterdir() if file.name.rpartition(".")[2] in TYPES)
 
 
-@get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)])
-async def page(request: Request[Any, Any, Any]) -> ASGIResponse:
+async def page(scope: Any) -> Content:
     """The page itself, or a file that it loads."""
-    name = request.scope["path"].removeprefix(PAGE).strip("/") or INDEX
-    return ASGIResponse(body=_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+    name = scope["path"].removeprefix(PAGE).strip("/") or INDEX
+    return Content(_read(name), TYPES[name.rpartition(".")[2]], headers=HEADERS)
 
 
 @cache
@@ -195,4 +204,29 @@ def _read(name: str) -> bytes:
     return FOLDER.joinpath(name).read_bytes()
 
 
-ROUTES = (page,)
+HEALTH = Route(method="GET", path="/health", handler=health, summary="Health check", role=None, is_tei=True)
+MODELS = Route(
+    method="GET",
+    path="/v1/models",
+    handler=models,
+    response=ModelList,
+    summary="The models",
+    role="any",
+    needs_content_type=False,
+)
+ROUTES = (
+    HEALTH,
+    replace(HEALTH, path="/", summary=""),
+    replace(HEALTH, path="/ping", summary=""),
+    Route(method="GET", path="/info", handler=info, response=Info, summary="The model and the limits", role="any", is_tei=True),
+    replace(HEALTH, path="/metrics", handler=metrics, summary="Prometheus metrics"),
+    replace(HEALTH, path="/api-doc/openapi.json", handler=openapi, summary=""),
+    replace(HEALTH, path="/docs", handler=docs, summary=""),
+    replace(HEALTH, path="/docs/{name:path}", handler=docs_file, summary=""),
+    replace(MODELS, path="/models", summary="The models, with what infinity's clients look for"),
+    MODELS,
+    *(
+        Route(method="GET", path=path, handler=page, role=None)
+        for path in (PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX))
+    ),
+)

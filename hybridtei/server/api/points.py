@@ -14,6 +14,7 @@ from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.search import FailedPoint, Point, PointsRequest, PointsResponse
 from hybridtei.server.api.search_answers import Shelf, embed_documents
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.routing import Route
 
 if TYPE_CHECKING:
     from qdrant_client import models
@@ -166,3 +167,17 @@ async def _embedded(
             good.append(one)
             parts.append(part)
     return good, Embeddings.concat(parts) if parts else None, last
+
+
+ROUTES = (
+    Route(
+        path="/collections/{name:str}/points",
+        handler=upsert,
+        request=PointsRequest,
+        response=PointsResponse,
+        summary="Embed texts and store them",
+        target="store",
+        role="write",
+        outlives_client=True,  # it will ask again, for the same ids
+    ),
+)

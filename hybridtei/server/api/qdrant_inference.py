@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidDimensions, InvalidInput, UnknownModel, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, InvalidInput, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.body import BodyError
+from hybridtei.server.http.errors import row_of
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import NO_NAMES, Models
+from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.vectors import cut, unit
 
@@ -73,7 +76,17 @@ class InferenceResponse(Struct, frozen=True):
 class InferenceError(Struct, frozen=True):
     """All that such a server reads of an error."""
 
+    takes_body_errors: ClassVar[bool] = True
+
     error: str
+
+    @classmethod
+    def of(cls, error: Exception) -> tuple[int, Struct]:
+        """(status, body). Such a server reads the error of a 400 only, so all that the caller could mend is one."""
+        if isinstance(error, BodyError):
+            return (400 if error.status == 422 else error.status), cls(str(error))
+        mendable = isinstance(error, RequestError) and not isinstance(error, RoleNeeded)
+        return (400 if mendable else row_of(error).status), cls(str(error))
 
 
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query", None: None}
@@ -268,3 +281,18 @@ def _written(embedded: Embeddings, row: int, wish: _Wish, place: int) -> Any:
 
 def _size(written: Any) -> int:
     return int(np.size(written["indices"]) * 2 if isinstance(written, dict) else np.size(written))
+
+
+ROUTES = (
+    Route(
+        path="/qdrant/inference",
+        handler=inference,
+        request=InferenceRequest,
+        response=InferenceResponse,
+        summary="Embeddings for a Qdrant server",
+        target="models",
+        error=InferenceError,
+        needs_content_type=False,
+        key_in_body=True,
+    ),
+)

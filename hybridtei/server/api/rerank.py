@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
-from hybridtei.observability.tracing import handler
+from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
-from hybridtei.server.api.openai import OpenAICompatUsage
-from hybridtei.server.api.tei import Size
+from hybridtei.server.api.tei import OpenAICompatUsage, Size
 from hybridtei.server.context import Context, Reply, envelope, used
+from hybridtei.server.http.body import decode_by_field
+from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.inputs import TruncationDirection, direction
+from hybridtei.server.registry import RANK
+from hybridtei.server.routing import Route
 from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
 from hybridtei.tasks.vectors import best_first
 
@@ -37,13 +41,6 @@ Shares = Annotated[
     str | RerankWeights | None,
     Meta(description="Where a model ranks by its vectors: average, mkqa, mldr, example, or a share for each kind."),
 ]
-
-
-class RerankKeys(Struct, frozen=True):
-    """By which of its keys a body tells whose request it is."""
-
-    texts: Raw | UnsetType = UNSET
-    documents: Raw | UnsetType = UNSET
 
 
 class RerankRequest(Struct, frozen=True, kw_only=True):
@@ -212,6 +209,17 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
     return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
 
 
+@passes_on
+async def rerank_by_fields(context: Context, body: bytes) -> Reply:
+    """`/rerank`: `texts` is TEI's, `documents` everybody else's."""
+    request = decode_by_field(body, "texts", RerankRequest, {"documents": DocumentsRequest})
+    if isinstance(request, RerankRequest):
+        return await rerank(context, request)
+    by_default = context.server.rerank_documents_as == "string"
+    # Only infinity's own client always says `raw_scores`, and it needs a string; vLLM's never does, and needs an object.
+    return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
+
+
 async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> Floats:
     """A score for each document, as `/rerank` gives it: what ranks the hits of a search. Raises UnsupportedHead."""
     task = rerank_task(context.service.model.spec, query, documents, truncate=True)
@@ -285,3 +293,26 @@ def _task(
 
 def _load(query: str, documents: Sequence[str]) -> Load:
     return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
+
+
+TEI = Route(
+    path="/rerank",
+    handler=rerank_by_fields,
+    request=(RerankRequest, DocumentsRequest),
+    response=(list[Rank], DocumentsResponse),
+    response_name="RerankResponse",
+    summary="Reranking of documents; `texts` or `documents`",
+    capability=RANK,
+    is_tei=True,
+)
+V1 = Route(
+    path="/v1/rerank",
+    handler=rerank_documents,
+    request=DocumentsRequest,
+    response=DocumentsResponse,
+    summary="Reranking of documents",
+    capability=RANK,
+    error=ListedErrorResponse,
+    needs_content_type=False,
+)
+ROUTES = (TEI, V1, replace(V1, path="/v2/rerank"))

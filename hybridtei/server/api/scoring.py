@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -12,11 +13,14 @@ from msgspec import Meta, Struct
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.embed import pooled, pooled_head
-from hybridtei.server.api.openai import OpenAICompatUsage
 from hybridtei.server.api.rerank import Instruction, check_instruction
+from hybridtei.server.api.tei import OpenAICompatUsage
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.http.body import SchemaError
+from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.inputs import Inputs
+from hybridtei.server.registry import RANK
+from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 from hybridtei.tasks.vectors import unit
@@ -112,3 +116,16 @@ async def _cosines(context: Context, pairs: Pairs) -> Reply:
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     return {**envelope(context, "list", "score"), "data": data, "usage": used(usage)}
+
+
+V1 = Route(
+    path="/v1/score",
+    handler=score,
+    request=ScoreRequest,
+    response=ScoreResponse,
+    summary="Scores of pairs",
+    capability=RANK,
+    error=ListedErrorResponse,
+    needs_content_type=False,
+)
+ROUTES = (replace(V1, path="/score", needs_content_type=True), V1)

@@ -21,9 +21,10 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server import registry as jobs
 from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
-from hybridtei.server.api.search import SearchRequest
+from hybridtei.server.api.search import SearchesResponse, SearchRequest, SearchResponse
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.registry import Models
+from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
@@ -213,3 +214,16 @@ async def embed_documents(
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
     bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
     return await context.measured(lambda: context.run(task, load, bounds), load, checked=False)
+
+
+ROUTES = (
+    Route(
+        path="/search",
+        handler=search,
+        request=SearchRequest,
+        response=(SearchResponse, SearchesResponse),
+        summary="Search a collection of the vector store",
+        target="store",
+        role="search",
+    ),
+)

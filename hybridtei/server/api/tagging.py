@@ -14,6 +14,8 @@ from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.classify import run_checked
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.inputs import TruncationDirection, direction
+from hybridtei.server.registry import TAG
+from hybridtei.server.routing import Route
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken
 
 
@@ -142,3 +144,15 @@ async def _tag(context: Context, task: Tag, write: Write[list[Tagged]], *, is_ba
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
     answer, usage = await run_checked(context, task, load)
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
+
+
+ROUTES = (
+    Route(
+        path="/predict_tokens",
+        handler=predict_tokens,
+        request=PredictTokensRequest,
+        response=list[list[TokenPrediction]],
+        summary="Labels of tokens, or entities",
+        capability=TAG,
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta, Raw, Struct
 
@@ -178,8 +178,8 @@ class Info(Struct, frozen=True):
     hybridtei: dict[str, Any]
 
 
-class ErrorResponse(Struct, frozen=True):
-    """Every error but schema errors, which are plain text, and 401, 404 and 405, which have no body."""
+class OpenAICompatUsage(Struct, frozen=True):
+    """Tokens that ran, special tokens included."""
 
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+    prompt_tokens: int
+    total_tokens: int

@@ -7,30 +7,22 @@ from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw, Struct
 
 from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.server.api.tei import DecodeRequest, Id, TokenizeRequest
+from hybridtei.server.api.tei import DecodeRequest, Id, SimpleToken, TokenizeRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.body import decode, keys_of
+from hybridtei.server.http.body import decode_by_field
 from hybridtei.server.http.content_coding import FORM
 from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.inputs import parse_ids
+from hybridtei.server.routing import Route
 from hybridtei.text.tokenizer import Token
 
 Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
-
-
-class TokenizeKeys(Struct, frozen=True):
-    """By which of its keys a body tells whose request it is."""
-
-    inputs: Raw | UnsetType = UNSET
-    prompt: Raw | UnsetType = UNSET
-    messages: Raw | UnsetType = UNSET
-    content: Raw | UnsetType = UNSET
 
 
 class VllmTokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -150,18 +142,24 @@ def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any
         written.write(to_msgpack(make(item)))
 
 
+class MessagesRequest(Struct, frozen=True):
+    """`/tokenize` with `messages`, which is refused."""
+
+    messages: Raw
+
+
 @passes_on
-async def by_keys(context: Context, body: Raw) -> Reply:
+async def tokenize_by_fields(context: Context, body: bytes) -> Reply:
     """`/tokenize`: `inputs` is TEI's, `prompt` vLLM's, `content` llama.cpp's."""
-    data = bytes(body)
-    keys = keys_of(data, TokenizeKeys)
-    if keys.inputs is UNSET and keys.prompt is not UNSET:
-        return await _vllm(context, decode(data, VllmTokenizeRequest))
-    if keys.inputs is UNSET and keys.content is not UNSET:
-        return await _llama(context, decode(data, LlamaTokenizeRequest))
-    if keys.inputs is UNSET and keys.messages is not UNSET:
+    others = {"prompt": VllmTokenizeRequest, "content": LlamaTokenizeRequest, "messages": MessagesRequest}
+    request = decode_by_field(body, "inputs", TokenizeRequest, others)
+    if isinstance(request, VllmTokenizeRequest):
+        return await _vllm(context, request)
+    if isinstance(request, LlamaTokenizeRequest):
+        return await _llama(context, request)
+    if isinstance(request, MessagesRequest):
         raise InvalidInput("`messages` need a chat's template, which models of this server have no use for; send `prompt`")
-    return await tokenize(context, decode(data, TokenizeRequest))
+    return await tokenize(context, request)
 
 
 async def detokenize(context: Context, request: DetokenizeRequest) -> Reply:
@@ -206,3 +204,32 @@ async def _tokenize(
 
     with context.counting_failures():
         return Reply(await context.service.aside(work))
+
+
+ROUTES = (
+    Route(
+        path="/tokenize",
+        handler=tokenize_by_fields,
+        request=(TokenizeRequest,),
+        response=list[list[SimpleToken]],
+        response_name="TokenizeResponse",
+        summary="Tokens with their places",
+        is_tei=True,
+    ),
+    Route(
+        path="/decode",
+        handler=decode_ids,
+        request=DecodeRequest,
+        response=list[str],
+        response_name="DecodeResponse",
+        summary="Ids back to text",
+        is_tei=True,
+    ),
+    Route(
+        path="/detokenize",
+        handler=detokenize,
+        request=DetokenizeRequest,
+        response=DetokenizeResponse,
+        summary="Ids back to text",
+    ),
+)

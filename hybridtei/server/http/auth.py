@@ -10,9 +10,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
-from litestar.handlers import BaseRouteHandler
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError, RoleNeeded
@@ -43,11 +41,6 @@ class Door:
 def door_of(scope: Any) -> Door:
     """The application's."""
     return scope["app"].state.door  # type: ignore[no-any-return]
-
-
-async def require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """A guard. A coroutine, because the framework sends guards that are none to a thread."""
-    check_key(connection.scope, None)
 
 
 def is_keyless(scope: Any) -> bool:

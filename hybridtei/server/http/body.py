@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from hybridtei.server.http.content_coding import BrokenCoding, TooLong, UnknownCoding, unfolded
 from hybridtei.server.http.disconnect import BROKEN_BODY, SLOW_BODY, ClientDisconnected
@@ -106,12 +107,16 @@ class _Named(msgspec.Struct):
     model: Any = None
 
 
-def model_name(body: bytes) -> str | None:
-    """The model that a body names, if it does. Of what is no object, or no JSON, nothing is said here."""
-    try:
-        name = msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+def model_name(body: bytes, request: Any) -> str | None:
+    """The model that a request names, if it does: in its struct, or in the body where the struct has no such field."""
+    name: Any = getattr(request, "model", UNSET)
+    if name is UNSET:
+        if not may_hold(body, "model"):
+            return None
+        try:
+            name = msgspec.json.decode(body, type=_Named).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
     return name if isinstance(name, str) else None
 
 
@@ -168,9 +173,7 @@ async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """JSON -> `kind`. Raises SyntaxRefused or SchemaError. `Raw` is taken as it is: who asked for it will decode it."""
-    if kind is msgspec.Raw:
-        return msgspec.Raw(body)  # type: ignore[return-value]
+    """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
     try:
         value = _crowd(body, kind) or _decode(body, kind)
     except msgspec.ValidationError as error:
@@ -183,12 +186,51 @@ def decode(body: bytes, kind: type[T]) -> T:
     return value
 
 
+def decode_by_field(body: bytes, field: str, kind: type[T], others: Mapping[str, type[Any]]) -> T | Any:
+    """JSON -> `kind` if it has `field`; else the first of `others` whose field it has; `kind` if there is none of these.
+
+    `others`: a field that a struct requires -> the struct. A body is decoded once, unless several of these names stand in it,
+    or it is refused. Raises SyntaxRefused or SchemaError.
+    """
+    possible = [name for name in others if may_hold(body, name)]
+    if not possible:
+        return decode(body, kind)
+    if len(possible) == 1 and not may_hold(body, field):
+        request = _decoded_if_fits(body, others[possible[0]])
+        if request is not None:  # and so it has the field
+            return request
+    fields = keys_of(body, _fields_struct(field, *others))
+    if getattr(fields, field) is not UNSET:
+        return decode(body, kind)
+    return decode(body, next((others[name] for name in others if getattr(fields, name) is not UNSET), kind))
+
+
+def may_hold(body: bytes, name: str) -> bool:
+    """Whether an object in a body may have a field of this name. False is certain, and found without decoding."""
+    return b'"%b"' % name.encode() in body or b"\\u00" in body
+
+
 def keys_of(body: bytes, kind: type[T]) -> T:
-    """Which of the keys of `kind`, all optional, a body has: to choose what to decode it as, which then tells what is wrong."""
+    """Which fields of `kind`, all optional, a body has: to choose what to decode it as, which then tells what is wrong."""
     try:
         return _decode(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind()
+
+
+def _decoded_if_fits(body: bytes, kind: type[T]) -> T | None:
+    try:
+        request = _decode(body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SchemaError):
+        return None
+    _refuse_duplicates(body, kind)
+    return request
+
+
+@cache
+def _fields_struct(*names: str) -> type[msgspec.Struct]:
+    """These fields, undecoded."""
+    return msgspec.defstruct("Fields", [(name, msgspec.Raw | UnsetType, UNSET) for name in names], frozen=True)
 
 
 def _told(body: bytes, kind: type) -> BodyError | None:

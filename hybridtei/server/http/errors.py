@@ -1,6 +1,6 @@
-"""One table: exception -> status, wire name, and the words TEI puts before the message.
+"""One table: exception -> status, wire name, and the words TEI puts before the message; and the bodies that say so.
 
-Framework errors (unknown route, wrong method) pass through here too, so no body leaks the framework's shape.
+A route names the struct of its errors; `error_responses` writes these.
 """
 
 from __future__ import annotations
@@ -8,17 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar, Literal
 
-import orjson
-from litestar import Request, Response
-from litestar.exceptions import HTTPException
-from litestar.response.base import ASGIResponse
+from msgspec import Struct
 
 from hybridtei import errors
 from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RoleNeeded
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.disconnect import ClientDisconnected
 
 log = logging.getLogger(__name__)
 
@@ -65,74 +60,60 @@ def row_of(error: Exception) -> Row:
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500, "Backend"))
 
 
-def tei_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """`{"error", "error_type"}`."""
-    row, message = _told(error)
-    return _json(row.status, {"error": message, "error_type": row.error_type})
+class ErrorResponse(Struct, frozen=True):
+    """Every error but schema errors, which are plain text, and 401, 404 and 405, which have no body."""
+
+    takes_body_errors: ClassVar[bool] = False  # whether a body that was refused unread is told so, too, and not in plain text
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+    @classmethod
+    def of(cls, error: Exception) -> tuple[int, Struct]:
+        """(status, body)."""
+        row, message = logged_row(error)
+        return row.status, cls(message, row.error_type)  # type: ignore[arg-type]
 
 
-def openai_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """`{"message", "code", "type"}`, flat."""
-    row, message = _told(error)
-    return _json(row.status, {"message": message, "code": row.status, "type": row.error_type})
+class OpenAICompatErrorResponse(Struct, frozen=True):
+    """Errors of `/v1/embeddings`, flat as TEI's."""
+
+    takes_body_errors: ClassVar[bool] = False
+
+    message: str
+    code: int
+    type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+    @classmethod
+    def of(cls, error: Exception) -> tuple[int, Struct]:
+        """(status, body)."""
+        row, message = logged_row(error)
+        return row.status, cls(message, row.status, row.error_type)  # type: ignore[arg-type]
 
 
-def listed_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """`openai_error`, with `detail` as a list: some clients look for that word, and infinity's fails unless it holds a list."""
-    row, message = _told(error)
-    detail = [{"loc": ["body"], "msg": message, "type": row.error_type}]
-    return _json(row.status, {"message": message, "code": row.status, "type": row.error_type, "detail": detail})
+class ErrorDetail(Struct, frozen=True):
+    """What was wrong, as clients of FastAPI servers read it."""
+
+    loc: list[str]
+    msg: str
+    type: str
 
 
-def _told(error: Exception) -> tuple[Row, str]:
+class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
+    """Errors of reranking, scoring and classification beside TEI's routes."""
+
+    detail: list[ErrorDetail]  # some clients look for this word, and infinity's fails unless it holds a list
+
+    @classmethod
+    def of(cls, error: Exception) -> tuple[int, Struct]:
+        """(status, body)."""
+        row, message = logged_row(error)
+        detail = [ErrorDetail(["body"], message, row.error_type)]
+        return row.status, cls(message, row.status, row.error_type, detail=detail)  # type: ignore[arg-type]
+
+
+def logged_row(error: Exception) -> tuple[Row, str]:
     """(row, whole message) of an error that a client is told of; the log hears of it here."""
     log.error("%.1000s", error)
     row = row_of(error)
     return row, row.prefix + str(error)
-
-
-def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
-    """Plain text."""
-    headers = {"connection": "close"} if error.status in (408, 413) else None
-    return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
-
-
-class StatusOnly(Response[bytes]):
-    """No body, and so no content type."""
-
-    def __init__(self, status_code: int) -> None:
-        super().__init__(b"", status_code=status_code)
-
-    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIResponse:
-        response = super().to_asgi_response(*args, **kwargs)
-        del response.headers["content-type"]
-        return response
-
-
-def framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """401, 404, 405 …: the status alone; `edge` adds which methods there are."""
-    return StatusOnly(error.status_code)
-
-
-def unforeseen_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """A defect of ours: logged with its trace, told without it."""
-    log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
-    return _json(500, {"error": f"internal error: {type(error).__name__}", "error_type": "Backend"})
-
-
-def gone(request: Request[Any, Any, Any], error: ClientDisconnected) -> Response[bytes]:
-    """The status nginx logs for a client that left; nobody reads it."""
-    return StatusOnly(499)
-
-
-HANDLERS: Mapping[Any, Any] = {
-    BodyError: body_error,
-    errors.HybridTeiError: tei_error,
-    HTTPException: framework_error,
-    ClientDisconnected: gone,
-    Exception: unforeseen_error,
-}
-
-
-def _json(status: int, content: dict[str, Any]) -> Response[bytes]:
-    return Response(orjson.dumps(content), status_code=status, media_type="application/json")

@@ -12,7 +12,8 @@ from litestar import Litestar, get
 from hybridtei import errors
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.http.errors import HANDLERS, TABLE, openai_error, row_of, tei_error
+from hybridtei.server.http.error_responses import HANDLERS, error_handler
+from hybridtei.server.http.errors import TABLE, ErrorResponse, OpenAICompatErrorResponse, row_of
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
@@ -58,7 +59,7 @@ def test_classes_named_in_the_module_are_all_in_the_tree():
 
 
 @pytest.mark.parametrize("kind", sorted(TABLE, key=lambda kind: kind.__name__))
-@pytest.mark.parametrize("shape", [tei_error, openai_error])
+@pytest.mark.parametrize("shape", [ErrorResponse, OpenAICompatErrorResponse])
 def test_every_row_on_the_wire(kind, shape):
     response = ask(make(kind), shape)
     row, text = TABLE[kind], TABLE[kind].prefix + str(make(kind))
@@ -66,14 +67,14 @@ def test_every_row_on_the_wire(kind, shape):
     assert response.headers["content-type"] == "application/json"
     expected = (
         {"error": text, "error_type": row.error_type}
-        if shape is tei_error
+        if shape is ErrorResponse
         else {"message": text, "code": row.status, "type": row.error_type}
     )
     assert list(json.loads(response.content).items()) == list(expected.items())
 
 
 def test_what_nobody_foresaw_is_500_without_its_words():
-    response = ask(ZeroDivisionError("secret detail"), tei_error)
+    response = ask(ZeroDivisionError("secret detail"), ErrorResponse)
     assert response.status_code == 500
     assert response.json() == {"error": "internal error: ZeroDivisionError", "error_type": "Backend"}
 
@@ -91,7 +92,7 @@ def ask(error: Exception, shape) -> httpx.Response:
     async def route() -> None:
         raise error
 
-    app = Litestar([route], exception_handlers={**HANDLERS, errors.HybridTeiError: shape}, openapi_config=None)
+    app = Litestar([route], exception_handlers={**HANDLERS, errors.HybridTeiError: error_handler(shape)}, openapi_config=None)
 
     async def call() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hybridtei.server.api.openai import OpenAICompatRequest
-from hybridtei.server.api.rerank import RerankKeys, RerankRequest
+from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
-from hybridtei.server.http.body import BodyError, decode, keys_of
+from hybridtei.server.http.body import BodyError, decode, decode_by_field
 from hybridtei.server.tei_compat import LONGEST, mistake_in, told
 
 INPUT = "data did not match any variant of untagged enum Input"
@@ -178,8 +178,34 @@ def test_a_long_body_is_not_read_again():
     assert refusal(EmbedRequest, body)[0] == 422
 
 
-def test_keys_of_what_is_no_object_are_none():
-    assert keys_of(b"null", RerankKeys) == keys_of(b"{", RerankKeys) == RerankKeys()
+def by_field(body: bytes) -> object:
+    return decode_by_field(body, "texts", RerankRequest, {"documents": DocumentsRequest})
+
+
+@pytest.mark.parametrize(
+    "body", ["null", "{", "{}", '{"query":"q"}', '{"documents', '{"query":"q","texts":5,"documents":["a"]}']
+)
+def test_without_another_field_the_first_struct_says_what_is_wrong(body):
+    with pytest.raises(BodyError) as caught:
+        by_field(body.encode())
+    assert (caught.value.status, str(caught.value).removeprefix(caught.value.prefix)) == refusal(RerankRequest, body.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ('{"query":"q","texts":["a"]}', RerankRequest),
+        ('{"query":"q","documents":["a"]}', DocumentsRequest),
+        ('{"query":"q","documents":["texts"]}', DocumentsRequest),
+        ('{"query":"q","documents":[{"text":"a","texts":[1]}]}', DocumentsRequest),
+        ('{"query":"q","documents":5,"texts":["a"]}', RerankRequest),
+        ('{"query":"documents","texts":["a"]}', RerankRequest),
+        ('{"query":"q","\\u0074exts":["a"],"documents":["b"]}', RerankRequest),
+        ('{"query":"q","\\u0064ocuments":["b"]}', DocumentsRequest),
+    ],
+)
+def test_the_field_of_a_body_chooses_its_struct(body, kind):
+    assert type(by_field(body.encode())) is kind
 
 
 def test_names_twice_where_nobody_looks_are_fine():
