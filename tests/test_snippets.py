@@ -168,7 +168,9 @@ def check(words: list[str], request: Any) -> None:
     elif name == "pip":
         installs(rest)
     else:
-        assert name in ("ruff", "mypy", "pre-commit", ".", "kubectl", "text"), f"{name}: say in this test how it is checked"
+        assert name in ("ruff", "mypy", "lint-imports", "pre-commit", ".", "kubectl", "text"), (
+            f"{name}: say in this test how it is checked"
+        )
 
 
 def parses(words: list[str]) -> None:
