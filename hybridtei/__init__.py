@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from hybridtei.search.local import LocalSearch as LocalSearch
     from hybridtei.search.local import query_model as query_model
     from hybridtei.search.local import rank_by as rank_by
+    from hybridtei.search.options import SearchHit as SearchHit
+    from hybridtei.search.options import SearchOptions as SearchOptions
+    from hybridtei.search.options import SearchResult as SearchResult
+    from hybridtei.search.query import filter_from as filter_from
     from hybridtei.search.query import hybrid_query as hybrid_query
     from hybridtei.search.query import score_requests as score_requests
-    from hybridtei.search.schema import filter_from as filter_from
-    from hybridtei.search.searcher import Found as Found
-    from hybridtei.search.searcher import Hit as Hit
     from hybridtei.search.searcher import QueryModel as QueryModel
     from hybridtei.search.searcher import Searcher as Searcher
-    from hybridtei.search.searcher import SearchOptions as SearchOptions
     from hybridtei.store.collection import check_fits as check_fits
     from hybridtei.store.collection import create_arguments as create_arguments
     from hybridtei.store.collection import plan_for as plan_for
@@ -72,9 +72,9 @@ _NAMES_OF = {
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.ragged": "Ragged",
     "hybridtei.search.local": "LocalSearch query_model rank_by",
-    "hybridtei.search.query": "hybrid_query score_requests",
-    "hybridtei.search.schema": "filter_from",
-    "hybridtei.search.searcher": "Found Hit QueryModel SearchOptions Searcher",
+    "hybridtei.search.options": "SearchHit SearchOptions SearchResult",
+    "hybridtei.search.query": "filter_from hybrid_query score_requests",
+    "hybridtei.search.searcher": "QueryModel Searcher",
     "hybridtei.store.collection": "check_fits create_arguments plan_for query_arguments",
     "hybridtei.store.open": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",

@@ -59,6 +59,33 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
                 headings[heading].add_argument(_flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS})
 
 
+def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()) -> None:
+    """One flag a field of what a command asks, with its default and without a variable: no environment changes a question.
+
+    A flag of a boolean that is on by default is `--no-NAME`. Read them with `options_from`.
+    """
+    for field, plain, meta in fields_of(kind):
+        if field.name in without:
+            continue
+        text = f"{(meta.description or '').rstrip('.')}{'' if plain is bool else _shown_default(field)}".replace("%", "%%")
+        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": text}
+        if plain is bool:
+            flag = _flag(f"no_{field.name}" if field.default else field.name)
+            parser.add_argument(flag, action="store_false" if field.default else "store_true", **options)
+        elif get_origin(plain) is typing.Literal:
+            parser.add_argument(_flag(field.name), choices=get_args(plain), **options)
+        else:
+            metavar = (meta.extra or {}).get("metavar") or ("X" if plain is float else _metavar(plain))
+            required = field.default is msgspec.NODEFAULT
+            parser.add_argument(_flag(field.name), type=plain, metavar=metavar, required=required, **options)
+
+
+def options_from(kind: type[S], arguments: argparse.Namespace, **others: Any) -> S:
+    """What a command was asked, and `others`: fields that are no flags of their own."""
+    given = vars(arguments)
+    return kind(**{**{name: given[name] for name in kind.__struct_fields__ if name in given}, **others})
+
+
 def group_of(kind: Kind, meta: Meta) -> str:
     """The heading a field stands under."""
     return str((meta.extra or {}).get("group") or kind.__name__.removesuffix("Config").lower())

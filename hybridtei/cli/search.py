@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags
+from hybridtei.cli.flags import add_flags, add_options, options_from
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.search.options import SearchFields, SearchOptions
 
 ABOUT = "Search a collection: dense and sparse candidates, fused, ranked again by multi-vectors or by a reranker."
-MODES = ("dense", "sparse", "multivector", "rrf", "dbsf", "weighted")
 
 
 def add(commands: settings.Commands) -> None:
@@ -22,21 +21,12 @@ def add(commands: settings.Commands) -> None:
     parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("query", metavar="QUERY")
-    parser.add_argument("--mode", choices=MODES, help="[default: rrf of dense and sparse, or what the collection has]")
-    parser.add_argument("--limit", type=int, default=10, metavar="N", help="how many to show [default: 10]")
-    parser.add_argument("--offset", type=int, default=0, metavar="N", help="how many to leave out before [default: 0]")
-    parser.add_argument("--prefetch-limit", type=int, default=100, metavar="N", help="candidates of each kind [default: 100]")
-    parser.add_argument("--k", type=int, metavar="N", help="of rrf, as Qdrant counts: 61 is the usual 60 [default: 2]")
+    add_options(parser, SearchFields, without=("weights", "legs", "with_payload", "highlights"))
     parser.add_argument("--weights", help="of rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
-    parser.add_argument("--rescore", action="store_true", help="rank the candidates by MaxSim of their multi-vectors")
     parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
-    parser.add_argument("--rerank-limit", type=int, default=50, metavar="N", help="so many of the best [default: 50]")
     parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
     parser.add_argument("--fields", metavar="NAMES", help="comma-separated: of the payload [default: all]")
-    parser.add_argument("--score-threshold", type=float, metavar="X", help="leave out what scores less")
-    parser.add_argument("--exact", action="store_true", help="no approximate index")
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
-    parser.add_argument("--explain", action="store_true", help="scores and times of each stage")
     parser.add_argument("--json", action="store_true", help="the answer as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run)
@@ -50,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from hybridtei.encoder import Encoder
-    from hybridtei.search.found_text import as_json, in_words
+    from hybridtei.search.explain import as_json, in_words
     from hybridtei.search.local import LocalSearch
 
     options = options_of(arguments)
@@ -70,26 +60,17 @@ def needs_client() -> None:
         raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
 
 
-def options_of(arguments: argparse.Namespace) -> Any:
+def options_of(arguments: argparse.Namespace) -> SearchOptions:
     """The flags as `SearchOptions`. Raises InvalidInput."""
-    from hybridtei.search.schema import filter_from
-    from hybridtei.search.searcher import SearchOptions
+    from hybridtei.search.query import filter_from
 
-    return SearchOptions(
-        mode=arguments.mode,
-        limit=arguments.limit,
-        offset=arguments.offset,
-        prefetch_limit=arguments.prefetch_limit,
-        k=arguments.k,
+    return options_from(
+        SearchOptions,
+        arguments,
         weights=weights_of(arguments.weights),
-        rescore=arguments.rescore,
-        rerank_limit=arguments.rerank_limit,
         query_filter=filter_from(arguments.filter, "--filter"),
-        score_threshold=arguments.score_threshold,
-        exact=arguments.exact,
-        fields=None if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
+        with_payload=True if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
         highlights=not arguments.no_highlights,
-        explain=arguments.explain,
     )
 
 

@@ -12,12 +12,13 @@ documents, and a search finds chunks: a document stands where the best of its ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -25,9 +26,10 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
 from hybridtei.outputs import Embeddings
-from hybridtei.search.query import MAX_LIMIT
-from hybridtei.search.schema import common_heads
-from hybridtei.search.searcher import MAX_RERANKED, Rank, Searcher, SearchOptions, since
+from hybridtei.search.options import MAX_RERANKED, Mode, SearchOptions
+from hybridtei.search.searcher import Rank, Searcher, since
+from hybridtei.store import MAX_LIMIT
+from hybridtei.store.collection import common_heads
 
 CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
 
@@ -163,8 +165,8 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
         Way("dense, MaxSim", SearchOptions(mode="dense", rescore=True), frozenset({Head.DENSE}) | multi),
     ]
     if reranker:
-        mode = "rrf" if both <= has else None
-        options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)  # type: ignore[arg-type]
+        mode: Mode | None = "rrf" if both <= has else None
+        options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)
         listed.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
     return [way for way in listed if way.needs <= has]
 
@@ -237,9 +239,9 @@ async def _run(
 ) -> tuple[Run, Any]:
     limit = min(depth, MAX_RERANKED) if rank is not None else depth
     prefetch = max(way.options.prefetch_limit, depth)
-    options = replace(way.options, limit=limit, prefetch_limit=prefetch, fields=[DOCUMENT_ID])
+    options = msgspec.structs.replace(way.options, limit=limit, prefetch_limit=prefetch, with_payload=[DOCUMENT_ID])
     if rank is not None:
-        options = replace(options, limit=min(RERANKED, limit))
+        options = msgspec.structs.replace(options, limit=min(RERANKED, limit))
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):

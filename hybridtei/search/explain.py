@@ -1,4 +1,4 @@
-"""What each stage of a search found and thought: asked of the store stage by stage, beside the one query that answers.
+"""What each stage of a search found, asked of the store stage by stage; and a result as JSON, or as text for a terminal.
 
 A database fuses and forgets what it fused. So every list is asked for once more by itself, timed, and points that a list did
 not reach are scored by it exactly; the answer of the search itself stays what it was.
@@ -7,37 +7,20 @@ not reach are scored by it exactly; the answer of the search itself stays what i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
+import orjson
 from qdrant_client import models
 
+from hybridtei.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.outputs import Embeddings
-from hybridtei.search.query import NAMES, hybrid_query, score_requests
-from hybridtei.store.base import MULTIVECTOR, PointId, Store
+from hybridtei.search.highlights import excerpt
+from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
+from hybridtei.search.query import hybrid_query, score_requests
+from hybridtei.store.base import MULTIVECTOR, NAMES, PointId, Store
 from hybridtei.store.pages import identity_of, in_order
-
-if TYPE_CHECKING:
-    from hybridtei.search.searcher import SearchOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Something that was done, how long it took, and how many points came out of it."""
-
-    name: str
-    milliseconds: float
-    candidates: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageScore:
-    """What a stage gave a point, and its place from 1; no rank: the stage did not find it, and was asked for its score."""
-
-    score: float
-    rank: int | None = None
-
 
 Scores = dict[PointId, dict[str, StageScore]]
 
@@ -57,7 +40,9 @@ async def explain(
     scores: Scores = {identity: {} for identity in ids}
     stages: list[Stage] = []
     candidates = max(options.prefetch_limit, (request.limit or 0) + (request.offset or 0))
-    common: dict[str, Any] = {"query_filter": options.query_filter, "with_payload": False, "exact": options.exact}
+    bare = msgspec.structs.replace(
+        options, limit=candidates, offset=0, rescore=False, score_threshold=None, oversampling=None, with_payload=False
+    )
 
     async def ask(name: str, asked: models.QueryRequest) -> None:
         began = perf_counter_ns()
@@ -71,20 +56,9 @@ async def explain(
     legs = _legs(request)
     for leg in legs:
         if leg != MULTIVECTOR or len(legs) == 1:
-            await ask(leg, hybrid_query(embedded, row, mode=leg, limit=candidates, **common))  # type: ignore[arg-type]
+            await ask(leg, hybrid_query(embedded, row, bare, mode=leg, k=None, weights=None, legs=None))
     if options.mode not in NAMES:
-        fused = hybrid_query(
-            embedded,
-            row,
-            mode=options.mode,
-            limit=candidates,
-            prefetch_limit=options.prefetch_limit,
-            k=options.k,
-            weights=options.weights,
-            legs=options.legs,
-            **common,
-        )
-        await ask(options.mode, fused)
+        await ask(options.mode, hybrid_query(embedded, row, bare))
     await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] * options.rescore)], scores=scores)
     return stages, scores
 
@@ -111,4 +85,71 @@ async def _fill(store: Store, collection: str, embedded: Embeddings, *, row: int
         asked = score_requests(embedded, missing, row, legs=[leg])[leg]
         given = {identity_of(point): point.score for point in await store.query(collection, asked)}
         for identity in missing:
-            scores[identity][leg] = StageScore(given.get(identity, 0.0))
+            scores[identity][leg] = StageScore(given.get(identity, 0.0), None)
+
+
+EXCERPT_CHARACTERS = 300
+MARK, BOLD, FAINT, PLAIN = "*", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+
+
+def plain(found: SearchResult) -> dict[str, Any]:
+    """As JSON has it; what was not asked for is left out."""
+    return {
+        "mode": found.mode,
+        "hits": [_plain_hit(hit) for hit in found.hits],
+        "stages": [{**msgspec.structs.asdict(stage), "milliseconds": round(stage.milliseconds, 3)} for stage in found.stages],
+    }
+
+
+def _plain_hit(hit: SearchHit) -> dict[str, Any]:
+    told: dict[str, Any] = {"id": hit.id, "score": float(hit.score), "payload": hit.payload}
+    if hit.highlights is not None:
+        told["highlights"] = [msgspec.structs.asdict(highlight) for highlight in hit.highlights]
+    if hit.scores is not None:
+        told["scores"] = {name: {"score": float(one.score), "rank": one.rank} for name, one in hit.scores.items()}
+    return told
+
+
+def as_json(found: SearchResult) -> str:
+    """One line."""
+    return orjson.dumps(plain(found)).decode()
+
+
+def in_words(found: SearchResult, options: SearchOptions, *, colours: bool = False) -> str:
+    """A few lines a hit. `colours`: for a terminal; else matching terms stand between asterisks."""
+    lines: list[str] = []
+    for place, hit in enumerate(found.hits, options.offset + 1):
+        name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
+        identity = hit.payload.get(DOCUMENT_ID) or hit.id
+        lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]")
+        text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
+        if text:
+            lines.append(f"     {_marked(text, hit.highlights or [], colours)}")
+        if hit.scores:
+            lines.append("     " + "   ".join(_score(stage, one.score, one.rank) for stage, one in hit.scores.items()))
+    if not found.hits:
+        lines.append("nothing was found")
+    if options.explain:
+        lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
+        lines.extend(f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}" for stage in found.stages)
+    return "\n".join(lines)
+
+
+def _score(stage: str, score: float, rank: int | None) -> str:
+    return f"{stage} {score:.4f} ({'not found' if rank is None else f'place {rank}'})"
+
+
+def _marked(text: str, marks: Sequence[Highlight], colours: bool) -> str:
+    start, end = excerpt(text, marks, EXCERPT_CHARACTERS)
+    opening, closing = (BOLD, PLAIN) if colours else (MARK, MARK)
+    parts, at = [], start
+    for mark in marks:
+        if mark.start >= at and mark.end <= end:
+            parts += [text[at : mark.start], opening, text[mark.start : mark.end], closing]
+            at = mark.end
+    shown = "".join([*parts, text[at:end]])
+    return _one_line(f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,35 +1,25 @@
 """Why a document was found: the terms it shares with the query, what each weighs, and where they stand in its text.
 
 Knows no store. A term's weight is the product of its two sparse weights, the query's and the document's: what it adds to the
-sparse score, a collection's idf aside. The surprise: sparse dimensions are pieces of words (`aero`, `##foil`), so pieces that
-touch are shown as one.
+sparse score, a collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`), so pieces that touch are shown
+as one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any
 
 import numpy as np
 
+from hybridtei.search.options import Highlight
 from hybridtei.text.tokenizer import Token
 
 TokensOf = Callable[[str], Sequence[Token]]
 MAX_CHARACTERS = 100_000  # of a text that is looked through
 MAX_HIGHLIGHTS = 500  # of a text: a common word may stand in it fifty thousand times
-
-
-@dataclass(frozen=True, slots=True)
-class Highlight:
-    """A stretch of a text, in characters, and what it weighs."""
-
-    start: int
-    end: int
-    text: str
-    weight: float
 
 
 def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:

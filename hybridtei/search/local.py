@@ -21,7 +21,8 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.load import text_model
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.search.searcher import Found, QueryModel, Rank, Searcher, SearchOptions
+from hybridtei.search.options import SearchOptions, SearchResult
+from hybridtei.search.searcher import QueryModel, Rank, Searcher
 from hybridtei.store.base import Store
 from hybridtei.store.open import open_store, with_default
 from hybridtei.text.tokenizer import Token, Tokenizer
@@ -92,7 +93,7 @@ class LocalSearch:
         self._rank = None if reranker is None else rank_by(reranker)
         self._loop = OwnLoop()
 
-    def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> Found:
+    def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
         """See `Searcher.search`."""
         return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 

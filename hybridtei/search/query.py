@@ -1,90 +1,75 @@
-"""One query's vectors as a Qdrant query: one representation, several fused, several weighed exactly; ranked again or not.
+"""One query's vectors as a Qdrant query: one representation, several fused, several weighed exactly; and filters from JSON.
 
-Knows no store: a request is `models.QueryRequest`, in Qdrant's own words, and every store takes it. Two surprises. Qdrant's RRF
-puts weights inside the denominator, 1 / (rank / weight + k - 1), and counts k so that its 61 is the literature's 60. And a sum
-of scores over what each search found takes "not found" for a score of zero, so `weighted` scores the union of all candidates
-anew by every representation before it adds up.
+A request is `models.QueryRequest`, in Qdrant's own words, and every store takes it. Qdrant's RRF puts weights inside the
+denominator, 1 / (rank / weight + k - 1), and counts k so that its 61 is the literature's 60. A sum of scores over what each
+search found takes "not found" for a score of zero, so `weighted` scores the union of all candidates anew by every
+representation before it adds up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 import numpy as np
+import orjson
+from pydantic import ValidationError
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, PointId
+from hybridtei.search.options import SearchOptions
+from hybridtei.store import MAX_LIMIT
+from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, PointId
+from hybridtei.tasks.rerank import PRESETS
 
-Mode = Literal["dense", "sparse", "multivector", "rrf", "dbsf", "weighted"]
-MODES: tuple[Mode, ...] = ("dense", "sparse", "multivector", "rrf", "dbsf", "weighted")
-NAMES = (DENSE, SPARSE, MULTIVECTOR)
-MAX_LIMIT = 100_000
-# The first two are BGE-M3's authors' own, for passages and for long documents; multi-vector scores as means over query vectors.
-PRESETS: Mapping[str, Mapping[str, float]] = {
-    "m3": {DENSE: 1.0, SPARSE: 0.3, MULTIVECTOR: 1.0},
-    "m3-long": {DENSE: 0.15, SPARSE: 0.5, MULTIVECTOR: 0.35},
-    "m3-two": {DENSE: 1.0, SPARSE: 0.3},
-}
+MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
+PLAIN_TYPES = frozenset({"int", "str", "uuid", "float", "bool", "date", "datetime"})  # no field goes by these names
 
 
 def hybrid_query(
     query: Embeddings,
     row: int = 0,
+    options: SearchOptions | None = None,
     *,
-    mode: Mode = "rrf",
-    limit: int = 10,
-    prefetch_limit: int = 100,
-    k: int | None = None,
-    weights: Mapping[str, float] | Sequence[float] | str | None = None,
-    legs: Sequence[str] | None = None,
-    rescore: Literal["multivector"] | None = None,
-    query_filter: models.Filter | None = None,
-    offset: int = 0,
-    exact: bool = False,
-    oversampling: float | None = None,
-    score_threshold: float | None = None,
-    with_payload: bool | Sequence[str] = True,
     with_vectors: bool | Sequence[str] = False,
+    **fields: Any,
 ) -> models.QueryRequest:
     """Ask for the `limit` best points after `offset`, by the vectors in one row of a query's embeddings.
 
-    `legs`: which representations take part in rrf, dbsf or weighted, in this order; by default dense and sparse as far as the
-    query has them, and multivector too where `weighted` weighs it. Each brings `prefetch_limit` candidates, or as many as the
-    page needs. `weights` belong to legs: by name, in order, or a preset's name (`PRESETS`); a weight of 0 leaves a leg
-    out. `k`: Qdrant's RRF constant, by default 2. `rescore`: rank the candidates anew by MaxSim. `exact`: no approximate index.
-    `oversampling`: where vectors are quantised, so many times the candidates are scored with the full vectors.
-    A multi-vector's score is the sum over the query's vectors, except in `weighted`, which divides it by how many they are.
-    Raises InvalidInput, naming the field.
+    `fields`: those of `SearchOptions`, which they replace; `rescore="multivector"` is `rescore=True`. The mode is rrf if none
+    is named; fields of a reranker, highlights and explanations mean nothing here. A multi-vector's score is the sum over the
+    query's vectors, except in `weighted`, which divides it by how many they are. Raises InvalidInput, naming the field.
     """
-    check_page(mode, limit, prefetch_limit, offset)
+    asked = msgspec.structs.replace(options or SearchOptions(), **fields)
+    asked.check_page()
+    mode = asked.mode or "rrf"
     outer: dict[str, Any] = {
-        "limit": limit,
-        "offset": offset or None,
-        "filter": query_filter,
-        "score_threshold": score_threshold,
-        "with_payload": with_payload if isinstance(with_payload, bool) else list(with_payload),
+        "limit": asked.limit,
+        "offset": asked.offset or None,
+        "filter": asked.query_filter,
+        "score_threshold": asked.score_threshold,
+        "with_payload": asked.with_payload if isinstance(asked.with_payload, bool) else list(asked.with_payload),
         "with_vector": with_vectors if isinstance(with_vectors, bool) else list(with_vectors),
     }
-    vectors, params = _vectors(query, row), _params(exact, oversampling)
-    candidates = max(prefetch_limit, limit + offset)
+    vectors, params = _vectors(query, row), _params(asked.exact, asked.oversampling)
+    candidates = max(asked.prefetch_limit, asked.limit + asked.offset)
     if mode in NAMES:
-        _refuse(f"mode {mode!r}", k=k, weights=weights, legs=legs)
+        _refuse(f"mode {mode!r}", k=asked.k, weights=asked.weights, legs=asked.legs)
         vector = _vector(vectors, mode)
-        if rescore is None:
+        if not asked.rescore:
             return models.QueryRequest(query=vector, using=mode, params=params, **outer)
         prefetch = [models.Prefetch(query=vector, using=mode, params=params, limit=candidates)]
         return models.QueryRequest(prefetch=prefetch, query=_vector(vectors, MULTIVECTOR), using=MULTIVECTOR, **outer)
     if mode != "rrf":
-        _refuse(f"mode {mode!r}", k=k)
-    chosen, weighing = _legs(vectors, mode, legs, weights)
+        _refuse(f"mode {mode!r}", k=asked.k)
+    chosen, weighing = _legs(vectors, mode, asked.legs, asked.weights)
     found = [models.Prefetch(query=vectors[leg], using=leg, params=params, limit=candidates) for leg in chosen]
     if mode == "weighted":
         found = _scored_by_each(vectors, chosen, found, candidates)
-    fusion = _fusion(vectors, mode, k, chosen, weighing)
-    if rescore is None:
+    fusion = _fusion(vectors, mode, asked.k, chosen, weighing)
+    if not asked.rescore:
         return models.QueryRequest(prefetch=found, query=fusion, **outer)
     fused = [models.Prefetch(prefetch=found, query=fusion, limit=candidates)]
     return models.QueryRequest(prefetch=fused, query=_vector(vectors, MULTIVECTOR), using=MULTIVECTOR, **outer)
@@ -111,15 +96,6 @@ def score_requests(
         )
         for leg in (legs if legs is not None else vectors)
     }
-
-
-def check_page(mode: str, limit: int, prefetch_limit: int, offset: int) -> None:
-    """Raises InvalidInput, naming the field, for a page that nobody can ask for."""
-    if mode not in MODES:
-        raise InvalidInput(f"`mode` is {mode!r}, should be one of {', '.join(MODES)}")
-    for field, value, least in (("limit", limit, 1), ("prefetch_limit", prefetch_limit, 1), ("offset", offset, 0)):
-        if not least <= value <= MAX_LIMIT:
-            raise InvalidInput(f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}")
 
 
 def _refuse(where: str, **given: object) -> None:
@@ -207,7 +183,7 @@ def _weights_of(legs: Sequence[str], weights: Mapping[str, float] | Sequence[flo
     if isinstance(weights, str):
         if weights not in PRESETS:
             raise InvalidInput(f"`weights` are {weights!r}, presets are {', '.join(PRESETS)}")
-        weights = PRESETS[weights]
+        weights = PRESETS[weights].by_name
     if isinstance(weights, Mapping):
         unknown = sorted(set(weights) - set(NAMES))
         if unknown:
@@ -243,3 +219,57 @@ def _fusion(vectors: Mapping[str, Any], mode: str, k: int | None, legs: Sequence
         terms.append(models.MultExpression(mult=[factor, f"$score[{i}]"]))
     defaults = {f"$score[{i}]": 0.0 for i in range(len(legs))}
     return models.FormulaQuery(formula=models.SumExpression(sum=terms), defaults=defaults)
+
+
+def filter_from(given: Any, field: str = "filter") -> models.Filter | None:
+    """An object (or its JSON) -> a filter; None stays None. Raises InvalidInput, naming the place."""
+    if given is None:
+        return None
+    if isinstance(given, str | bytes):
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"`{field}` is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(given).__name__}")
+    if _depth(given) > MAX_DEPTH:
+        raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
+    try:
+        size = len(orjson.dumps(given))
+    except TypeError as error:  # a number beyond 64 bits
+        raise InvalidInput(f"`{field}` cannot be read: {error}") from None
+    if size > MAX_FILTER_BYTES:
+        raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
+    try:
+        return models.Filter.model_validate(given)
+    except ValidationError as error:
+        raise InvalidInput(_message(error, field)) from None
+
+
+def _depth(value: Any) -> int:
+    """Without recursion: it may be deeper than that goes."""
+    deepest, level = 0, [value]
+    while level and deepest <= MAX_DEPTH * 4:
+        level = [
+            item for one in level for item in (one.values() if isinstance(one, dict) else one) if isinstance(item, dict | list)
+        ]
+        deepest += 1
+    return deepest // 2  # an object and its list are one level
+
+
+def _message(error: ValidationError, field: str) -> str:
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    deepest = max(mistakes, key=lambda mistake: (len(_path(mistake["loc"])), mistake["type"] != "extra_forbidden"))
+    path = field
+    for part in _path(deepest["loc"]):
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return f"`{path}`: {deepest['msg']}"
+
+
+def _path(location: Sequence[int | str]) -> list[int | str]:
+    """Without the names of the types that were tried."""
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or (part[:1].islower() and "[" not in part and part not in PLAIN_TYPES)
+    ]

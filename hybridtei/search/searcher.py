@@ -1,91 +1,44 @@
 """A query's way through a collection: embed, find, fuse, rescore, rerank, and tell why.
 
 Asks a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the command line, the
-HTTP routes and the evaluation all search by this one. The surprise: `offset` pages through what was reranked, so with a
-reranker all of it is ranked again for each page.
+HTTP routes and the evaluation all search by this one. `offset` pages through what was reranked, so with a reranker all of it is
+ranked again for each page.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidInput
-from hybridtei.ingest.chunking import TEXT
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.search.explain import Stage, StageScore, explain
-from hybridtei.search.highlights import Highlight, TokensOf, highlights, shared_terms
-from hybridtei.search.query import MAX_LIMIT, Mode, hybrid_query
-from hybridtei.search.schema import Layouts, check_searchable, common_heads, fitted
-from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
+from hybridtei.ragged import Ragged
+from hybridtei.search.explain import explain
+from hybridtei.search.highlights import TokensOf, highlights, shared_terms
+from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
+from hybridtei.search.query import hybrid_query
+from hybridtei.store import MAX_LIMIT
+from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
+from hybridtei.store.collection import Layouts, check_searchable, common_heads
 from hybridtei.store.pages import PayloadBudget, identity_of, page_of
+from hybridtei.tasks.rerank import declared_weights
+from hybridtei.tasks.vectors import cut, unit
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
-Weights = Mapping[str, float] | Sequence[float] | str
-MAX_RERANKED = 1_000
 HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """What is wanted of a search; fields as `query.hybrid_query` has them.
-
-    `mode`: by default rrf where the collection has dense and sparse vectors, else what it has. `rescore`: rank the candidates
-    anew by MaxSim. `rerank_limit`: so many of the best go to the reranker, if there is one. `score_threshold`: of the store's
-    score, before a reranker. `fields`: keys of the payload to give; all by default. `text_field`: which of them is the text.
-    """
-
-    mode: Mode | None = None
-    limit: int = 10
-    offset: int = 0
-    prefetch_limit: int = 100
-    k: int | None = None
-    weights: Weights | None = None
-    legs: Sequence[str] | None = None
-    rescore: bool = False
-    rerank_limit: int = 50
-    query_filter: models.Filter | None = None
-    score_threshold: float | None = None
-    exact: bool = False
-    oversampling: float | None = None
-    with_payload: bool = True
-    fields: Sequence[str] | None = None
-    text_field: str = TEXT
-    highlights: bool = False
-    explain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A point that was found. `score`: of the last stage. `scores`: of each stage, where an explanation was asked for."""
-
-    id: PointId
-    score: float
-    payload: dict[str, Any] = field(default_factory=dict)
-    highlights: list[Highlight] | None = None
-    scores: dict[str, StageScore] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best first. `stages`: what was done, in order, with times; those of an explanation only where one was asked for."""
-
-    hits: list[Hit]
-    mode: Mode
-    stages: list[Stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +90,7 @@ class Searcher:
 
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
-    ) -> Found:
+    ) -> SearchResult:
         """Embed a query and find what it is about; `rank` has the last word, if given.
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
@@ -145,7 +98,7 @@ class Searcher:
         began = perf_counter_ns()
         embedded = await self.embed(collection, [query])
         found = await self.find(collection, query, embedded, 0, options, rank=rank)
-        return replace(found, stages=[Stage("embed", since(began), 1), *found.stages])
+        return msgspec.structs.replace(found, stages=[Stage("embed", since(began), 1), *found.stages])
 
     async def find(
         self,
@@ -156,7 +109,7 @@ class Searcher:
         options: SearchOptions | None = None,
         *,
         rank: Rank | None = None,
-    ) -> Found:
+    ) -> SearchResult:
         """The same for a query that is embedded already, as one row of several.
 
         Equal scores stand in the order of ids, as far as `pages.page_of` can see to it.
@@ -165,7 +118,8 @@ class Searcher:
         plan = await self.layout(collection)
         options = self._settled(options, plan)
         assert options.mode is not None
-        _check(options, rank)
+        if rank is not None:
+            options.check_reranked()
         began = perf_counter_ns()
         request = _request(options, embedded, row, ranked=rank is not None)
         points = await page_of(self.store, collection, request, budget=self._budget)
@@ -183,7 +137,7 @@ class Searcher:
             last = "rerank" if rank is not None else MULTIVECTOR if options.rescore else None
             for place, point in enumerate(page if last else [], options.offset + 1):
                 told[identity_of(point)][last or ""] = StageScore(point.score, place)
-        return Found(await self._hits(page, embedded, row, options, told), options.mode, stages)
+        return SearchResult(await self._hits(page, embedded, row, options, told), options.mode, stages)
 
     def _settled(self, options: SearchOptions, plan: CollectionPlan) -> SearchOptions:
         """With what the model says of itself, and the collection of itself, where nothing was asked."""
@@ -192,12 +146,10 @@ class Searcher:
         if mode is None:
             mode = "rrf" if {Head.DENSE, Head.SPARSE} <= has else next(name for name in SINGLE if Head(name) in has)
         weights = options.weights
-        multivector = self.model.spec.multivector
-        if mode == "weighted" and weights is None and options.legs is None and multivector is not None and multivector.shares:
-            shares = multivector.shares
-            given = {"dense": shares.dense, "sparse": shares.sparse, "multivector": shares.multivector}
-            weights = {name: given[name] for name in given if Head(name) in has}
-        return replace(options, mode=mode, weights=weights)
+        declared = declared_weights(self.model.spec)
+        if mode == "weighted" and weights is None and options.legs is None and declared is not None:
+            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in has}
+        return msgspec.structs.replace(options, mode=mode, weights=weights)
 
     async def _hits(
         self,
@@ -206,13 +158,13 @@ class Searcher:
         row: int,
         options: SearchOptions,
         told: Mapping[PointId, dict[str, StageScore]],
-    ) -> list[Hit]:
-        def made(points: Sequence[models.ScoredPoint]) -> list[Hit]:
+    ) -> list[SearchHit]:
+        def made(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
             return [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in points]
 
         if not options.highlights:
             return made(page)
-        hits: list[Hit] = []
+        hits: list[SearchHit] = []
         for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
             hits += await self.model.aside(partial(made, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
@@ -224,15 +176,15 @@ class Searcher:
         row: int,
         options: SearchOptions,
         scores: dict[str, StageScore] | None,
-    ) -> Hit:
+    ) -> SearchHit:
         payload, marks = point.payload or {}, None
         if options.highlights:
             marks = self._marks(str(payload.get(options.text_field) or ""), point, embedded, row)
-        if not options.with_payload:
+        if not isinstance(options.with_payload, bool):
+            payload = {name: payload[name] for name in options.with_payload if name in payload}
+        elif not options.with_payload:
             payload = {}
-        elif options.fields is not None:
-            payload = {name: payload[name] for name in options.fields if name in payload}
-        return Hit(identity_of(point), point.score, payload, marks, scores)
+        return SearchHit(identity_of(point), point.score, payload, marks, scores)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
         vectors = point.vector if isinstance(point.vector, Mapping) else {}
@@ -247,15 +199,6 @@ def since(began_ns: int) -> float:
     return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
 
 
-def _check(options: SearchOptions, rank: Rank | None) -> None:
-    if rank is not None and not 1 <= options.rerank_limit <= MAX_RERANKED:
-        raise InvalidInput(f"`rerank_limit` is {options.rerank_limit}, should be between 1 and {MAX_RERANKED}")
-    if rank is not None and options.offset + options.limit > MAX_RERANKED:
-        raise InvalidInput(
-            f"`offset` and `limit` reach to place {options.offset + options.limit}; with a reranker {MAX_RERANKED} is the last"
-        )
-
-
 def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: bool) -> models.QueryRequest:
     """The last question to the store. What a reranker or a highlight needs of a point comes with it."""
     assert options.mode is not None
@@ -263,27 +206,13 @@ def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: 
     if ranked:  # checked as they are, before they are put together
         limit, offset = max(options.rerank_limit, min(limit, MAX_LIMIT) + max(offset, 0)), 0
     needs_text = ranked or options.highlights
-    payload: bool | list[str] = options.with_payload or needs_text
-    if options.fields is not None and options.with_payload:
-        payload = [*options.fields, *([options.text_field] * needs_text)]
-    return hybrid_query(
-        embedded,
-        row,
-        mode=options.mode,
-        limit=limit,
-        prefetch_limit=options.prefetch_limit,
-        k=options.k,
-        weights=options.weights,
-        legs=options.legs,
-        rescore="multivector" if options.rescore else None,
-        query_filter=options.query_filter,
-        offset=offset,
-        exact=options.exact,
-        oversampling=options.oversampling,
-        score_threshold=options.score_threshold,
-        with_payload=payload,
-        with_vectors=[SPARSE] if options.highlights and embedded.sparse is not None else False,
-    )
+    payload: bool | list[str] = needs_text
+    if not isinstance(options.with_payload, bool):
+        payload = [*options.with_payload, *([options.text_field] * needs_text)]
+    elif options.with_payload:
+        payload = True
+    vectors: list[str] | bool = [SPARSE] if options.highlights and embedded.sparse is not None else False
+    return hybrid_query(embedded, row, options, limit=limit, offset=offset, with_payload=payload, with_vectors=vectors)
 
 
 async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:
@@ -296,3 +225,15 @@ async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, te
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
     ranked = [points[places[i]].model_copy(update={"score": float(scores[i])}) for i in order]
     return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]
+
+
+def fitted(query: Embeddings, plan: CollectionPlan) -> Embeddings:
+    """The query's vectors cut to the collection's widths, and of length 1 again."""
+    dense, multivector = query.dense, query.multivector
+    if dense is not None and DENSE in plan.vectors and plan.vectors[DENSE].size < dense.shape[1]:
+        dense = unit(cut(dense, plan.vectors[DENSE].size))
+    if multivector is not None and MULTIVECTOR in plan.vectors:
+        width = plan.vectors[MULTIVECTOR].size
+        if width < multivector.values.shape[1]:
+            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
+    return replace(query, dense=dense, multivector=multivector)

@@ -52,7 +52,7 @@ from hybridtei.server.vector_dtypes import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
-    from hybridtei.search.schema import Layouts
+    from hybridtei.store.collection import Layouts
 
 
 ROUTES: tuple[Route, ...] = (

@@ -28,7 +28,7 @@ from hybridtei.server.run import run_server
 from hybridtei.system.cpu import LaneKind
 
 if TYPE_CHECKING:
-    from hybridtei.search.schema import Layouts
+    from hybridtei.store.collection import Layouts
 
 
 class Fleet:
@@ -107,7 +107,7 @@ def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
         return None
     if server.http_workers > 1:
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
-    from hybridtei.search.schema import Layouts
+    from hybridtei.store.collection import Layouts
 
     _warn_of_strangers(server)
     return Layouts(opened)

@@ -16,6 +16,7 @@ from qdrant_client import models
 PointId = int | str
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
+NAMES = (DENSE, SPARSE, MULTIVECTOR)
 
 
 @dataclass(frozen=True, slots=True)

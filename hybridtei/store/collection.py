@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from qdrant_client import models
@@ -11,8 +13,8 @@ from qdrant_client import models
 from hybridtei.batch import Head
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import CollectionMismatch, InvalidInput
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan
+from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionPlan, Store
 
 
 def create_arguments(plan: CollectionPlan) -> dict[str, Any]:
@@ -254,3 +256,71 @@ def plan_from(plain: Mapping[str, Any]) -> CollectionPlan:
 
 def _plain(params: Any) -> dict[str, Any]:
     return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))
+
+
+KEPT_S = 10.0  # so soon is it noticed that others dropped a collection, and made it anew for another model
+
+
+class Layouts:
+    """What a store says of its collections, remembered for `KEPT_S` seconds."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._known: dict[str, tuple[float, CollectionPlan]] = {}
+
+    async def of(self, name: str) -> CollectionPlan:
+        """The layout of a collection. Raises UnknownCollection, InvalidInput for what is no name, StoreError."""
+        check_name(name)
+        known = self._known.get(name)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        plan = await self.store.describe(name)
+        if plan is None:
+            self._known.pop(name, None)
+            raise UnknownCollection(f"there is no collection `{name}`")
+        self._known[name] = time.monotonic() + KEPT_S, plan
+        return plan
+
+    def forget(self, name: str) -> None:
+        """It was made or dropped just now."""
+        self._known.pop(name, None)
+
+
+def common_heads(plan: CollectionPlan, spec: ModelSpec) -> frozenset[Head]:
+    """The outputs that both the collection and the model have."""
+    return frozenset(Head(name) for name in NAMES if name in plan.vectors or name in plan.sparse) & spec.heads
+
+
+def check_searchable(plan: CollectionPlan, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:
+    """Raises CollectionMismatch unless this model's queries are to be compared with what the collection holds."""
+    heads = common_heads(plan, spec)
+    if not heads:
+        there = ", ".join([*plan.vectors, *plan.sparse]) or "none"
+        raise CollectionMismatch(
+            f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
+        )
+    sparse = plan.sparse.get(SPARSE)
+    wanted = plan_for(
+        spec,
+        model_id,
+        heads=heads,
+        dense_dim=_narrower(plan, DENSE, spec.dense_width) if Head.DENSE in heads else None,
+        multivector_dim=_narrower(plan, MULTIVECTOR, spec.multivector.dim)
+        if Head.MULTIVECTOR in heads and spec.multivector
+        else None,
+        sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
+    )
+    distances = {field: _with_distance(params, plan.vectors[field]) for field, params in wanted.vectors.items()}
+    check_fits(plan, replace(wanted, vectors=distances), name, unlabelled=unlabelled)
+
+
+def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
+    """Of unit vectors the dot product is the cosine: a collection that says so is as good."""
+    if there.distance == models.Distance.DOT:
+        return wanted.model_copy(update={"distance": models.Distance.DOT})
+    return wanted
+
+
+def _narrower(plan: CollectionPlan, name: str, width: int) -> int | None:
+    size = plan.vectors[name].size
+    return size if size < width else None

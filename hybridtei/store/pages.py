@@ -16,7 +16,7 @@ import orjson
 from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
-from hybridtei.search.query import MAX_LIMIT
+from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import PointId, Store
 
 SPARES = (4, 100, 1_000)  # so many more than wanted are asked for, one after the other while ties need it

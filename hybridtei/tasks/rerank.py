@@ -123,15 +123,24 @@ class Weights:
     multivector: float = 1.0
 
     def share(self, head: Head) -> float:
-        return {Head.DENSE: self.dense, Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}[head]
+        return self.by_name[head.value]
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The shares by the names of the named vectors."""
+        return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
 
-# BGE-M3's: its default, and what its authors took for each collection; "example" is the model card's.
+# Of `/rerank` and `/search`. BGE-M3's default, and what its authors took for each collection; "example" is the model card's.
+# Multi-vector scores are means over the query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: of two kinds.
 PRESETS: Mapping[str, Weights] = {
     "average": Weights(),
     "mkqa": Weights(1.0, 0.3, 1.0),
     "mldr": Weights(0.15, 0.5, 0.35),
     "example": Weights(0.4, 0.2, 0.4),
+    "m3": Weights(1.0, 0.3, 1.0),
+    "m3-long": Weights(0.15, 0.5, 0.35),
+    "m3-two": Weights(1.0, 0.3, 0.0),
 }
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 
@@ -225,7 +234,7 @@ def _has_vectors(spec: ModelSpec) -> bool:
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
-def _declared(spec: ModelSpec) -> Weights | None:
+def declared_weights(spec: ModelSpec) -> Weights | None:
     """What the model's maker found to do best, since the scales of its sparse scores are its own."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else Weights(shares.dense, shares.sparse, shares.multivector)
@@ -247,7 +256,7 @@ def rerank_task(
     """The task that fits the model; its `check` says whether the model can rank at all."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
-        weights = _declared(spec) if weights is None else weights
+        weights = declared_weights(spec) if weights is None else weights
         return RerankByVectors(
             query, documents, truncate, direction, raw_scores, weights, mean, kinds, max_document_tokens=max_document_tokens
         )

@@ -13,7 +13,8 @@ from hybridtei.errors import InvalidInput
 from hybridtei.evaluate.measures import MEASURES, Judged, by_place, evaluate, measured, ways
 from hybridtei.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.search.local import query_model
-from hybridtei.search.searcher import Searcher, SearchOptions
+from hybridtei.search.options import SearchOptions
+from hybridtei.search.searcher import Searcher
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})

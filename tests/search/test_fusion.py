@@ -10,7 +10,7 @@ from qdrant_client import models
 from qdrant_client.hybrid.fusion import distribution_based_score_fusion, reciprocal_rank_fusion
 
 from hybridtei.errors import InvalidInput
-from hybridtei.search.query import PRESETS
+from hybridtei.tasks.rerank import PRESETS
 from tests.search.fusion import Fused, Ranking, dbsf, min_max, rrf, weighted_sum, z_scores
 from tests.store.stores import TOLERANCE
 
@@ -137,5 +137,5 @@ def test_nothing_fused_is_nothing() -> None:
 
 
 def test_presets_are_the_published_ones() -> None:
-    assert list(PRESETS["m3"].values()) == [1.0, 0.3, 1.0]
-    assert list(PRESETS["m3-long"].values()) == [0.15, 0.5, 0.35]
+    assert list(PRESETS["m3"].by_name.values()) == [1.0, 0.3, 1.0]
+    assert list(PRESETS["m3-long"].by_name.values()) == [0.15, 0.5, 0.35]

@@ -34,7 +34,7 @@ WORDLESS = Embeddings(dense=QUERY.dense, sparse=SparseVectors.from_dense(np.zero
         (QUERY, {"weights": (1.0, -1.0)}, "should be finite, 0 or more, and not all 0"),
         (QUERY, {"weights": (0.0, 0.0)}, "not all 0"),
         (QUERY, {"weights": (1.0, float("nan"))}, "finite"),
-        (QUERY, {"weights": "best"}, "presets are m3, m3-long, m3-two"),
+        (QUERY, {"weights": "best"}, "presets are average, .*m3, m3-long, m3-two"),
         (QUERY, {"weights": {"colbert": 1.0}}, "`weights` name 'colbert'"),
         (QUERY, {"legs": ()}, "`legs` are"),
         (QUERY, {"legs": ("dense", "dense")}, "each once"),

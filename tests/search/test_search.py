@@ -13,8 +13,9 @@ from qdrant_client import models
 from hybridtei.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.search.local import LocalSearch, query_model, rank_by
-from hybridtei.search.schema import filter_from
-from hybridtei.search.searcher import Searcher, SearchOptions
+from hybridtei.search.options import SearchOptions
+from hybridtei.search.query import filter_from
+from hybridtei.search.searcher import Searcher
 from hybridtei.store.embedded.store import EdgeStore
 from tests.engine import small
 from tests.search.fusion import Ranking, rrf, weighted_sum
@@ -199,7 +200,7 @@ def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
 
 def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
     for rank in (None, by_length):
-        some = ask(searcher, rank=rank, limit=1, fields=["document_id"], highlights=True).hits[0]
+        some = ask(searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True).hits[0]
         assert list(some.payload) == ["document_id"]
         none = ask(searcher, rank=rank, limit=1, with_payload=False, highlights=True).hits[0]
         assert none.payload == {}

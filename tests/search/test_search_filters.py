@@ -6,7 +6,7 @@ import pytest
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
-from hybridtei.search.schema import MAX_DEPTH, filter_from
+from hybridtei.search.query import MAX_DEPTH, filter_from
 
 
 def test_what_qdrant_takes():

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hybridtei.engine.timeouts import Deadlines
-from hybridtei.search.schema import Layouts
+from hybridtei.store.collection import Layouts
 from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.embedded.process import Folder, FolderError
 from hybridtei.store.embedded.store import EdgeStore

@@ -13,7 +13,8 @@ from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.search.query import MAX_LIMIT, hybrid_query
+from hybridtei.search.query import hybrid_query
+from hybridtei.store import MAX_LIMIT
 from hybridtei.store.pages import SPARES, PayloadBudget, identity_of, in_order, page_of
 from hybridtei.store.points import to_points
 from tests.store.memory_store import MemoryStore

@@ -14,9 +14,10 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.search.query import PRESETS, hybrid_query, score_requests
+from hybridtei.search.query import hybrid_query, score_requests
 from hybridtei.store.collection import _quantization, check_fits
 from hybridtei.store.points import point_id, to_points
+from hybridtei.tasks.rerank import PRESETS
 from tests.search import fusion
 from tests.store.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, plan
 
@@ -95,7 +96,7 @@ def expected(asked_for: dict[str, Any], prefetch_limit: int) -> dict[Any, float]
         elif mode == "dbsf":
             fused = fusion.dbsf(found)
         else:
-            weighing = PRESETS[weights] if isinstance(weights, str) else dict(zip(legs, weights, strict=True))
+            weighing = PRESETS[weights].by_name if isinstance(weights, str) else dict(zip(legs, weights, strict=True))
             union = {given for ranking in found for given in ranking.ids}
             fused = fusion.weighted_sum([only(truth(leg), union, leg) for leg in weighing], list(weighing.values()))
         scores = dict(zip(fused.ids, fused.scores, strict=True))

@@ -45,7 +45,7 @@ async def upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
 
 
 async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
-    from hybridtei.search.schema import common_heads
+    from hybridtei.store.collection import common_heads
     from hybridtei.store.points import checked, to_points
 
     context, plan, created = await _collection(shelf, name, create=request.create)
@@ -74,8 +74,7 @@ async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
 
 async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
-    from hybridtei.search.schema import check_searchable
-    from hybridtei.store.collection import plan_for
+    from hybridtei.store.collection import check_searchable, plan_for
 
     layouts, created = shelf.layouts, False
     try:

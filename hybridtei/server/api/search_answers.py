@@ -19,6 +19,7 @@ from hybridtei.engine.admission import Admission
 from hybridtei.errors import InvalidInput, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
+from hybridtei.search.options import SearchOptions, SearchResult
 from hybridtei.server import registry as jobs
 from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
 from hybridtei.server.api.search import SearchesResponse, SearchRequest, SearchResponse
@@ -28,9 +29,9 @@ from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
-    from hybridtei.search.schema import Layouts
-    from hybridtei.search.searcher import Found, Rank, SearchOptions
+    from hybridtei.search.searcher import Rank
     from hybridtei.store.base import CollectionPlan
+    from hybridtei.store.collection import Layouts
 
 
 MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
@@ -133,32 +134,12 @@ async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, 
 
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
-    """The request's wishes. Raises InvalidInput, before a store is asked."""
-    from hybridtei.search.query import check_page
-    from hybridtei.search.schema import filter_from
-    from hybridtei.search.searcher import SearchOptions
+    """The request's options. Raises InvalidInput, before a store is asked."""
+    from hybridtei.search.query import filter_from
 
-    check_page(request.mode or "rrf", request.limit, request.prefetch_limit, request.offset)
+    request.check_page()
     _check_candidates(request, server.max_search_points)
-    fields = request.with_payload if isinstance(request.with_payload, list) else None
-    return SearchOptions(
-        mode=request.mode,
-        limit=request.limit,
-        offset=request.offset,
-        prefetch_limit=request.prefetch_limit,
-        k=request.k,
-        weights=request.weights,
-        legs=request.legs,
-        rescore=request.rescore,
-        rerank_limit=request.rerank_limit,
-        query_filter=filter_from(request.filter),
-        score_threshold=request.score_threshold,
-        exact=request.exact,
-        with_payload=fields is not None or request.with_payload is True,
-        fields=fields,
-        highlights=request.highlights,
-        explain=request.explain,
-    )
+    return SearchOptions.of(request, query_filter=filter_from(request.filter))
 
 
 def _check_candidates(request: SearchRequest, most: int) -> None:
@@ -196,8 +177,8 @@ def ranker(models: Models, wanted: bool | str) -> Rank | None:
     return rank
 
 
-def _result(context: Context, found: Found, usage: Usage) -> dict[str, Any]:
-    from hybridtei.search.found_text import plain
+def _result(context: Context, found: SearchResult, usage: Usage) -> dict[str, Any]:
+    from hybridtei.search.explain import plain
 
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtei.search.schema import Layouts
+from hybridtei.store.collection import Layouts
 from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.server.live import serving

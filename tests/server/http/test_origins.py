@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridtei.search.schema import Layouts
+from hybridtei.store.collection import Layouts
 from tests.search.small_search import MODEL, spec_in
 from tests.server.live import JSON, Running, serving
 from tests.store.memory_store import MemoryStore

@@ -1,0 +1,125 @@
+"""What can be asked of a search and what it answers: one set of fields for `/search`, the command and the library.
+
+Imports msgspec and errors only, since the server's request structs and the command's flags are made of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+
+from msgspec import Meta, Struct
+
+from hybridtei.errors import InvalidInput
+from hybridtei.store import MAX_LIMIT
+
+if TYPE_CHECKING:
+    from qdrant_client import models
+
+Mode = Literal["dense", "sparse", "multivector", "rrf", "dbsf", "weighted"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+MAX_RERANKED = 1_000
+Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
+
+
+class SearchFields(Struct, frozen=True, kw_only=True):
+    """What `/search`, the command and the library take alike; types and bounds are the wire's."""
+
+    mode: Annotated[
+        Mode | None, Meta(description="How candidates are found [default: rrf of dense and sparse, or what there is].")
+    ] = None
+    limit: Annotated[Count, Meta(description="How many hits.")] = 10
+    offset: Annotated[Count, Meta(description="How many to leave out before them.")] = 0
+    prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
+    k: Annotated[int | None, Meta(description="Of rrf, as Qdrant counts: its 61 is the usual 60 [default: 2].")] = None
+    weights: Annotated[
+        dict[str, float] | list[float] | str | None,
+        Meta(description="Of rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
+    ] = None
+    legs: Annotated[list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse].")] = None
+    rescore: Annotated[bool, Meta(description="Rank the candidates anew by MaxSim of their multi-vectors.")] = False
+    rerank_limit: Annotated[Count, Meta(description="So many of the best are reranked.")] = 50
+    score_threshold: Annotated[float | None, Meta(description="Leave out what the store scores lower.")] = None
+    exact: Annotated[bool, Meta(description="No approximate index.")] = False
+    with_payload: Annotated[bool | list[str], Meta(description="Whether to give payloads, or which of their keys.")] = True
+    highlights: Annotated[bool, Meta(description="Where the terms shared with the query stand in the text.")] = False
+    explain: Annotated[bool, Meta(description="What each stage scored, and how long it took.")] = False
+
+    def check_page(self) -> None:
+        """Raises InvalidInput, naming the field, for a mode or page that cannot be asked for."""
+        if self.mode is not None and self.mode not in MODES:
+            raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
+        pages = (("limit", self.limit, 1), ("prefetch_limit", self.prefetch_limit, 1), ("offset", self.offset, 0))
+        for field, value, least in pages:
+            if not least <= value <= MAX_LIMIT:
+                raise InvalidInput(f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}")
+
+    def check_reranked(self) -> None:
+        """Raises InvalidInput for more points than a reranker is given."""
+        if not 1 <= self.rerank_limit <= MAX_RERANKED:
+            raise InvalidInput(f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}")
+        last = self.offset + self.limit
+        if last > MAX_RERANKED:
+            raise InvalidInput(f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last")
+
+
+class SearchOptions(SearchFields, frozen=True, kw_only=True):
+    """How to search, for the library.
+
+    `mode`: by default rrf where the collection has dense and sparse vectors, else what it has. `legs`: the representations that
+    take part in rrf, dbsf or weighted, in this order; by default dense and sparse as far as the query has them, and multivector
+    too where `weighted` weighs it. Each brings `prefetch_limit` candidates, or as many as the page needs. `weights` belong to
+    legs: by name, in order, or a preset's name (`tasks.rerank.PRESETS`); a weight of 0 leaves a leg out. `k`: Qdrant's RRF
+    constant. `oversampling`: where vectors are quantised, so many times the candidates are scored with the full vectors.
+    `score_threshold`: of the store's score, before a reranker. `text_field`: the key of the payload that holds the text.
+    """
+
+    query_filter: models.Filter | None = None
+    oversampling: float | None = None
+    text_field: str = "text"
+
+    @classmethod
+    def of(cls, fields: SearchFields, **others: Any) -> Self:
+        """The fields of a request or a command, and what only the library has."""
+        return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
+
+
+class StageScore(Struct, frozen=True):
+    """What a stage gave a point, and its place from 1; no rank where it did not find the point and was asked for its score."""
+
+    score: float
+    rank: int | None
+
+
+class Highlight(Struct, frozen=True):
+    """A stretch of the text, in characters, that holds terms of the query, and what they weigh."""
+
+    start: int
+    end: int
+    text: str
+    weight: float
+
+
+class SearchHit(Struct, frozen=True, omit_defaults=True):
+    """A point that was found. `score`: of the last stage. `scores`: of each stage, where an explanation was asked for."""
+
+    id: int | str
+    score: float
+    payload: dict[str, Any]
+    highlights: list[Highlight] | None = None
+    scores: dict[str, StageScore] | None = None
+
+
+class Stage(Struct, frozen=True):
+    """Something that was done, its time, and how many points came out of it."""
+
+    name: str
+    milliseconds: float
+    candidates: int
+
+
+class SearchResult(Struct, frozen=True):
+    """The best first. `stages`: what was done, in order; those of an explanation only where one was asked for."""
+
+    hits: list[SearchHit]
+    mode: Mode
+    stages: list[Stage]
