@@ -61,7 +61,8 @@ def rrf(rankings: Sequence[Ranking], *, k: int = DEFAULT_K, weights: Sequence[fl
     def part(scores: Scores, weight: float) -> Scores:
         if weight <= 0:
             return np.zeros(len(scores))
-        return np.asarray(1.0 / (np.arange(1, len(scores) + 1) / weight + k - 1))
+        with np.errstate(over="ignore"):  # a rank divided by next to nothing is infinite, and its part 0
+            return np.asarray(1.0 / (np.arange(1, len(scores) + 1) / weight + k - 1))
 
     return _fuse(rankings, [part(ranking.scores, weight) for ranking, weight in zip(rankings, weighing, strict=True)])
 
