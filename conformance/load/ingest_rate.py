@@ -30,9 +30,9 @@ from hybridtei.encoder import Encoder
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import LocalEmbedder, vector_heads
 from hybridtei.ingest.ledger import Ledger, Quarantine
+from hybridtei.ingest.options import Tally
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 from hybridtei.load import find_model, text_model

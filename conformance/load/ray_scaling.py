@@ -21,15 +21,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.ingest.run import IngestRequest, run_ingest
-from hybridtei.ingest.summary import Summary
+from hybridtei.ingest.options import IngestOptions, Summary
+from hybridtei.ingest.run import run_ingest
 from hybridtei.on_ray.cluster import join
 from hybridtei.on_ray.ingest import RayPipeline
 
@@ -120,10 +121,15 @@ def ingested(source: Path, folder: Path, watch: Watch, outputs: str | None = Non
             yield ready
 
     RayPipeline.embedded = watched  # type: ignore[method-assign]
-    request = IngestRequest(
-        str(source), "ray", quarantine=str(folder / "bad.jsonl"), quiet=True, on_ray=True, ray_workers=watch.workers
+    request = IngestOptions(
+        source=str(source),
+        collection="ray",
+        quarantine=str(folder / "bad.jsonl"),
+        quiet=True,
+        engine="ray",
+        ray_workers=watch.workers,
     )
-    request = replace(request, outputs=tuple(outputs.split(",")) if outputs else None)
+    request = msgspec.structs.replace(request, outputs=tuple(outputs.split(",")) if outputs else None)
     try:
         return run_ingest(request, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=str(folder / "qdrant")))
     finally:

@@ -22,7 +22,8 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, StoreError
 from hybridtei.evaluate.measures import MEASURES, Advance, Evaluation, Judged, evaluate, read_judged, require_measures
-from hybridtei.ingest.run import IngestRequest, run_ingest
+from hybridtei.ingest.options import IngestOptions
+from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model, rank_by
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.collection import check_name
@@ -137,8 +138,8 @@ def run_evaluation(
     if not asyncio.run(_is_there(store, request.collection)):
         tell(f"{request.collection} is not there yet: ingesting {request.folder}, a point a document")
         # judgements are of whole documents, and published figures of what a model reads of each
-        ingesting = IngestRequest(
-            str(request.folder), request.collection, chunking=False, quiet=request.quiet, model_named=True
+        ingesting = IngestOptions(
+            source=str(request.folder), collection=request.collection, chunking=False, quiet=request.quiet, model_named=True
         )
         summary = run_ingest(ingesting, model, engine, store, tell=tell)
         tell(summary.in_words())

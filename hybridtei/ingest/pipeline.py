@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncGenerator, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from hybridtei.batch import Head
@@ -21,8 +21,8 @@ from hybridtei.errors import StoreError
 from hybridtei.ingest.chunking import source_of
 from hybridtei.ingest.embedders import Embedder, embed_each
 from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.options import Outcome, Progress
 from hybridtei.ingest.prepare import Batch, Preparation
-from hybridtei.ingest.progress import Progress
 from hybridtei.ingest.write import Writer, lay_out, missing_documents
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionPlan, Store
@@ -32,20 +32,6 @@ log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
 BETWEEN = 2  # batches that wait between two stages
 SAMPLE_DOCUMENTS = 256  # looked for at the start, to see whether the collection is the one the ledger tells of
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`points`: in the collection at the end. `expected`: what the ledger says should be there. `lost`: documents that the
-    ledger knew and the collection did not have, so the next ingest does them again. `stopped`: by a signal, before the end.
-    `missing`: documents that are stored and no longer in the source. `deleted`: documents that were, until this ingest."""
-
-    points: int
-    expected: int
-    lost: int
-    stopped: bool
-    missing: int = 0
-    deleted: int = 0
 
 
 @runtime_checkable

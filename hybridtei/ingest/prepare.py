@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejected, document_key, source_of
 from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine
-from hybridtei.ingest.progress import Tally
+from hybridtei.ingest.options import Tally
 from hybridtei.ingest.sources.records import ReadOptions, excerpt
 from hybridtei.ingest.sources.walk import SourceFile, documents_of
 

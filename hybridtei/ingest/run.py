@@ -22,12 +22,11 @@ from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, Loa
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.pipeline import Outcome, Pipeline, ingest
+from hybridtei.ingest.options import IngestOptions, Outcome, Summary, Tally
+from hybridtei.ingest.pipeline import Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.progress import Tally
-from hybridtei.ingest.sources.records import MAX_RECORD_BYTES, ReadOptions
+from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
-from hybridtei.ingest.summary import Summary
 from hybridtei.load import find_model, text_model
 from hybridtei.store.base import CollectionPlan, Store
 from hybridtei.store.collection import check_name, plan_for, tokenizer_sha256
@@ -38,58 +37,31 @@ Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
 
-@dataclass(frozen=True, slots=True)
-class IngestRequest:
-    """What the command was asked. `model_named`: by the user; else a server's own model is taken.
-    `delete_missing`: stored documents that the source no longer holds are deleted. `on_ray`: read and embed in
-    a Ray cluster, the one at `ray_address` or one of its own."""
-
-    source: str
-    collection: str
-    url: str | None = None
-    url_api_key: str | None = None
-    outputs: tuple[str, ...] | None = None
-    text_field: str | None = None
-    id_field: str | None = None
-    chunk_tokens: int | None = None
-    chunk_overlap: int | None = None
-    chunking: bool = True
-    source_name: str | None = None
-    quarantine: str | None = None
-    max_record_bytes: int = MAX_RECORD_BYTES
-    delete_missing: bool = False
-    quiet: bool = False
-    model_named: bool = False
-    on_ray: bool = False
-    ray_workers: int | None = None
-    ray_address: str | None = None
-
-
 def run_ingest(
-    request: IngestRequest, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+    options: IngestOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
 ) -> Summary:
     """Ingest a source. Raises HybridTeiError or OSError, with what to do about it; what was stored until then stays noted."""
-    check_name(request.collection)
-    quarantine = Path(request.quarantine or f"{request.collection}{QUARANTINE}")
-    files = list(source_files(Path(request.source), request.source_name, quarantine))
+    check_name(options.collection)
+    quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
+    files = list(source_files(Path(options.source), options.source_name, quarantine))
     if not files:
-        raise InvalidInput(f"{request.source}: holds no files")
+        raise InvalidInput(f"{options.source}: holds no files")
     store = with_default(store)
     opened = open_store(store)
     assert opened is not None
-    ledger = Ledger(state_folder(store) / f"{request.collection}.ledger.jsonl")
+    ledger = Ledger(state_folder(store) / f"{options.collection}.ledger.jsonl")
     try:
         tell(f"store     {place_of(store)}")
-        parts = _parts(request, files, ledger, quarantine, model=model, engine=engine, store=store, tell=tell)
-        outcome = asyncio.run(_run(parts, opened, tell, quiet=request.quiet))
+        parts = _parts(options, files, ledger, quarantine, model=model, engine=engine, store=store, tell=tell)
+        outcome = asyncio.run(_run(parts, opened, tell, quiet=options.quiet))
         rejected = parts.preparation.quarantine
         return Summary(
-            request.collection,
+            options.collection,
             place_of(store),
             parts.preparation.tally,
             outcome,
             str(rejected.path) if len(rejected) else None,
-            request.delete_missing,
+            options.delete_missing,
         )
     finally:
         ledger.close()
@@ -111,7 +83,7 @@ class _Parts:
 
 
 def _parts(
-    request: IngestRequest,
+    options: IngestOptions,
     files: list[SourceFile],
     ledger: Ledger,
     quarantine: Path,
@@ -121,30 +93,30 @@ def _parts(
     store: StoreConfig,
     tell: Tell,
 ) -> _Parts:
-    options = _options(request)
-    remote = _remote(request, store)
-    if remote is not None and not request.model_named:
+    reading = _read_options(options)
+    remote = _remote(options, store)
+    if remote is not None and not options.model_named:
         model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
     spec = _spec(model, remote)
-    heads = vector_heads(spec.heads, request.outputs)
+    heads = vector_heads(spec.heads, options.outputs)
     text = text_model(spec, engine)
-    chunks = settings_for(text, request.chunk_tokens, request.chunk_overlap, whole=not request.chunking)
+    chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
     plan = plan_for(spec, model.model_id, heads=heads)
-    embedder = _pipeline(request, heads, model, engine) if request.on_ray else _embedder(remote, heads, model, engine)
+    embedder = _pipeline(options, heads, model, engine) if options.engine == "ray" else _embedder(remote, heads, model, engine)
     tell(f"model     {model.model_id}, {embedder.name}: {', '.join(sorted(heads))}")
     tell(f"chunks    {_in_words(chunks)}")
     preparation = Preparation(
         files=files,
-        options=options,
+        options=reading,
         chunker=_chunker(text, spec, chunks),
         ledger=ledger,
         quarantine=Quarantine(quarantine),
-        settings=_settings(model, spec, heads, chunks, options),
+        settings=_settings(model, spec, heads, chunks, reading),
         tally=Tally(),
-        label=label_of(Path(request.source), request.source_name),
-        delete_missing=request.delete_missing,
+        label=label_of(Path(options.source), options.source_name),
+        delete_missing=options.delete_missing,
     )
-    return _Parts(request.collection, store, preparation, embedder, plan)
+    return _Parts(options.collection, store, preparation, embedder, plan)
 
 
 async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outcome:
@@ -183,12 +155,12 @@ async def _reachable(store: Store, name: str) -> None:
             await asyncio.sleep(0.2)
 
 
-def _remote(request: IngestRequest, store: StoreConfig) -> RemoteEmbedder | None:
-    if request.url is None:
+def _remote(options: IngestOptions, store: StoreConfig) -> RemoteEmbedder | None:
+    if options.url is None:
         return None
-    if request.on_ray:
+    if options.engine == "ray":
         raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
-    return RemoteEmbedder(request.url, api_key=request.url_api_key, patience_s=store.qdrant_patience)
+    return RemoteEmbedder(options.url, api_key=options.url_api_key, patience_s=store.qdrant_patience)
 
 
 def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
@@ -218,24 +190,24 @@ def _embedder(remote: RemoteEmbedder | None, heads: frozenset[Head], model: Mode
     return remote
 
 
-def _pipeline(request: IngestRequest, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Pipeline:
+def _pipeline(options: IngestOptions, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Pipeline:
     from hybridtei.on_ray.ingest import RayPipeline
 
-    return RayPipeline(model, engine, heads, workers=request.ray_workers, address=request.ray_address)
+    return RayPipeline(model, engine, heads, workers=options.ray_workers, address=options.ray_address)
 
 
 def _chunker(text: Model, spec: ModelSpec, chunks: ChunkSettings) -> Chunker:
     return Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks)
 
 
-def _options(request: IngestRequest) -> ReadOptions:
-    if request.max_record_bytes < 1:
-        raise InvalidInput(f"--max-record-bytes is {request.max_record_bytes}, should be 1 or more")
-    return ReadOptions(text_field=request.text_field, id_field=request.id_field, max_record_bytes=request.max_record_bytes)
+def _read_options(options: IngestOptions) -> ReadOptions:
+    if options.max_record_bytes < 1:
+        raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
+    return ReadOptions.of(options)
 
 
 def _settings(
-    model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, options: ReadOptions
+    model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> bytes:
     """32 bytes that change with whatever makes other points of the same files."""
     made_of: list[Any] = [
@@ -244,7 +216,7 @@ def _settings(
         tokenizer_sha256(spec),
         sorted(heads),
         asdict(chunks),
-        asdict(options),
+        msgspec.structs.asdict(reading),
     ]
     return blake2b(orjson.dumps(made_of), digest_size=32).digest()
 

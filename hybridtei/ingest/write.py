@@ -24,8 +24,8 @@ from hybridtei.engine import channel as frames
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.ingest.chunking import Rejected, payload_of
 from hybridtei.ingest.ledger import Ledger, Quarantine
+from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Batch, Pending, Piece
-from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.sources.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionPlan, Store

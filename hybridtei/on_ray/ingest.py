@@ -20,8 +20,8 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejected
 from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine, Stored
+from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Batch, Preparation
-from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.load import find_model, text_model

@@ -23,9 +23,9 @@ from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import Embedder, LocalEmbedder, vector_heads
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.pipeline import Outcome, ingest
+from hybridtei.ingest.options import Outcome, Tally
+from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import source_files
 from hybridtei.store.base import CollectionPlan, Store

@@ -16,8 +16,8 @@ import pytest
 from hybridtei import cli
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import BackendError, InvalidInput, LoadError
-from hybridtei.ingest.run import IngestRequest, run_ingest
-from hybridtei.ingest.summary import Summary
+from hybridtei.ingest.options import IngestOptions, Summary
+from hybridtei.ingest.run import run_ingest
 from hybridtei.on_ray import cluster as way_in
 from hybridtei.on_ray import ingest as on_ray
 from hybridtei.store.embedded.store import EdgeStore
@@ -50,12 +50,12 @@ def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summa
 
 
 def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
-    request = IngestRequest(
+    request = IngestOptions(
         source=str(source),
         collection="c",
         quarantine=str(folder / "quarantine.jsonl"),
         quiet=True,
-        on_ray=ray,
+        engine="ray" if ray else "local",
         ray_workers=2 if ray else None,
     )
     return run_ingest(request, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=str(folder / "qdrant")))

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.ingest.chunking import Chunker, ChunkSettings
 from hybridtei.ingest.ledger import Ledger, Quarantine
+from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.progress import Tally
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import SourceFile, source_files
 from hybridtei.load import find_model, text_model

@@ -14,7 +14,8 @@ import pytest
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.evaluate.measures import by_place, evaluate, measured, read_judged
-from hybridtei.ingest.run import IngestRequest, run_ingest
+from hybridtei.ingest.options import IngestOptions
+from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.embedded.store import EdgeStore
@@ -34,8 +35,13 @@ pytestmark = [
 def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     judged = read_judged(FOLDER)
     place = StoreConfig(qdrant_path=str(tmp_path / "qdrant"))
-    request = IngestRequest(
-        str(FOLDER), "cranfield", chunking=False, quiet=True, model_named=True, quarantine=str(tmp_path / "quarantine.jsonl")
+    request = IngestOptions(
+        source=str(FOLDER),
+        collection="cranfield",
+        chunking=False,
+        quiet=True,
+        model_named=True,
+        quarantine=str(tmp_path / "quarantine.jsonl"),
     )
     summary = run_ingest(request, ModelConfig(), EngineConfig(), place)
     assert summary.outcome.points == 1398  # two of 1,400 have no text

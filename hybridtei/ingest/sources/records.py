@@ -5,29 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import orjson
+from msgspec import Meta, Struct
 
 EXCERPT_CHARACTERS = 200
 MAX_RECORD_BYTES = 1_000_000
 MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """`text_field`, `id_field`: names in records; None takes `text`, and `_id` or `id`.
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """How files are read. `text_field`, `id_field`: names in records; None takes `text`, and `_id` or `id`.
 
     A record is a line of jsonl, a row of csv or parquet; `max_file_bytes` bounds the files that are one document each.
     """
 
-    text_field: str | None = None
-    id_field: str | None = None
-    max_record_bytes: int = MAX_RECORD_BYTES
+    text_field: Annotated[
+        str | None, Meta(description="field of the text in jsonl, csv, parquet [default: text]", extra={"metavar": "NAME"})
+    ] = None
+    id_field: Annotated[
+        str | None,
+        Meta(description="field of the id there [default: _id or id, else the line's number]", extra={"metavar": "NAME"}),
+    ] = None
+    max_record_bytes: Annotated[int, Meta(description="of a line")] = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
     max_document_characters: int = MAX_DOCUMENT_CHARACTERS
     max_metadata_bytes: int = 64_000
     max_id_characters: int = 512
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> ReadOptions:
+        """These fields alone of what may have more."""
+        return ReadOptions(**{name: getattr(options, name) for name in ReadOptions.__struct_fields__})
 
 
 def excerpt(data: bytes | str) -> str:

@@ -1,0 +1,234 @@
+"""What an ingest is asked, and what it reports: its options, its progress, and the summary for people and for scripts.
+
+The command's flags are read off `IngestOptions`, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import orjson
+from msgspec import Meta
+
+from hybridtei.ingest.sources.records import ReadOptions
+
+MEGABYTE = 1e6
+INTERRUPTED = 130
+NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
+
+
+class IngestOptions(ReadOptions, frozen=True, kw_only=True):
+    """What an ingest is asked. `model_named`: the user named the model; else a server's own model is taken."""
+
+    source: str
+    collection: Annotated[str, Meta(description="made if it is not there", extra=NAME)]
+    url: Annotated[
+        str | None, Meta(description="embed by this running hybridtei, such as http://localhost:3000, not in this process")
+    ] = None
+    url_api_key: Annotated[str | None, Meta(description="its key")] = None
+    outputs: tuple[str, ...] | None = None
+    chunk_tokens: Annotated[int | None, Meta(description="[default: what the model reads, 512 at most]")] = None
+    chunk_overlap: Annotated[int | None, Meta(description="tokens a chunk may repeat [default: an eighth of it]")] = None
+    chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts what is too long")] = True
+    source_name: Annotated[
+        str | None, Meta(description="SOURCE's name in ids and payloads [default: its file name]", extra=NAME)
+    ] = None
+    quarantine: Annotated[
+        str | None, Meta(description="what could not be taken [default: NAME.quarantine.jsonl]", extra=FILE)
+    ] = None
+    delete_missing: Annotated[bool, Meta(description="delete what SOURCE held at an earlier ingest and no longer holds")] = (
+        False
+    )
+    engine: Annotated[Literal["local", "ray"], Meta(description="where to embed: here, or in a Ray cluster")] = "local"
+    ray_workers: Annotated[int | None, Meta(description="engines, a processor each [default: all of the cluster]")] = None
+    ray_address: Annotated[
+        str | None, Meta(description="[default: RAY_ADDRESS, else a cluster of its own here]", extra={"metavar": "ADDRESS"})
+    ] = None
+    quiet: Annotated[bool, Meta(description="no progress")] = False
+    model_named: bool = False
+
+
+@dataclass
+class Tally:
+    """What has been done so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
+
+    `missing`: stored before, and no longer in files that are unchanged since they were last read. `unclear`: stored before, and
+    not found in files of which something could not be read.
+    """
+
+    documents: int = 0
+    chunks: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    quarantined: int = 0
+    removed_chunks: int = 0
+    missing: int = 0
+    unclear: int = 0
+    files: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _ended: float | None = None
+
+    def start(self) -> None:
+        """The first document is looked for now."""
+        self._began, self._ended = time.monotonic(), None
+
+    def stop(self) -> None:
+        """The last one is stored."""
+        self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """From start to stop, or until now."""
+        return (time.monotonic() if self._ended is None else self._ended) - self._began
+
+    @property
+    def documents_per_s(self) -> float:
+        """Stored by this run."""
+        return self.documents / max(self.seconds, 1e-9)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the chunks stored by this run."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+class Progress:
+    """The bar follows the bytes of the source, since nobody knows the number of documents beforehand."""
+
+    def __init__(self, total_bytes: int, *, quiet: bool) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(
+            total=max(total_bytes, 1) / MEGABYTE,
+            disable=quiet,
+            bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
+            mininterval=0.5,
+        )
+        self._shown = 0.0
+
+    def show(self, done_bytes: int, tally: Tally) -> None:
+        """So many bytes of the source are behind us."""
+        self._bar.set_postfix_str(line(tally), refresh=False)
+        done = min(done_bytes / MEGABYTE, self._bar.total or 0.0)
+        self._bar.update(max(0.0, done - self._shown))
+        self._shown = max(self._shown, done)
+
+    def close(self, *, complete: bool) -> None:
+        """Leave the last line as it is."""
+        if complete and self._bar.total is not None:
+            self._bar.update(max(0.0, self._bar.total - self._shown))
+        self._bar.close()
+
+
+def line(tally: Tally) -> str:
+    """A tally in one line."""
+    parts = [
+        f"{tally.documents:,} documents ({tally.documents_per_s:,.1f}/s)",
+        f"{tally.chunks:,} chunks",
+        f"{tally.tokens_per_s:,.0f} tokens/s",
+    ]
+    parts += [f"{tally.skipped:,} unchanged"] if tally.skipped else []
+    parts += [f"{tally.quarantined:,} quarantined"] if tally.quarantined else []
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`points`: in the collection at the end. `expected`: what the ledger says should be there. `lost`: documents that the
+    ledger knew and the collection did not have, so the next ingest does them again. `stopped`: by a signal, before the end.
+    `missing`: documents that are stored and no longer in the source. `deleted`: documents that were, until this ingest."""
+
+    points: int
+    expected: int
+    lost: int
+    stopped: bool
+    missing: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`place`: the store. `quarantine`: path of the file, if anything is in it. `delete_missing`: was asked for."""
+
+    collection: str
+    place: str
+    tally: Tally
+    outcome: Outcome
+    quarantine: str | None
+    delete_missing: bool = False
+
+    @property
+    def status(self) -> int:
+        """0 if all that could be taken is there; 130 if it was stopped; else 1."""
+        if self.outcome.stopped:
+            return INTERRUPTED
+        nothing = not self.tally.documents and not self.tally.skipped and self.tally.quarantined
+        return 1 if nothing or self.outcome.lost or self._refused else 0
+
+    @property
+    def _refused(self) -> bool:
+        """What is missing was not deleted, although that was asked for."""
+        return self.delete_missing and self.outcome.missing > 0
+
+    def as_json(self) -> str:
+        """One line."""
+        tally, outcome = self.tally, self.outcome
+        facts = {
+            "collection": self.collection,
+            "store": self.place,
+            "documents": tally.documents,
+            "unchanged": tally.skipped,
+            "quarantined": tally.quarantined,
+            "quarantine": self.quarantine,
+            "chunks": tally.chunks,
+            "tokens": tally.tokens,
+            "seconds": round(tally.seconds, 3),
+            "documents_per_s": round(tally.documents_per_s, 2),
+            "tokens_per_s": round(tally.tokens_per_s, 1),
+            "points": outcome.points,
+            "points_expected": outcome.expected,
+            "documents_lost": outcome.lost,
+            "documents_missing": outcome.missing,
+            "documents_deleted": outcome.deleted,
+            "documents_unclear": tally.unclear,
+            "stopped": outcome.stopped,
+        }
+        return orjson.dumps(facts).decode()
+
+    def in_words(self) -> str:
+        """A few lines."""
+        tally = self.tally
+        lines = [
+            f"{tally.documents:,} documents in {tally.chunks:,} chunks stored in {tally.seconds:,.1f} s "
+            f"({tally.documents_per_s:,.1f} documents/s, {tally.tokens_per_s:,.0f} tokens/s), {tally.skipped:,} unchanged"
+        ]
+        if tally.quarantined:
+            lines.append(f"{tally.quarantined:,} could not be taken: {self.quarantine} says why")
+        lines.append(f"collection {self.collection}, {self.place}: {self._points()}")
+        lines += self._missing()
+        if self.outcome.stopped:
+            lines.append("stopped before the end: run the same command again to go on")
+        return "\n".join(lines)
+
+    def _points(self) -> str:
+        points, expected = self.outcome.points, self.outcome.expected
+        if points == expected:
+            return f"{points:,} points" if self.outcome.missing else f"{points:,} points, as expected"
+        if points > expected:
+            return f"{points:,} points, {points - expected:,} more than ingests from here put there"
+        return f"{points:,} points, {expected:,} expected; {self.outcome.lost:,} documents are lost: run the same command again"
+
+    def _missing(self) -> list[str]:
+        missing, deleted, unclear = self.outcome.missing, self.outcome.deleted, self.tally.unclear
+        lines = []
+        if deleted:
+            lines.append(f"{deleted:,} documents that left the source were deleted")
+        if self._refused:
+            lines.append(f"{missing:,} documents left the source and stay: it yielded none at all, so none is deleted")
+        elif missing:
+            lines.append(f"{missing:,} documents left the source and stay searchable: --delete-missing deletes them")
+        if unclear:
+            lines.append(f"{unclear:,} documents may be gone too: their files could not be read whole, so they stay")
+        return lines
