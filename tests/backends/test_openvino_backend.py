@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
 from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four
-from tests.exports import FAMILIES, graph_of
+from tests.exports import EVERY_FAMILY, QUICK, graph_of
 from tests.sampled import sampled
 from tests.trunk.test_pretrained import random_encodings
 
@@ -46,6 +47,12 @@ ABLE = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 ABLE_ONLY = pytest.mark.skipif(not ABLE, reason="this processor has no bfloat16")
 DTYPES = ["float32", pytest.param("bfloat16", marks=ABLE_ONLY)]
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
+
+
+def by_dtype(names: Iterable[str], quick: Collection[tuple[str, str]]) -> list[Any]:
+    """Each name in each precision, of which some are quick."""
+    both = sampled(itertools.product(names, ("float32", "bfloat16")), quick)
+    return [pytest.param(*one.values, marks=[*one.marks, *([ABLE_ONLY] if "bfloat16" in one.values else [])]) for one in both]
 
 
 def openvino(spec: ModelSpec, **settings: Any) -> OpenVinoBackend:
@@ -86,8 +93,9 @@ def hybrid_backend(request: pytest.FixtureRequest, hybrid: Path) -> OpenVinoBack
 # --- against torch -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    ("model_type", "dtype"), by_dtype(EVERY_FAMILY, {*((name, "float32") for name in QUICK), ("qwen3", "bfloat16")})
+)
 def test_a_graph_serves_other_weights_of_its_shape(tmp_path: Path, model_type: str, dtype: str) -> None:
     """All ids of the vocabulary, padding among them, token types, lengths of 1 to 120 in one batch."""
     agree(read_spec(tiny.write_family(tmp_path, model_type, seed=1), pooling="mean"), dtype)
@@ -98,8 +106,7 @@ def test_every_pooling_agrees(bert: Path, pooling: str) -> None:
     agree(read_spec(bert, pooling=pooling))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["m3", "hybrid"])
+@pytest.mark.parametrize(("name", "dtype"), by_dtype(["m3", "hybrid"], {("m3", "float32"), ("hybrid", "bfloat16")}))
 def test_all_heads_agree(request: pytest.FixtureRequest, name: str, dtype: str) -> None:
     spec = read_spec(request.getfixturevalue(name))
     assert spec.heads == EVERYTHING

@@ -310,8 +310,8 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
     ingest = Ingest(tmp_path)
 
     async def broken(qdrant):
-        store = server_store(qdrant, "grpc")
-        store._patience_s = 0.3  # from the first call on: one under way while the server breaks would keep another
+        # from the first call on: one under way while the server breaks would keep others
+        store = server_store(qdrant, "grpc", patience=0.3, timeout=3)
         passes = []
 
         def spoil(batch):
