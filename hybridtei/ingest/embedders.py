@@ -5,7 +5,6 @@ A text that the engine refuses must not take others with it: `embed_each` halves
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.ragged import Ragged, offsets_of
+from hybridtei.system.retry import Retries
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TEXTS = 16
@@ -28,7 +28,7 @@ REQUEST_BYTES = 1_000_000  # half of what a server takes by default
 REQUESTS_AT_ONCE = 4
 REQUEST_TIMEOUT_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TEXT_REFUSED = frozenset({(400, "Empty"), (413, "Validation"), (422, "Validation"), (422, "Tokenizer")})  # TEI's names too
 PASS_FAILED = (424, "Backend")
 BODY_TOO_LARGE = "Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
@@ -224,24 +224,21 @@ class _Patient:
         """The answer's JSON. Raises InvalidInput if the server refused the input, BackendError if its pass failed, and
         ConnectionError when patience ends or the answer is not one of the server's."""
         content = None if body is None else orjson.dumps(body)
-        deadline, tries = time.monotonic() + self._patience_s, 0
+        retries = Retries(self._patience_s, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
-            tries += 1
             asked: float | None = None
             try:
                 answer = self._client.request(method, self.url + path, content=content)
-                if answer.status_code not in WORTH_ANOTHER_TRY:
+                if answer.status_code not in RETRIED_STATUSES:
                     return self._read(answer)
                 failure = f"status {answer.status_code}: {answer.text[:200]}"
                 asked = _seconds(answer.headers.get("retry-after"))
             except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 failure = f"{type(error).__name__}: {error}"
-            pause = asked if asked is not None else min(FIRST_PAUSE_S * 2 ** min(tries - 1, 10), LONGEST_PAUSE_S)
-            if asked is None:
-                pause *= 1 - random.random() / 2
-            if time.monotonic() + pause > deadline:
-                raise ConnectionError(f"{self.url}: no answer within {self._patience_s:g} s, {tries} tries: {failure}")
-            time.sleep(pause)
+            pause_s = retries.pause_s(asked)
+            if pause_s is None:
+                raise ConnectionError(f"{self.url}: no answer within {self._patience_s:g} s, {retries.tries} tries: {failure}")
+            time.sleep(pause_s)
 
     def _read(self, answer: httpx.Response) -> Any:
         try:

@@ -1,7 +1,6 @@
-"""A call is tried again while its store is unavailable, with growing pauses and an end to all waiting.
+"""What to do when a store fails: which error to raise, whether to try again, and how to notice that a server is away.
 
-Knows no store. The surprise: a "try again after" answer spends the same patience as any other, where Qdrant's own client would
-sleep on it for ever.
+A "try again after" answer spends the same patience as any other, where Qdrant's own client would sleep on it for ever.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
+from hybridtei.system.retry import Retries
 
 T = TypeVar("T")
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
 
 
 async def patiently(
@@ -36,27 +34,19 @@ async def patiently(
 ) -> T:
     """What the attempt gives, tried again after StoreUnavailable until `patience_s` have passed since the first try.
 
-    Pauses double from 0.1 s to 5 s, each cut by up to half at random; one that the store asks for is kept in full, or not begun
-    if it would outlast the patience. Raises the last StoreUnavailable with the number of tries; other errors as they come.
+    Pauses are those of `Retries`. Raises the last StoreUnavailable with the number of tries; other errors as they come.
     """
-    began, tries = clock(), 0
+    retries = Retries(patience_s, clock=clock, jitter=jitter)
     while True:
-        tries += 1
         try:
             return await attempt()
         except StoreUnavailable as error:
-            left = patience_s - (clock() - began)
-            asked = error.retry_after_s
-            if left <= 0 or (asked is not None and asked > left):
-                count = "once" if tries == 1 else f"{tries} times"
-                message = f"{error} (tried {count} in {clock() - began:.1f} s, patience {patience_s:g} s)"
-                raise StoreUnavailable(message, asked) from error
-            pause = asked if asked is not None else min(_backoff(tries) * (1 - jitter() / 2), left)
-        await sleep(pause)
-
-
-def _backoff(tries: int) -> float:
-    return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 20), LONGEST_PAUSE_S))
+            pause_s = retries.pause_s(error.retry_after_s)
+            if pause_s is None:
+                count = "once" if retries.tries == 1 else f"{retries.tries} times"
+                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
+                raise StoreUnavailable(message, error.retry_after_s) from error
+        await sleep(pause_s)
 
 
 CODE = grpc.StatusCode

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.store.failures import LONGEST_PAUSE_S, patiently
+from hybridtei.store.failures import patiently
+from hybridtei.system.retry import LONGEST_PAUSE_S
 
 
 class Time:
