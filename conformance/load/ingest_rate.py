@@ -36,7 +36,7 @@ from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import documents_of, source_files
 from hybridtei.load import find_model, text_model
-from hybridtei.store.collection import plan_for
+from hybridtei.store.collection import schema_for
 from hybridtei.store.embedded.store import EdgeStore
 
 
@@ -56,7 +56,9 @@ def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, 
     async def run() -> None:
         store = EdgeStore(str(folder / "qdrant"))
         try:
-            outcome = await ingest(preparation, LocalEmbedder(encoder, heads), store, "rate", plan_for(encoder.spec, model_id))
+            outcome = await ingest(
+                preparation, LocalEmbedder(encoder, heads), store, "rate", schema_for(encoder.spec, model_id)
+            )
             assert outcome.points == outcome.expected == preparation.tally.chunks, outcome
         finally:
             await store.close()

@@ -182,11 +182,11 @@ async def evaluate(
 ) -> Evaluation:
     """Run every judged query every way. Raises LoadError without ir-measures; what searching raises."""
     require_measures()
-    plan = await searcher.layout(collection)
+    schema = await searcher.schema(collection)
     points = await searcher.store.count(collection)
     several = await _is_chunked(searcher, collection)
     spec = searcher.model.spec
-    has = common_heads(plan, spec)
+    has = common_heads(schema, spec)
     shares = spec.multivector is not None and spec.multivector.shares is not None
     listed = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
     embedded, embed_ms = await _embedded(searcher, collection, judged, advance)

@@ -23,9 +23,9 @@ from hybridtei.ingest.embedders import Embedder, embed_each
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import Outcome, Progress
 from hybridtei.ingest.prepare import Batch, Preparation
-from hybridtei.ingest.write import Writer, lay_out, missing_documents
+from hybridtei.ingest.write import Writer, create_if_missing, missing_documents
 from hybridtei.outputs import Embeddings
-from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ async def ingest(
     embedder: Embedder | Pipeline,
     store: Store,
     name: str,
-    plan: CollectionPlan,
+    schema: CollectionSchema,
     *,
     patience_s: float = 0.0,
     quiet: bool = True,
@@ -96,12 +96,12 @@ async def ingest(
     stored before stays, unless a new version of it is stored, or the source lacks it and `preparation.delete_missing` is set.
     """
     ledger = preparation.ledger
-    strangers = await _agree(store, name, plan, ledger)
-    settled = (await store.describe(name)) or plan
+    strangers = await _agree(store, name, schema, ledger)
+    settled = (await store.describe(name)) or schema
     writer = Writer(
         store=store,
         name=name,
-        plan=settled,
+        schema=settled,
         ledger=ledger,
         quarantine=preparation.quarantine,
         settings=preparation.settings,
@@ -133,13 +133,13 @@ async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int
     return 0, len(keys)
 
 
-async def _agree(store: Store, name: str, plan: CollectionPlan, ledger: Ledger) -> bool:
+async def _agree(store: Store, name: str, schema: CollectionSchema, ledger: Ledger) -> bool:
     """Make the ledger and the collection tell the same; whether the collection has points that the ledger does not know."""
-    existing = await lay_out(store, name, plan)
+    existing = await create_if_missing(store, name, schema)
     if existing is None:
         ledger.clear()
         return False
-    check_fits(existing, plan, name)
+    check_fits(existing, schema, name)
     points = await store.count(name)
     if points == 0:
         ledger.clear()

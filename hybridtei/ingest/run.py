@@ -28,8 +28,8 @@ from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
 from hybridtei.load import find_model, text_model
-from hybridtei.store.base import CollectionPlan, Store
-from hybridtei.store.collection import check_name, plan_for, tokenizer_sha256
+from hybridtei.store.base import CollectionSchema, Store
+from hybridtei.store.collection import check_name, schema_for, tokenizer_sha256
 from hybridtei.store.open import open_store, place_of, state_folder, with_default
 from hybridtei.tasks.base import Model
 
@@ -75,7 +75,7 @@ class _Parts:
     store: StoreConfig
     preparation: Preparation
     embedder: Embedder | Pipeline
-    plan: CollectionPlan
+    schema: CollectionSchema
 
     def close(self) -> None:
         self.preparation.chunker.close()
@@ -101,7 +101,7 @@ def _parts(
     heads = vector_heads(spec.heads, options.outputs)
     text = text_model(spec, engine)
     chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
-    plan = plan_for(spec, model.model_id, heads=heads)
+    schema = schema_for(spec, model.model_id, heads=heads)
     embedder = _pipeline(options, heads, model, engine) if options.engine == "ray" else _embedder(remote, heads, model, engine)
     tell(f"model     {model.model_id}, {embedder.name}: {', '.join(sorted(heads))}")
     tell(f"chunks    {_in_words(chunks)}")
@@ -116,7 +116,7 @@ def _parts(
         label=label_of(Path(options.source), options.source_name),
         delete_missing=options.delete_missing,
     )
-    return _Parts(options.collection, store, preparation, embedder, plan)
+    return _Parts(options.collection, store, preparation, embedder, schema)
 
 
 async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outcome:
@@ -125,7 +125,7 @@ async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outco
         await _reachable(store, parts.name)
         patience_s = 0.0 if store.kind == "server" else parts.store.qdrant_patience  # a server's store has its own
         outcome = await ingest(
-            parts.preparation, parts.embedder, store, parts.name, parts.plan, patience_s=patience_s, quiet=quiet
+            parts.preparation, parts.embedder, store, parts.name, parts.schema, patience_s=patience_s, quiet=quiet
         )
         if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
             tell("indexing")

@@ -28,7 +28,7 @@ from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.ingest.sources.records import excerpt
 from hybridtei.outputs import Embeddings
-from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import patiently
 from hybridtei.store.points import checked, point_id, to_points
 
@@ -43,7 +43,7 @@ class Writer:
 
     store: Store
     name: str
-    plan: CollectionPlan
+    schema: CollectionSchema
     ledger: Ledger
     quarantine: Quarantine
     settings: bytes
@@ -62,7 +62,7 @@ class Writer:
         """
         await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
         kept = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
-        points, objections = await asyncio.to_thread(_checked_points, kept, embeddings, self.plan)
+        points, objections = await asyncio.to_thread(_checked_points, kept, embeddings, self.schema)
         found = iter(objections)
         reasons = [next(found) if reason is None else reason for reason in reasons]
         for piece, reason in zip(batch.pieces, reasons, strict=True):
@@ -200,16 +200,16 @@ class Writer:
 
 
 def _checked_points(
-    pieces: Sequence[Piece], embeddings: Embeddings, plan: CollectionPlan
+    pieces: Sequence[Piece], embeddings: Embeddings, schema: CollectionSchema
 ) -> tuple[list[models.PointStruct], list[str | None]]:
     """The points of the pieces, and for each why no store should take it, or None."""
     points = _points(pieces, embeddings)
-    return points, [_objection(point, plan) for point in points]
+    return points, [_objection(point, schema) for point in points]
 
 
-def _objection(point: models.PointStruct, plan: CollectionPlan) -> str | None:
+def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:
     try:
-        checked([point], plan)
+        checked([point], schema)
     except InvalidPoint as error:
         return str(error)
     return None
@@ -223,11 +223,11 @@ def _points(pieces: Sequence[Piece], embeddings: Embeddings) -> list[models.Poin
     return to_points(embeddings, ids, payloads)
 
 
-async def lay_out(store: Store, name: str, plan: CollectionPlan) -> CollectionPlan | None:
-    """The collection as it is; made by this plan, and None, if there was none. Does not check whether it fits."""
+async def create_if_missing(store: Store, name: str, schema: CollectionSchema) -> CollectionSchema | None:
+    """The collection's schema; None where there was none, and it was made by this one. Does not check whether it fits."""
     existing = await store.describe(name)
     if existing is None:
-        await store.create(name, plan)
+        await store.create(name, schema)
     return existing
 
 

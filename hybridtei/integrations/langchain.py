@@ -6,11 +6,11 @@ Lexical weights want `modifier: idf` on the collection's sparse field (nDCG@10 o
 0.495); those of SPLADE and BGE-M3 hold the importance of a term already and lose by it. The checkpoint says which it makes, and
 LangChain sets no modifier unless it is told:
 
-    plan = plan_for(encoder.spec, "minilm-hybrid")                                       # hybridtei.plan_for
-    params = {"modifier": plan.sparse["sparse"].modifier}                                # None for SPLADE
+    schema = schema_for(encoder.spec, "minilm-hybrid")                                   # hybridtei.schema_for
+    params = {"modifier": schema.sparse["sparse"].modifier}                                # None for SPLADE
     QdrantVectorStore.from_texts(…, sparse_embedding=…, sparse_vector_params=params)
 
-The surprise: LangChain's store asks no kinship of the object, only its methods; so nothing of LangChain is imported until a
+LangChain's store does not check the object's class, only calls its methods; so nothing of LangChain is imported until a
 vector is asked for, and then only the record that holds it.
 """
 

@@ -1,7 +1,7 @@
 """Readers and encoders as a Ray Data pipeline: blocks of one row, which is one batch of chunks; actors that hold an `Encoder`.
 
 Ray Data starts actors again that died and gives their blocks to the next one; its rows are numbered, so the driver knows what
-is missing and what came twice. The surprise: it joins small blocks until they hold 128 MB, which would be one block for one
+is missing and what came twice. It joins small blocks until they hold 128 MB, which would be one block for one
 actor; with a target of one byte, each row stays a block. A text may end its actor's process: see `attempts`.
 """
 

@@ -27,8 +27,8 @@ from hybridtei.search.highlights import TokensOf, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan, PointId, Store
-from hybridtei.store.collection import Layouts, check_searchable, common_heads
+from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, Store
+from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.store.pages import PayloadBudget, identity_of, page_of
 from hybridtei.tasks.rerank import declared_weights
 from hybridtei.tasks.vectors import cut, unit
@@ -66,27 +66,27 @@ class Searcher:
         store: Store,
         model: QueryModel,
         *,
-        layouts: Layouts | None = None,
+        schemas: CollectionSchemas | None = None,
         unlabelled: bool = False,
         budget: PayloadBudget | None = None,
     ) -> None:
         self.store = store
         self.model = model
         self._budget = budget
-        self._layouts = layouts or Layouts(store)
+        self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
 
-    async def layout(self, collection: str) -> CollectionPlan:
+    async def schema(self, collection: str) -> CollectionSchema:
         """The collection's, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        plan = await self._layouts.of(collection)
-        check_searchable(plan, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
-        return plan
+        schema = await self._schemas.of(collection)
+        check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+        return schema
 
     async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
         """Every vector of the queries that the collection can be searched by, one row a query, from one pass."""
-        plan = await self.layout(collection)
-        found = await self.model.embed(queries, common_heads(plan, self.model.spec))
-        return fitted(found, plan)
+        schema = await self.schema(collection)
+        found = await self.model.embed(queries, common_heads(schema, self.model.spec))
+        return fitted(found, schema)
 
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
@@ -115,8 +115,8 @@ class Searcher:
         Equal scores stand in the order of ids, as far as `pages.page_of` can see to it.
         """
         options = options or SearchOptions()
-        plan = await self.layout(collection)
-        options = self._settled(options, plan)
+        schema = await self.schema(collection)
+        options = self._settled(options, schema)
         assert options.mode is not None
         if rank is not None:
             options.check_reranked()
@@ -139,9 +139,9 @@ class Searcher:
                 told[identity_of(point)][last or ""] = StageScore(point.score, place)
         return SearchResult(await self._hits(page, embedded, row, options, told), options.mode, stages)
 
-    def _settled(self, options: SearchOptions, plan: CollectionPlan) -> SearchOptions:
+    def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
         """With what the model says of itself, and the collection of itself, where nothing was asked."""
-        has = common_heads(plan, self.model.spec)
+        has = common_heads(schema, self.model.spec)
         mode = options.mode
         if mode is None:
             mode = "rrf" if {Head.DENSE, Head.SPARSE} <= has else next(name for name in SINGLE if Head(name) in has)
@@ -227,13 +227,13 @@ async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, te
     return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]
 
 
-def fitted(query: Embeddings, plan: CollectionPlan) -> Embeddings:
+def fitted(query: Embeddings, schema: CollectionSchema) -> Embeddings:
     """The query's vectors cut to the collection's widths, and of length 1 again."""
     dense, multivector = query.dense, query.multivector
-    if dense is not None and DENSE in plan.vectors and plan.vectors[DENSE].size < dense.shape[1]:
-        dense = unit(cut(dense, plan.vectors[DENSE].size))
-    if multivector is not None and MULTIVECTOR in plan.vectors:
-        width = plan.vectors[MULTIVECTOR].size
+    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
+        dense = unit(cut(dense, schema.vectors[DENSE].size))
+    if multivector is not None and MULTIVECTOR in schema.vectors:
+        width = schema.vectors[MULTIVECTOR].size
         if width < multivector.values.shape[1]:
             multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
     return replace(query, dense=dense, multivector=multivector)

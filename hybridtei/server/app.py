@@ -52,7 +52,7 @@ from hybridtei.server.vector_dtypes import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
-    from hybridtei.store.collection import Layouts
+    from hybridtei.store.collection import CollectionSchemas
 
 
 ROUTES: tuple[Route, ...] = (
@@ -68,12 +68,12 @@ def create_app(
     model: ModelConfig | None = None,
     *,
     registry: Registry | None = None,
-    layouts: Layouts | None = None,
+    schemas: CollectionSchemas | None = None,
 ) -> Litestar:
     """An ASGI application over one service, which it starts and stops. `registry` should be the one the service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
-    return create_fleet_app(Models({default_alias(model.model_id): context}), server, layouts=layouts)
+    return create_fleet_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
 
 
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
@@ -89,9 +89,9 @@ def create_fleet_app(
     server: ServerConfig,
     *,
     on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
-    layouts: Layouts | None = None,
+    schemas: CollectionSchemas | None = None,
 ) -> Litestar:
-    """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `layouts`: of a vector store,
+    """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `schemas`: of a vector store,
     which it closes. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
@@ -115,12 +115,12 @@ def create_fleet_app(
             *([rpc.stop] if rpc else []),
             models.stop,
             *on_stop,
-            *([layouts.store.close] if layouts else []),
+            *([schemas.store.close] if schemas else []),
             *([recorder.close] if recorder else []),
         ],
         state=State(
             {
-                **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "layouts": layouts},
+                **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
                 **{
                     "door": door,
                     "refusals": refusals,

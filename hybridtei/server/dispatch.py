@@ -23,7 +23,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived, as_handler
-from hybridtei.server.api.search_answers import Shelf
+from hybridtei.server.api.search_answers import StoreContext
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.server.http.auth import check_key, door_of, is_keyless
 from hybridtei.server.http.body import decode, keys_of, model_name, read_plain
@@ -120,7 +120,10 @@ async def _answer(route: Route, work: Work, scope: Any, receive: Any, form: Form
         if alias is not None:
             models.named(alias)
         state = scope["app"].state
-        target = (Shelf(models, state.layouts, server, state.store_bounds, alias or wire.model), *scope["path_params"].values())
+        target = (
+            StoreContext(models, state.schemas, server, state.store_bounds, alias or wire.model),
+            *scope["path_params"].values(),
+        )
     if server.otlp_endpoint is not None:
         arrived(scope["app"].state.recorder, scope["headers"])
     FORM.set(form)
@@ -146,7 +149,7 @@ async def _read(route: Route, scope: Any, receive: Any, models: Models, server: 
     check_key(scope, None if route.role == "any" else route.role)
     if manages and door_of(scope).keys.is_open:
         raise KeyNeeded
-    if route.target == "store" and scope["app"].state.layouts is None:
+    if route.target == "store" and scope["app"].state.schemas is None:
         raise NoStore
     if not manages:
         unsent_of(scope).check()

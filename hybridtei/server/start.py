@@ -28,7 +28,7 @@ from hybridtei.server.run import run_server
 from hybridtei.system.cpu import LaneKind
 
 if TYPE_CHECKING:
-    from hybridtei.store.collection import Layouts
+    from hybridtei.store.collection import CollectionSchemas
 
 
 class Fleet:
@@ -68,7 +68,7 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, st
     """Until told to stop. Raises UsageError, LoadError, StoreError, OSError."""
     _check_files(server)
     _check_rpc(server)
-    layouts = _layouts(store, server)
+    schemas = _schemas(store, server)
     with reserved(server) as port:
         log.info("hybridtei %s: loading %s", __version__, model.model_id)
         loaded = _loaded(model, engine)
@@ -79,7 +79,7 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, st
 
             run_workers(service, server, model, registry=registry, metrics_port=port)
         else:
-            run_server(attached(create_app(service, server, model, registry=registry, layouts=layouts), port), server)
+            run_server(attached(create_app(service, server, model, registry=registry, schemas=schemas), port), server)
 
 
 def serve_several(
@@ -93,12 +93,12 @@ def serve_several(
     time begin with. Raises LoadError if none does; OSError."""
     _check_files(server)
     _check_rpc(server)
-    layouts = _layouts(store, server)
+    schemas = _schemas(store, server)
     with reserved(server) as port:
-        _serve_fleet(configs, engine, server, port=port, layouts=layouts, flags=flags)
+        _serve_fleet(configs, engine, server, port=port, schemas=schemas, flags=flags)
 
 
-def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
+def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
     """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
     from hybridtei.store.open import open_store
 
@@ -107,10 +107,10 @@ def _layouts(store: StoreConfig | None, server: ServerConfig) -> Layouts | None:
         return None
     if server.http_workers > 1:
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
-    from hybridtei.store.collection import Layouts
+    from hybridtei.store.collection import CollectionSchemas
 
     _warn_of_strangers(server)
-    return Layouts(opened)
+    return CollectionSchemas(opened)
 
 
 def _warn_of_strangers(server: ServerConfig) -> None:
@@ -128,7 +128,7 @@ def _serve_fleet(
     server: ServerConfig,
     *,
     port: MetricsPort | None,
-    layouts: Layouts | None,
+    schemas: CollectionSchemas | None,
     flags: ModelConfig | None,
 ) -> None:
     fleet = Fleet(engine)
@@ -154,7 +154,7 @@ def _serve_fleet(
 
     models = Models(contexts, opener, flags)
     models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], layouts=layouts), port), server)
+    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
 
 
 def _check_files(server: ServerConfig) -> None:

@@ -1,7 +1,7 @@
-"""What the rest of the room asks of a vector store, in qdrant-client's own words, whichever store it is.
+"""What is asked of a vector store, in qdrant-client's own types, whichever store it is.
 
-The types that cross this door are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's
-are made of them on its side. A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no
+The types are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's are made of them in its
+process. A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no
 store would take.
 """
 
@@ -20,7 +20,7 @@ NAMES = (DENSE, SPARSE, MULTIVECTOR)
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionPlan:
+class CollectionSchema:
     """How a collection is laid out: named vectors, and whose they are.
 
     `metadata` holds what must be equal for a query to make sense: the model's id and the hash of its tokenizer.
@@ -43,11 +43,11 @@ class Store(Protocol):
         """Names, sorted."""
         ...
 
-    async def describe(self, name: str) -> CollectionPlan | None:
+    async def describe(self, name: str) -> CollectionSchema | None:
         """How a collection is laid out; None if there is none of this name."""
         ...
 
-    async def create(self, name: str, plan: CollectionPlan) -> None:
+    async def create(self, name: str, schema: CollectionSchema) -> None:
         """A new, empty collection."""
         ...
 

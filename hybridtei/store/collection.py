@@ -1,4 +1,4 @@
-"""A store's calls in the words of qdrant-client, which speaks to servers and holds points in memory alike."""
+"""Collections: their schemas, as made for a model and as a store describes them, and which model may search them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
-from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionPlan, Store
+from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
 
 
-def create_arguments(plan: CollectionPlan) -> dict[str, Any]:
+def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     """Of `create_collection`."""
     return {
-        "vectors_config": dict(plan.vectors),
-        "sparse_vectors_config": dict(plan.sparse) or None,
-        "shard_number": plan.shard_number,
-        "replication_factor": plan.replication_factor,
-        "on_disk_payload": plan.on_disk_payload,
-        "metadata": dict(plan.metadata) or None,
+        "vectors_config": dict(schema.vectors),
+        "sparse_vectors_config": dict(schema.sparse) or None,
+        "shard_number": schema.shard_number,
+        "replication_factor": schema.replication_factor,
+        "on_disk_payload": schema.on_disk_payload,
+        "metadata": dict(schema.metadata) or None,
     }
 
 
@@ -49,13 +49,13 @@ def query_arguments(request: models.QueryRequest) -> dict[str, Any]:
     return arguments
 
 
-def plan_of(info: models.CollectionInfo) -> CollectionPlan:
+def schema_of(info: models.CollectionInfo) -> CollectionSchema:
     """The layout of an existing collection; one whose vector has no name keeps it under the empty name."""
     params = info.config.params
     vectors = params.vectors or {}
     if isinstance(vectors, models.VectorParams):
         vectors = {"": vectors}
-    return CollectionPlan(
+    return CollectionSchema(
         vectors=vectors,
         sparse=params.sparse_vectors or {},
         metadata=info.config.metadata or {},
@@ -72,7 +72,7 @@ MAX_NAME_BYTES = 200
 FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 
-def plan_for(
+def schema_for(
     spec: ModelSpec,
     model_id: str,
     *,
@@ -87,7 +87,7 @@ def plan_for(
     on_disk_payload: bool | None = None,
     shards: int | None = None,
     replicas: int | None = None,
-) -> CollectionPlan:
+) -> CollectionSchema:
     """The layout for a model's outputs: `dense`, `sparse` and `multivector`, as far as it has them and `heads` wants them.
 
     Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that somebody cut and did not
@@ -118,7 +118,7 @@ def plan_for(
             index=None if on_disk is None else models.SparseIndexParams(on_disk=on_disk),
         )
     metadata = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
-    return CollectionPlan(vectors, sparse, metadata, shards, replicas, on_disk_payload)
+    return CollectionSchema(vectors, sparse, metadata, shards, replicas, on_disk_payload)
 
 
 def tokenizer_sha256(spec: ModelSpec) -> str:
@@ -183,14 +183,14 @@ def check_name(name: str, kind: str = "collection") -> None:
         raise InvalidInput(f"{kind} {name!r}: its name may not begin with a dot")
 
 
-def check_names(name: str, plan: CollectionPlan) -> None:
+def check_names(name: str, schema: CollectionSchema) -> None:
     """The same of a collection and all its vectors."""
     check_name(name)
-    for vector in (*plan.vectors, *plan.sparse):
+    for vector in (*schema.vectors, *schema.sparse):
         check_name(vector, "vector")
 
 
-def check_fits(existing: CollectionPlan, wanted: CollectionPlan, name: str = "", *, unlabelled: bool = False) -> None:
+def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
     """Raises CollectionMismatch, field by field, unless the existing collection can take and answer for the wanted vectors.
 
     It may have more vectors than wanted, and be indexed, quantised and sharded as it likes. `unlabelled` accepts a collection
@@ -209,15 +209,15 @@ def check_fits(existing: CollectionPlan, wanted: CollectionPlan, name: str = "",
         raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
 
 
-def _facts(plan: CollectionPlan) -> Iterator[tuple[str, Any]]:
-    for name, params in plan.vectors.items():
+def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
+    for name, params in schema.vectors.items():
         yield f"vector {name}, size", params.size
         yield f"vector {name}, distance", _word(params.distance)
         comparator = params.multivector_config.comparator if params.multivector_config else "none: one vector a point"
         yield f"vector {name}, comparator", _word(comparator)
-    for name, sparse in plan.sparse.items():
+    for name, sparse in schema.sparse.items():
         yield f"sparse vector {name}, modifier", _word(sparse.modifier or models.Modifier.NONE)
-    for key, value in plan.metadata.items():
+    for key, value in schema.metadata.items():
         yield f"metadata {key}", value
 
 
@@ -229,22 +229,22 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-def plain_of(plan: CollectionPlan) -> dict[str, Any]:
-    """The plan as JSON has it; what is not set is left out."""
+def plain_of(schema: CollectionSchema) -> dict[str, Any]:
+    """The schema as JSON has it; what is not set is left out."""
     plain = {
-        "vectors": {name: _plain(params) for name, params in plan.vectors.items()},
-        "sparse": {name: _plain(params) for name, params in plan.sparse.items()},
-        "metadata": dict(plan.metadata),
-        "shard_number": plan.shard_number,
-        "replication_factor": plan.replication_factor,
-        "on_disk_payload": plan.on_disk_payload,
+        "vectors": {name: _plain(params) for name, params in schema.vectors.items()},
+        "sparse": {name: _plain(params) for name, params in schema.sparse.items()},
+        "metadata": dict(schema.metadata),
+        "shard_number": schema.shard_number,
+        "replication_factor": schema.replication_factor,
+        "on_disk_payload": schema.on_disk_payload,
     }
     return {field: value for field, value in plain.items() if value is not None}
 
 
-def plan_from(plain: Mapping[str, Any]) -> CollectionPlan:
-    """The plan that was written so."""
-    return CollectionPlan(
+def schema_from(plain: Mapping[str, Any]) -> CollectionSchema:
+    """The schema that `plain_of` wrote."""
+    return CollectionSchema(
         vectors={name: models.VectorParams.model_validate(params) for name, params in plain["vectors"].items()},
         sparse={name: models.SparseVectorParams.model_validate(params) for name, params in plain["sparse"].items()},
         metadata=plain.get("metadata", {}),
@@ -261,57 +261,57 @@ def _plain(params: Any) -> dict[str, Any]:
 KEPT_S = 10.0  # so soon is it noticed that others dropped a collection, and made it anew for another model
 
 
-class Layouts:
+class CollectionSchemas:
     """What a store says of its collections, remembered for `KEPT_S` seconds."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._known: dict[str, tuple[float, CollectionPlan]] = {}
+        self._known: dict[str, tuple[float, CollectionSchema]] = {}
 
-    async def of(self, name: str) -> CollectionPlan:
+    async def of(self, name: str) -> CollectionSchema:
         """The layout of a collection. Raises UnknownCollection, InvalidInput for what is no name, StoreError."""
         check_name(name)
         known = self._known.get(name)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        plan = await self.store.describe(name)
-        if plan is None:
+        schema = await self.store.describe(name)
+        if schema is None:
             self._known.pop(name, None)
             raise UnknownCollection(f"there is no collection `{name}`")
-        self._known[name] = time.monotonic() + KEPT_S, plan
-        return plan
+        self._known[name] = time.monotonic() + KEPT_S, schema
+        return schema
 
     def forget(self, name: str) -> None:
         """It was made or dropped just now."""
         self._known.pop(name, None)
 
 
-def common_heads(plan: CollectionPlan, spec: ModelSpec) -> frozenset[Head]:
+def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
     """The outputs that both the collection and the model have."""
-    return frozenset(Head(name) for name in NAMES if name in plan.vectors or name in plan.sparse) & spec.heads
+    return frozenset(Head(name) for name in NAMES if name in schema.vectors or name in schema.sparse) & spec.heads
 
 
-def check_searchable(plan: CollectionPlan, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:
+def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:
     """Raises CollectionMismatch unless this model's queries are to be compared with what the collection holds."""
-    heads = common_heads(plan, spec)
+    heads = common_heads(schema, spec)
     if not heads:
-        there = ", ".join([*plan.vectors, *plan.sparse]) or "none"
+        there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
             f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
         )
-    sparse = plan.sparse.get(SPARSE)
-    wanted = plan_for(
+    sparse = schema.sparse.get(SPARSE)
+    wanted = schema_for(
         spec,
         model_id,
         heads=heads,
-        dense_dim=_narrower(plan, DENSE, spec.dense_width) if Head.DENSE in heads else None,
-        multivector_dim=_narrower(plan, MULTIVECTOR, spec.multivector.dim)
+        dense_dim=_narrower(schema, DENSE, spec.dense_width) if Head.DENSE in heads else None,
+        multivector_dim=_narrower(schema, MULTIVECTOR, spec.multivector.dim)
         if Head.MULTIVECTOR in heads and spec.multivector
         else None,
         sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
     )
-    distances = {field: _with_distance(params, plan.vectors[field]) for field, params in wanted.vectors.items()}
-    check_fits(plan, replace(wanted, vectors=distances), name, unlabelled=unlabelled)
+    distances = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
+    check_fits(schema, replace(wanted, vectors=distances), name, unlabelled=unlabelled)
 
 
 def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
@@ -321,6 +321,6 @@ def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> m
     return wanted
 
 
-def _narrower(plan: CollectionPlan, name: str, width: int) -> int | None:
-    size = plan.vectors[name].size
+def _narrower(schema: CollectionSchema, name: str, width: int) -> int | None:
+    size = schema.vectors[name].size
     return size if size < width else None

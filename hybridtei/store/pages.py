@@ -2,7 +2,7 @@
 
 Knows scores and ids. Qdrant gives points of equal scores in any order, and any of those that straddle the end of a page; in
 rank fusion such ties are common. So a few more are asked for than the page holds, and more again where that does not settle it.
-The surprise: a later page is asked for from the top, ids only, or a point could stand on two pages or on none.
+A later page is asked for from the top, ids only, or a point could stand on two pages or on none.
 
 Payloads and vectors come for a hundred points at a time, and are weighed as they come.
 """

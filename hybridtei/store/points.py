@@ -2,7 +2,7 @@
 
 Stores differ in what they check: a server takes NaN by gRPC, the embedded engine stores duplicate indices and is ruined for
 ever by a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So the rules live here
-once. The surprise: the points made here hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into
+once. The points made here hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into
 Python floats costs more than storing it; stores take both, and `as_lists` makes a point that pydantic can write as JSON.
 """
 
@@ -20,7 +20,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionPlan, PointId
+from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -82,36 +82,36 @@ def _listed(vector: Any) -> Any:
     return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
-def checked(points: Sequence[models.PointStruct], plan: CollectionPlan) -> list[models.PointStruct]:
+def checked(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
     """The points with array vectors and canonical ids, if every store may take all of them.
 
     Empty sparse vectors are left out. Raises InvalidPoint, naming the first bad point, its field and the limit.
     """
-    return [_checked(point, plan) for point in points]
+    return [_checked(point, schema) for point in points]
 
 
-def _checked(point: models.PointStruct, plan: CollectionPlan) -> models.PointStruct:
+def _checked(point: models.PointStruct, schema: CollectionSchema) -> models.PointStruct:
     identity = _identity(point.id)
     where = f"point {identity}"
     if not isinstance(point.vector, Mapping):
         raise InvalidPoint(
-            f"{where}: `vector` should map names ({_names(plan)}) to vectors, not be one {type(point.vector).__name__}"
+            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one {type(point.vector).__name__}"
         )
     vectors: dict[str, Any] = {}
     for name, vector in point.vector.items():
-        if name in plan.sparse:
+        if name in schema.sparse:
             sparse = _sparse(vector, f"{where}, vector `{name}`")
             if len(sparse.indices):
                 vectors[name] = sparse
-        elif name in plan.vectors:
-            vectors[name] = _dense(vector, plan.vectors[name], f"{where}, vector `{name}`")
+        elif name in schema.vectors:
+            vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
         else:
-            raise InvalidPoint(f"{where}: the collection has no vector `{name}`; it has {_names(plan)}")
+            raise InvalidPoint(f"{where}: the collection has no vector `{name}`; it has {_names(schema)}")
     return models.PointStruct.model_construct(id=identity, vector=vectors, payload=_payload(point.payload, where))
 
 
-def _names(plan: CollectionPlan) -> str:
-    return ", ".join(f"`{name}`" for name in (*plan.vectors, *plan.sparse)) or "none"
+def _names(schema: CollectionSchema) -> str:
+    return ", ".join(f"`{name}`" for name in (*schema.vectors, *schema.sparse)) or "none"
 
 
 def _identity(given: Any) -> PointId:

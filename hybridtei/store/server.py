@@ -2,7 +2,7 @@
 
 Every call has a time limit and ends in an error that says what to do; while the server is unavailable it is tried again, unless
 its caller is not `patient`. Writes wait until they are applied: an acknowledgement without that may still be followed by a
-refusal that nobody hears of. The surprise: qdrant-client turns each number of a vector into a Python object on the way to gRPC;
+refusal that nobody hears of. qdrant-client turns each number of a vector into a Python object on the way to gRPC;
 here a vector's bytes go into the message as they are.
 """
 
@@ -24,8 +24,8 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
-from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.collection import check_fits, check_names, create_arguments, plan_of, query_arguments
+from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.failures import CAUGHT, Availability, patiently, store_error
 from hybridtei.store.points import as_lists, batches, checked
 
@@ -90,7 +90,7 @@ class ServerStore:
         address = address_of(config.qdrant_url)
         self._grpc = address.grpc_port is not None
         self._client = _client(address, config)
-        self._plans: dict[str, CollectionPlan] = {}
+        self._schemas: dict[str, CollectionSchema] = {}
         self._availability = None if patient else Availability(lambda: self._once(lambda: self._client.collection_exists("-")))
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -109,55 +109,55 @@ class ServerStore:
         found = await self._call(self._client.get_collections)
         return sorted(collection.name for collection in found.collections)
 
-    async def describe(self, name: str) -> CollectionPlan | None:
+    async def describe(self, name: str) -> CollectionSchema | None:
         if not await self._call(lambda: self._client.collection_exists(name)):
-            self._plans.pop(name, None)
+            self._schemas.pop(name, None)
             return None
-        plan = plan_of(await self._call(lambda: self._client.get_collection(name)))
-        self._plans[name] = plan
-        return plan
+        schema = schema_of(await self._call(lambda: self._client.get_collection(name)))
+        self._schemas[name] = schema
+        return schema
 
-    async def create(self, name: str, plan: CollectionPlan) -> None:
-        check_names(name, plan)
+    async def create(self, name: str, schema: CollectionSchema) -> None:
+        check_names(name, schema)
         tries = 0
 
         async def attempt() -> None:
             nonlocal tries
             tries += 1
-            await self._client.create_collection(name, timeout=self._whole_timeout, **create_arguments(plan))
+            await self._client.create_collection(name, timeout=self._whole_timeout, **create_arguments(schema))
 
         try:
             await self._call(attempt)
         except HybridTeiError:
             # a try whose answer was lost may have made it
-            if tries == 1 or not await self._is_there(name, plan):
+            if tries == 1 or not await self._is_there(name, schema):
                 raise
-        self._plans[name] = plan
+        self._schemas[name] = schema
 
-    async def _is_there(self, name: str, plan: CollectionPlan) -> bool:
+    async def _is_there(self, name: str, schema: CollectionSchema) -> bool:
         existing = await self.describe(name)
         if existing is None:
             return False
         try:
-            check_fits(existing, plan, name)
+            check_fits(existing, schema, name)
         except CollectionMismatch:
             return False
         return True
 
     async def drop(self, name: str) -> None:
-        self._plans.pop(name, None)
+        self._schemas.pop(name, None)
         await self._call(lambda: self._client.delete_collection(name, timeout=self._whole_timeout))
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
-        plan = self._plans.get(name) or await self.describe(name)
-        if plan is None:
+        schema = self._schemas.get(name) or await self.describe(name)
+        if schema is None:
             raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
-        ready = await asyncio.to_thread(checked, points, plan)  # thousands of points would hold up the event loop
+        ready = await asyncio.to_thread(checked, points, schema)  # thousands of points would hold up the event loop
         for batch in batches(ready, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
             try:
                 await self._upsert_batch(name, batch)
             except StoreError:
-                self._plans.pop(name, None)  # it may have been dropped and made anew by others
+                self._schemas.pop(name, None)  # it may have been dropped and made anew by others
                 raise
 
     async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:

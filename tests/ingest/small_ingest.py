@@ -28,8 +28,8 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.sources.records import ReadOptions
 from hybridtei.ingest.sources.walk import source_files
-from hybridtei.store.base import CollectionPlan, Store
-from hybridtei.store.collection import plan_for
+from hybridtei.store.base import CollectionSchema, Store
+from hybridtei.store.collection import schema_for
 from hybridtei.store.embedded.store import EdgeStore
 from hybridtei.tasks.base import Model
 from tests.engine import small
@@ -50,8 +50,8 @@ def raw(path: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def plan(model: Model) -> CollectionPlan:
-    return plan_for(model.spec, "small")
+def plan(model: Model) -> CollectionSchema:
+    return schema_for(model.spec, "small")
 
 
 @dataclass

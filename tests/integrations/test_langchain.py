@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import BackendError
 from hybridtei.integrations.langchain import HybridSparseEmbeddings
-from hybridtei.store.collection import plan_for
+from hybridtei.store.collection import schema_for
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of, run, spec_in
 from tests.server.live import serving
@@ -52,7 +52,7 @@ def test_a_collection_that_langchain_makes_takes_the_modifier_that_the_checkpoin
 
     lexical = spec_in(tmp_path)
     encoder = encoder_of(replace(small.splade(), folder=tmp_path) if splade else lexical)
-    params = {"modifier": plan_for(encoder.spec, "small").sparse["sparse"].modifier}
+    params = {"modifier": schema_for(encoder.spec, "small").sparse["sparse"].modifier}
     store = QdrantVectorStore.from_texts(
         TEXTS,
         location=":memory:",

@@ -12,7 +12,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.store.base import Store
-from hybridtei.store.collection import plan_for
+from hybridtei.store.collection import schema_for
 from hybridtei.store.points import to_points
 from tests.engine import small
 from tests.store.memory_store import MemoryStore
@@ -51,7 +51,7 @@ async def filled(
 ) -> Store:
     """A store with the texts as points 0, 1, …"""
     store = store or MemoryStore()
-    layout = plan_for(encoder.spec, MODEL, **plan)
+    layout = schema_for(encoder.spec, MODEL, **plan)
     await store.create(name, layout)
     embedded = encoder.encode(list(texts), ("dense", "sparse", "multivector"), input_type="document")
     points = to_points(embedded, list(range(len(texts))), [payload(i, text) for i, text in enumerate(texts)])

@@ -86,7 +86,7 @@ def serving(
     model: Mapping[str, Any] | None = None,
     model_id: str = "small",
     verify: ssl.SSLContext | None = None,
-    layouts: Any = None,
+    schemas: Any = None,
     clock: SteppedClock | None = None,
     **backend: Any,
 ) -> Iterator[Running]:
@@ -95,7 +95,7 @@ def serving(
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
-    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, layouts=layouts)
+    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, schemas=schemas)
     of_uvicorn = settings_of(app, settings, app.state.refusals, app.state.unsent)
     if clock is not None:
         clock.drive(of_uvicorn)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hybridtei.engine.timeouts import Deadlines
-from hybridtei.store.collection import Layouts
+from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.embedded.process import Folder, FolderError
 from hybridtei.store.embedded.store import EdgeStore
@@ -101,7 +101,7 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: P
 def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(tmp_path: Path) -> None:
     store = EdgeStore(str(tmp_path / "store"))
     spec = spec_in(tmp_path)
-    with serving(spec, layouts=Layouts(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
         asked = {"collection": "papers", "query": TEXTS[0]}
@@ -154,7 +154,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
 def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, Owner]]:
     """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
     store = EdgeStore(str(tmp_path / "store"))
-    with serving(spec_in(tmp_path), layouts=Layouts(store), model_id=MODEL, engine=engine) as running:
+    with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine) as running:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
         assert running.post("/search", {"collection": "papers", "query": TEXTS[0]}).status_code == 200

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
-from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.collection import check_names, create_arguments, plan_of, query_arguments
+from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.collection import check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.points import as_lists, checked
 
 T = TypeVar("T")
@@ -44,13 +44,13 @@ class MemoryStore:
         found = await self._run(self._client.get_collections)
         return sorted(collection.name for collection in found.collections)
 
-    async def describe(self, name: str) -> CollectionPlan | None:
+    async def describe(self, name: str) -> CollectionSchema | None:
         return await self._run(lambda: self._describe(name))
 
-    def _describe(self, name: str) -> CollectionPlan | None:
-        return plan_of(self._client.get_collection(name)) if self._client.collection_exists(name) else None
+    def _describe(self, name: str) -> CollectionSchema | None:
+        return schema_of(self._client.get_collection(name)) if self._client.collection_exists(name) else None
 
-    async def create(self, name: str, plan: CollectionPlan) -> None:
+    async def create(self, name: str, plan: CollectionSchema) -> None:
         check_names(name, plan)
         await self._run(lambda: self._client.create_collection(name, **create_arguments(plan)))
 

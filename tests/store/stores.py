@@ -17,7 +17,7 @@ from qdrant_client import models
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.ragged import Ragged
-from hybridtei.store.base import CollectionPlan, Store
+from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.embedded.store import EdgeStore
 from tests.store.memory_store import MemoryStore
 
@@ -80,8 +80,8 @@ def opened(kind: str, folder: Path) -> Store:
     return ServerStore(StoreConfig(qdrant_url=SERVER))
 
 
-def plan(*, idf: bool = False, **metadata: Any) -> CollectionPlan:
-    return CollectionPlan(
+def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
+    return CollectionSchema(
         vectors={
             "dense": models.VectorParams(size=WIDTH, distance=models.Distance.COSINE),
             "multivector": models.VectorParams(

@@ -12,7 +12,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.store.collection import check_fits, check_name, plain_of, plan_for, plan_from
+from hybridtei.store.collection import check_fits, check_name, plain_of, schema_for, schema_from
 from tests.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'
@@ -36,7 +36,7 @@ def spec(tmp_path: Path) -> ModelSpec:
 
 
 def test_every_output_has_its_vector(spec: ModelSpec) -> None:
-    plan = plan_for(spec, "org/model")
+    plan = schema_for(spec, "org/model")
     assert {name: (params.size, params.distance) for name, params in plan.vectors.items()} == {
         "dense": (32, models.Distance.COSINE),
         "multivector": (24, models.Distance.COSINE),
@@ -50,7 +50,7 @@ def test_every_output_has_its_vector(spec: ModelSpec) -> None:
 
 def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
     def modifier(sparse: SparseHead, **settings: Any) -> models.Modifier | None:
-        return plan_for(dataclasses.replace(spec, sparse=sparse), "m", **settings).sparse["sparse"].modifier
+        return schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings).sparse["sparse"].modifier
 
     assert modifier(SparseHead("linear", idf=True)) == models.Modifier.IDF
     assert modifier(SparseHead("mlp", idf=False)) is None
@@ -60,20 +60,20 @@ def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
 
 
 def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
-    plan = plan_for(spec, "m", heads=frozenset({Head.DENSE, Head.TOKENS}), dense_dim=16)
+    plan = schema_for(spec, "m", heads=frozenset({Head.DENSE, Head.TOKENS}), dense_dim=16)
     assert (set(plan.vectors), set(plan.sparse)) == ({"dense"}, set())
     assert plan.vectors["dense"].size == 16
-    assert plan_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
+    assert schema_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
     with pytest.raises(InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"):
-        plan_for(spec, "m", dense_dim=33)
+        schema_for(spec, "m", dense_dim=33)
     with pytest.raises(InvalidInput, match="none of the vectors"):
-        plan_for(spec, "m", heads=frozenset({Head.SCORES}))
+        schema_for(spec, "m", heads=frozenset({Head.SCORES}))
 
 
 def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
-    alone = plan_for(spec, "m", heads=frozenset({Head.MULTIVECTOR}))
+    alone = schema_for(spec, "m", heads=frozenset({Head.MULTIVECTOR}))
     assert alone.vectors["multivector"].hnsw_config is None
-    indexed = plan_for(spec, "m", multivector_index=True)
+    indexed = schema_for(spec, "m", multivector_index=True)
     assert indexed.vectors["multivector"].hnsw_config is None
 
 
@@ -88,33 +88,33 @@ def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
     ],
 )
 def test_quantisation_is_of_the_dense_vector(spec: ModelSpec, kind: Any, config: type) -> None:
-    plan = plan_for(spec, "m", quantization=kind)
+    plan = schema_for(spec, "m", quantization=kind)
     assert isinstance(plan.vectors["dense"].quantization_config, config)
     assert plan.vectors["multivector"].quantization_config is None
-    both = plan_for(spec, "m", multivector_quantization=kind)
+    both = schema_for(spec, "m", multivector_quantization=kind)
     assert isinstance(both.vectors["multivector"].quantization_config, config)
 
 
 def test_an_unknown_quantisation_is_named(spec: ModelSpec) -> None:
     unknown: Any = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
-        plan_for(spec, "m", quantization=unknown)
+        schema_for(spec, "m", quantization=unknown)
 
 
 def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
     (spec.folder / "tokenizer.json").unlink()
     with pytest.raises(MissingArtifact, match=r"tokenizer\.json"):
-        plan_for(spec, "m")
+        schema_for(spec, "m")
 
 
 def test_a_plan_survives_json(spec: ModelSpec) -> None:
-    plan = plan_for(spec, "m", quantization="scalar", on_disk=True, on_disk_payload=True, shards=3, replicas=2)
-    assert plan_from(plain_of(plan)) == plan
-    check_fits(plan_from(plain_of(plan)), plan)
+    plan = schema_for(spec, "m", quantization="scalar", on_disk=True, on_disk_payload=True, shards=3, replicas=2)
+    assert schema_from(plain_of(plan)) == plan
+    check_fits(schema_from(plain_of(plan)), plan)
 
 
 def test_every_difference_is_shown(spec: ModelSpec) -> None:
-    there, wanted = plan_for(spec, "one"), plan_for(spec, "other", dense_dim=16, sparse_idf=False)
+    there, wanted = schema_for(spec, "one"), schema_for(spec, "other", dense_dim=16, sparse_idf=False)
     with pytest.raises(CollectionMismatch) as refused:
         check_fits(there, wanted, "docs")
     assert str(refused.value).splitlines() == [
@@ -126,26 +126,26 @@ def test_every_difference_is_shown(spec: ModelSpec) -> None:
 
 
 def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
-    whole, part = plan_for(spec, "m"), plan_for(spec, "m", heads=frozenset({Head.DENSE}))
+    whole, part = schema_for(spec, "m"), schema_for(spec, "m", heads=frozenset({Head.DENSE}))
     check_fits(whole, part)
     with pytest.raises(CollectionMismatch, match="vector multivector, size: there nothing, wanted 24"):
         check_fits(part, whole)
 
 
 def test_tuning_is_no_difference(spec: ModelSpec) -> None:
-    tuned = plan_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2, multivector_index=True)
-    assert tuned != plan_for(spec, "m")
-    check_fits(tuned, plan_for(spec, "m"))
+    tuned = schema_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2, multivector_index=True)
+    assert tuned != schema_for(spec, "m")
+    check_fits(tuned, schema_for(spec, "m"))
 
 
 def test_an_unlabelled_collection_is_taken_only_on_demand(spec: ModelSpec) -> None:
-    wanted = plan_for(spec, "m")
+    wanted = schema_for(spec, "m")
     bare = dataclasses.replace(wanted, metadata={"made_by": "others"})
     with pytest.raises(CollectionMismatch, match="metadata model_id: there nothing, wanted m"):
         check_fits(bare, wanted)
     check_fits(bare, wanted, unlabelled=True)
     with pytest.raises(CollectionMismatch, match="model_id"):
-        check_fits(plan_for(spec, "other"), wanted, unlabelled=True)
+        check_fits(schema_for(spec, "other"), wanted, unlabelled=True)
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"])

@@ -15,7 +15,7 @@ from hybridtei.errors import CollectionMismatch, InvalidPoint, StoreError, Store
 from hybridtei.outputs import Embeddings
 from hybridtei.ragged import Ragged
 from hybridtei.search.query import hybrid_query
-from hybridtei.store.base import CollectionPlan
+from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import check_fits
 from hybridtei.store.points import MAX_BATCH_BYTES, to_points
 from hybridtei.store.server import Address, ServerStore, address_of
@@ -133,7 +133,7 @@ def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> No
     wide = {"multivector": plan().vectors["multivector"].model_copy(update={"size": 1_000})}
 
     async def tell(store: ServerStore) -> None:
-        await store.create("c", CollectionPlan(wide, {}))
+        await store.create("c", CollectionSchema(wide, {}))
         await store.upsert("c", big)
 
     story(qdrant, protocol, tell)

@@ -12,7 +12,7 @@ from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.search import FailedPoint, Point, PointsRequest, PointsResponse
-from hybridtei.server.api.search_answers import Shelf, embed_documents
+from hybridtei.server.api.search_answers import StoreContext, embed_documents
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.routing import Route
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qdrant_client import models
 
     from hybridtei.batch import Head
-    from hybridtei.store.base import CollectionPlan, PointId
+    from hybridtei.store.base import CollectionSchema, PointId
 
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
@@ -39,18 +39,18 @@ class _Given:
 
 
 @handler("upsert")
-async def upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
+async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     """`/collections/{name}/points`: embed every output that the collection holds, and store."""
-    return await shelf.run(len(request.points), lambda: _upsert(shelf, name, request))
+    return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
 
 
-async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
+async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     from hybridtei.store.collection import common_heads
     from hybridtei.store.points import checked, to_points
 
-    context, plan, created = await _collection(shelf, name, create=request.create)
+    context, schema, created = await _collection(stores, name, create=request.create)
     given, failed = _given(request.points)
-    heads = common_heads(plan, context.service.model.spec)
+    heads = common_heads(schema, context.service.model.spec)
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(given), PORTION_POINTS):
@@ -62,33 +62,33 @@ async def _upsert(shelf: Shelf, name: str, request: PointsRequest) -> Reply:
             points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
             for one, point in zip(good, points, strict=True):
                 try:
-                    ready.extend(checked([point], plan))
+                    ready.extend(checked([point], schema))
                     stored.append(one.identity)
                 except InvalidPoint as error:
                     failed.append(FailedPoint(one.index, one.named, str(error)))
         if ready:
-            await shelf.layouts.store.upsert(name, ready)
+            await stores.schemas.store.upsert(name, ready)
     failed.sort(key=lambda one: one.index)
     return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
 
 
-async def _collection(shelf: Shelf, name: str, *, create: bool) -> tuple[Context, CollectionPlan, bool]:
+async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
-    from hybridtei.store.collection import check_searchable, plan_for
+    from hybridtei.store.collection import check_searchable, schema_for
 
-    layouts, created = shelf.layouts, False
+    schemas, created = stores.schemas, False
     try:
-        plan = await layouts.of(name)
-        context = shelf.embedder(plan)
+        schema = await schemas.of(name)
+        context = stores.embedder(schema)
     except UnknownCollection as error:
         if not create:
             raise UnknownCollection(f"{error}: send `create`: true to make it") from None
-        context = shelf.embedder(None)
-        plan, created = plan_for(context.service.model.spec, context.model.model_id), True
-        await layouts.store.create(name, plan)
-        layouts.forget(name)
-    check_searchable(plan, context.service.model.spec, context.model.model_id, name)
-    return context, plan, created
+        context = stores.embedder(None)
+        schema, created = schema_for(context.service.model.spec, context.model.model_id), True
+        await schemas.store.create(name, schema)
+        schemas.forget(name)
+    check_searchable(schema, context.service.model.spec, context.model.model_id, name)
+    return context, schema, created
 
 
 def _given(points: list[Any]) -> tuple[list[_Given], list[FailedPoint]]:

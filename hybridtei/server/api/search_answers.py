@@ -30,8 +30,8 @@ from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
     from hybridtei.search.searcher import Rank
-    from hybridtei.store.base import CollectionPlan
-    from hybridtei.store.collection import Layouts
+    from hybridtei.store.base import CollectionSchema
+    from hybridtei.store.collection import CollectionSchemas
 
 
 MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
@@ -58,11 +58,11 @@ class StoreBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class StoreContext:
     """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
 
     models: Models
-    layouts: Layouts
+    schemas: CollectionSchemas
     server: ServerConfig
     bounds: StoreBounds
     named: str | None = None
@@ -73,12 +73,12 @@ class Shelf:
         with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
             return await service.within_deadline(work())
 
-    def embedder(self, plan: CollectionPlan | None) -> Context:
+    def embedder(self, schema: CollectionSchema | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
         from hybridtei.store.collection import MODEL_ID
 
-        if self.named is None and plan is not None:
-            wanted = plan.metadata.get(MODEL_ID)
+        if self.named is None and schema is not None:
+            wanted = schema.metadata.get(MODEL_ID)
             for context in self.models.ready:
                 if context.model.model_id == wanted:
                     return context
@@ -86,21 +86,21 @@ class Shelf:
 
 
 @handler("search")
-async def search(shelf: Shelf, request: SearchRequest) -> Reply:
+async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """`/search`: embed, find, fuse, rescore, rerank."""
     if request.query is None:
-        shelf.models.default.check_batch(len(request.texts))
-    options = options_of(request, shelf.server)
-    rank = ranker(shelf.models, request.rerank)
-    return await shelf.run(len(request.texts), lambda: _search(shelf, request, options, rank))
+        stores.models.default.check_batch(len(request.texts))
+    options = options_of(request, stores.server)
+    rank = ranker(stores.models, request.rerank)
+    return await stores.run(len(request.texts), lambda: _search(stores, request, options, rank))
 
 
-async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
+async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
     from hybridtei.search.searcher import QueryModel, Searcher
     from hybridtei.store.pages import PayloadBudget
 
     texts = request.texts
-    context = shelf.embedder(await shelf.layouts.of(request.collection))
+    context = stores.embedder(await stores.schemas.of(request.collection))
     usages: list[Usage] = []
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
@@ -116,10 +116,10 @@ async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, 
         spec,
         embed,
         lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
-        shelf.bounds.run_aside,
+        stores.bounds.run_aside,
     )
-    budget = PayloadBudget(shelf.server.max_search_bytes)
-    searcher = Searcher(shelf.layouts.store, model, layouts=shelf.layouts, budget=budget)
+    budget = PayloadBudget(stores.server.max_search_bytes)
+    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget)
     embedded = await searcher.embed(request.collection, texts)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
@@ -127,7 +127,7 @@ async def _search(shelf: Shelf, request: SearchRequest, options: SearchOptions, 
     def written() -> list[dict[str, Any]]:
         return [_result(context, one, usages[0]) for one in found]
 
-    results = await shelf.bounds.run_aside(written) if options.highlights else written()
+    results = await stores.bounds.run_aside(written) if options.highlights else written()
     marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
     numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
     return Reply(results[0] if request.query is not None else {"results": results}, usages[0], numbers)

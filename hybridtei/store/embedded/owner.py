@@ -1,7 +1,7 @@
 """This side of the process that owns an embedded engine: started when asked, asked by many at once, started again if it dies.
 
 One call is with the process at a time and the others wait here: a call whose caller is gone is never executed, and no more of
-them wait than can be answered in time. The surprise: a call that waits when the process dies may or may not have been done; it
+them wait than can be answered in time. A call that waits when the process dies may or may not have been done; it
 ends in StoreUnavailable, and since points carry ids that never change, asking again is safe.
 """
 

@@ -14,8 +14,8 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import StoreError
-from hybridtei.store.base import CollectionPlan, PointId
-from hybridtei.store.collection import check_name, check_names, plain_of, plan_from
+from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.collection import check_name, check_names, plain_of, schema_from
 from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.points import batches, checked
 
@@ -30,7 +30,7 @@ class EdgeStore:
     def __init__(self, path: str, *, timeout_s: float = 30.0) -> None:
         self._owner = Owner(path)
         self._timeout_s = timeout_s
-        self._plans: dict[str, CollectionPlan] = {}
+        self._schemas: dict[str, CollectionSchema] = {}
 
     async def _ask(self, call: str, *arguments: Any) -> Any:
         return await self._owner.ask(call, *arguments, timeout_s=self._timeout_s)
@@ -43,27 +43,27 @@ class EdgeStore:
         names: list[str] = await self._ask("collections")
         return names
 
-    async def describe(self, name: str) -> CollectionPlan | None:
+    async def describe(self, name: str) -> CollectionSchema | None:
         layout = await self._of(name, "describe")
         if layout is None:
             return None
-        self._plans[name] = plan_from(layout)
-        return self._plans[name]
+        self._schemas[name] = schema_from(layout)
+        return self._schemas[name]
 
-    async def create(self, name: str, plan: CollectionPlan) -> None:
-        check_names(name, plan)
-        await self._of(name, "create", plain_of(plan))
-        self._plans[name] = plan
+    async def create(self, name: str, schema: CollectionSchema) -> None:
+        check_names(name, schema)
+        await self._of(name, "create", plain_of(schema))
+        self._schemas[name] = schema
 
     async def drop(self, name: str) -> None:
-        self._plans.pop(name, None)
+        self._schemas.pop(name, None)
         await self._of(name, "drop")
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
-        plan = self._plans.get(name) or await self.describe(name)
-        if plan is None:
+        schema = self._schemas.get(name) or await self.describe(name)
+        if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
-        ready = await asyncio.to_thread(checked, points, plan)  # thousands of points would hold up the event loop
+        ready = await asyncio.to_thread(checked, points, schema)  # thousands of points would hold up the event loop
         for batch in batches(ready):
             await self._of(name, "upsert", [_sent(point) for point in batch])
 

@@ -1,7 +1,7 @@
 """Collections, points and answers in the words of the embedded engine, from and to plain lists and maps.
 
-Runs in the owner process, which never loads qdrant-client: layouts arrive as that client writes them in JSON. What the engine
-lacks is refused with a ValueError. The surprise: it panics, and a collection is lost, on a sparse vector whose indices and
+Runs in the owner process, which never loads qdrant-client: schemas arrive as that client writes them in JSON. What the engine
+lacks is refused with a ValueError. It panics, and a collection is lost, on a sparse vector whose indices and
 values differ in number, so none is built here without counting them.
 """
 
@@ -31,12 +31,12 @@ def optional(kind: Any, word: str | None) -> Any:
     return None if word is None else member(kind, word)
 
 
-def config_of(plan: Plain) -> edge.EdgeConfig:
+def config_of(schema: Plain) -> edge.EdgeConfig:
     """Of a collection's layout. Shards and replicas mean nothing here."""
     return edge.EdgeConfig(
-        vectors={name: _vector_params(params) for name, params in plan["vectors"].items()},
-        sparse_vectors={name: _sparse_params(params) for name, params in plan["sparse"].items()},
-        on_disk_payload=plan.get("on_disk_payload"),
+        vectors={name: _vector_params(params) for name, params in schema["vectors"].items()},
+        sparse_vectors={name: _sparse_params(params) for name, params in schema["sparse"].items()},
+        on_disk_payload=schema.get("on_disk_payload"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtei.store.collection import Layouts
+from hybridtei.store.collection import CollectionSchemas
 from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.server.live import serving
@@ -22,7 +22,7 @@ def spec(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shelf(spec):
     """A server with a store, and ten texts in it."""
-    with serving(spec, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+    with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})
         assert answer.json() == {"collection": "papers", "created": True, "upserted": 10, "ids": list(range(10)), "failed": []}
         yield running
@@ -162,7 +162,7 @@ def test_points_need_a_collection(shelf):
 def test_another_models_collection_is_refused(spec):
     store = MemoryStore()
     run(filled(encoder_of(spec), store))
-    with serving(spec, layouts=Layouts(store), model_id="second") as running:
+    with serving(spec, schemas=CollectionSchemas(store), model_id="second") as running:
         for path, body in (
             ("/search", {"collection": "papers", "query": "one"}),
             ("/collections/papers/points", {"points": POINTS}),
@@ -180,7 +180,7 @@ def test_a_server_without_a_store_says_how_to_get_one(server):
 
 
 def test_the_key_opens_these_routes_too(spec):
-    with serving(spec, server={"api_key": "secret"}, layouts=Layouts(MemoryStore())) as running:
+    with serving(spec, server={"api_key": "secret"}, schemas=CollectionSchemas(MemoryStore())) as running:
         body = {"collection": "papers", "query": "one"}
         assert running.post("/search", body).status_code == 401
         assert running.post("/collections/papers/points", {"points": POINTS}).status_code == 401
@@ -224,7 +224,7 @@ def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(
 
 def test_flags_say_how_much_a_search_may_hold(spec):
     flags = {"max_search_points": 100_000, "max_search_bytes": 60}
-    with serving(spec, server=flags, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+    with serving(spec, server=flags, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         running.post("/collections/papers/points", {"points": POINTS, "create": True})
         wide = {"collection": "papers", "query": QUERY, "prefetch_limit": 100_000}
         response = running.post("/search", wide)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridtei.store.collection import Layouts
+from hybridtei.store.collection import CollectionSchemas
 from tests.search.small_search import MODEL, spec_in
 from tests.server.live import JSON, Running, serving
 from tests.store.memory_store import MemoryStore
@@ -31,7 +31,7 @@ def spec(tmp_path_factory):
 
 @contextmanager
 def stored(spec, **server: object) -> Iterator[Running]:
-    with serving(spec, server=server, layouts=Layouts(MemoryStore()), model_id=MODEL) as running:
+    with serving(spec, server=server, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         yield running
 
 
