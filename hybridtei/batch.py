@@ -75,7 +75,7 @@ class LocatedEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads their riders want.
+    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads that their requests need.
 
     `unseen` int64[n], of each sequence, or None where there is none: see `Encoding`.
     """

@@ -1,6 +1,6 @@
-"""Settings, one frozen struct per reader. Flags, environment names, help and bounds are all read off these fields.
+"""Settings, one frozen struct per reader. Flags, environment names, help and bounds are read from these fields.
 
-Values enter once, in `commands`: flag over environment over default. A field's `extra` says under which heading of the help
+Values enter once, in `cli`: flag over environment over default. A field's `extra` says under which heading of the help
 it stands (else the struct's own), how much of it the log may show, and under which older name it is still taken. What a
 checkpoint says about itself is not here but in `checkpoint.spec.ModelSpec`: it is read, never configured.
 """
@@ -100,7 +100,7 @@ class NamedModel(ModelConfig, frozen=True, kw_only=True):
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """How requests become batches."""
+    """Limits, batching and inputs of the engine."""
 
     max_concurrent_requests: Annotated[
         Positive, Meta(description="Permits: inputs inside the server at once; more are refused with 429.", extra=LIMITS)
@@ -155,10 +155,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
-    """The HTTP side."""
+    """The HTTP and gRPC servers: addresses, limits, keys, answers and logs."""
 
     hostname: Annotated[
-        str, Meta(description="IP address to listen on; what is none (containers export HOSTNAME) means all.")
+        str, Meta(description="IP address to listen on; any other value (containers export HOSTNAME) means all interfaces.")
     ] = "0.0.0.0"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
     grpc_port: Annotated[
@@ -303,7 +303,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):
-    """Which Qdrant, if any."""
+    """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
     qdrant_url: Annotated[str | None, Meta(description="Qdrant server or cluster, such as http://localhost:6334.")] = None
     qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None

@@ -217,7 +217,7 @@ class Encoder:
         return [list(tagged.spans) for tagged in self._answer(task)]
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self._backend.close()
 
     def _run(self, task: Embed, show_progress: bool) -> Embeddings:

@@ -223,7 +223,7 @@ class BackendError(HybridTeiError):
 
 
 class PassOverdue(BackendError):
-    """The pass has not returned within its bound, and nobody waits for it any more."""
+    """The pass has not returned within its bound, and its requests have been answered without it."""
 
     limit = "pass_timeout"
 

@@ -42,7 +42,7 @@ class LoadedModel:
     budget_tokens: int
 
     def summary(self) -> list[str]:
-        """What was chosen, for people."""
+        """Return lines for the log: model, outputs, backend and limits."""
         spec, backend, reader = self.model.spec, self.backend, self.model.reader
         form = FORMS[backend.padding]
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)

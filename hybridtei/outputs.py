@@ -1,6 +1,6 @@
 """What comes out, for `n` sequences, as arrays: of a forward pass (raw), and for a caller (cut, normalised, merged).
 
-Riders of one pass may ask for different cuts, so a pass leaves rows as they are.
+Requests of one pass may ask for different widths, so a pass returns raw rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SparseVectors:
         return SparseVectors(column.astype(np.int64), rows[row, column], offsets_of(lengths), rows.shape[1])
 
     def to_dense(self) -> Floats:
-        """float32[n, width]."""
+        """Return all rows as float32[n, width]."""
         dense = np.zeros((len(self), self.width), dtype=np.float32)
         dense[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.values
         return dense
@@ -78,7 +78,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Bytes of all arrays."""
         return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
 
     def take(self, rows: Indices) -> Self:
@@ -116,7 +116,7 @@ def _concat(pieces: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadOutputs(Columns):
-    """What one pass computed, raw; a head that nobody wanted is None. All floats are float32.
+    """What one pass computed, raw; a head that no request needs is None. All floats are float32.
 
     dense         [n, d]     pooled, projected
     token_weights n × [t_i]  lexical weight of each token, >= 0 (BGE-M3's sparse head)
@@ -136,7 +136,7 @@ class HeadOutputs(Columns):
     tags: Ragged | None = None
 
     def only(self, heads: frozenset[Head]) -> HeadOutputs:
-        """What these heads made: riders of one pass may want different ones, and nobody gets more than asked for."""
+        """Return the outputs of these heads alone: requests of one pass may need different ones."""
         return HeadOutputs(
             dense=self.dense if Head.DENSE in heads else None,
             token_weights=self.token_weights if Head.SPARSE in heads else None,

@@ -2,7 +2,7 @@
 
     python notebooks/execute.py [--check] [NOTEBOOK …]        all of this folder by default
 
-Knows nothing of hybridtei. The surprise: two runs of a right notebook differ, in the last digits of a number and in everything
+Knows nothing of hybridtei. Two runs of a right notebook differ, in the last digits of a number and in everything
 that is a time; so numbers are compared with a tolerance, and a cell tagged `varies` only has to run.
 """
 

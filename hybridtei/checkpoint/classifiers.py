@@ -1,6 +1,6 @@
-"""What a checkpoint carries that scores texts or tags tokens: labels, and the layers of its head by name, one row a family.
+"""Heads that score texts or tag tokens: labels, and the layers by name, one row a family.
 
-The surprise: families that share a trunk do not share a head. ELECTRA's has gelu where RoBERTa's has tanh; BERT's first layer
+Families that share a trunk do not share a head. ELECTRA's has gelu where RoBERTa's has tanh; BERT's first layer
 is the trunk's "pooler"; decoders have one matrix without a bias, on the last token.
 """
 
@@ -36,7 +36,7 @@ class LinearStep:
 
 @dataclass(frozen=True, slots=True)
 class NormStep:
-    """A LayerNorm by its name."""
+    """A LayerNorm of the head, by the name of its weights."""
 
     name: str
     eps: float

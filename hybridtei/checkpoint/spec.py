@@ -1,6 +1,6 @@
 """What a checkpoint says about itself, read from its configuration files without touching weights.
 
-The surprise: a config.json never mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
+A config.json never mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How a language model wants to be asked whether a document answers a query: a template, as data.
+"""Templates by which a language model judges whether a document answers a query.
 
 Found in this order: our own file beside the model, the chat template that sentence-transformers renders, what is known of a
 family by its name. A config.json says nothing of it, and bare text without it ranks almost at random.
 
-The surprise: what stands in a template is the checkpoint's, and may hold special tokens; what is put into it is anyone's, and
-never does: it is spelled out (`text.reader`).
+A template is part of the checkpoint and may hold special tokens. Query and document come from users: special tokens in them are
+read as plain text (`text.reader`).
 """
 
 from __future__ import annotations

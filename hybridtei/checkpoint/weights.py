@@ -3,7 +3,7 @@
 Checkpoints of the same trunk spell its tensors with and without a prefix ("bert.encoder…", "encoder…"), so a name is found by
 its end.
 
-The surprise: a float32 tensor is a view of the file, mapped read-only, not a copy. Its pages are shared by all processes that
+A float32 tensor is a view of the file, mapped read-only, not a copy. Its pages are shared by all processes that
 serve the same file, and may be dropped at any time, since they fault in again. So a checkpoint is replaced by renaming another
 file over it, as every downloader does; writing into a file that is being served changes what is served.
 """
@@ -83,7 +83,7 @@ class Weights:
         return cls(folder, tensors)
 
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors, as the checkpoint spells them."""
         return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:

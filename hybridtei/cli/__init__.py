@@ -19,7 +19,7 @@ COMMANDS = (serve, embed, ingest, search, evaluate, train, export, tune)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`hybridtei`; returns the exit status."""
+    """Run `hybridtei COMMAND`; return the exit status."""
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def router(argv: Sequence[str] | None = None) -> int:
-    """`text-embeddings-router`; returns the exit status."""
+    """Run `text-embeddings-router`; return the exit status."""
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
     _add_version(parser)
     serve.fill(parser)
@@ -67,6 +67,6 @@ def explicit_booleans(argv: Sequence[str]) -> list[str]:
 
 
 def without_values(unknown: Sequence[str]) -> list[str]:
-    """Flags nobody knows, without what they were to hold: a misspelt one may hold a key."""
+    """Return unknown flags without their values: a misspelt flag may hold a key."""
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     return names or [*unknown]

@@ -1,4 +1,4 @@
-"""`embed`: a file of texts into a file of vectors."""
+"""`embed`: embed a file of texts into a file of vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybridtei.outputs import Embeddings
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei embed`."""
+    """Add the command `embed` and its flags."""
     parser = settings.new_parser(commands, "embed", "embed a file of texts")
     parser.usage = "%(prog)s FILE --output FILE [flags]"
     parser.add_argument("file", metavar="FILE", help="texts: .txt, one a line; or .jsonl, one object or string a line")
@@ -35,7 +35,7 @@ def add(commands: settings.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Embed a file of texts."""
+    """Run the command; the number of texts goes to standard error."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     from hybridtei.encoder import Encoder
 
@@ -130,7 +130,7 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
 
 
 class JsonLines:
-    """One object a line."""
+    """Writes JSON lines, an object for each text."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -144,7 +144,7 @@ class JsonLines:
 
 
 class Npz:
-    """Arrays; collected, since their sizes must be known."""
+    """Writes NumPy arrays, at the end: their sizes must be known."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -170,7 +170,7 @@ class Npz:
 
 
 class Parquet:
-    """A row group a chunk."""
+    """Writes Parquet, a row group for each chunk."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -15,7 +15,7 @@ ABOUT = "Measure every way of searching a judged collection: nDCG@10, MRR@10, re
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei eval`."""
+    """Add the command `eval` and its flags."""
     parser = settings.new_parser(commands, "eval", ABOUT)
     parser.usage = "%(prog)s BEIR_FOLDER [flags]"
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
@@ -31,7 +31,7 @@ def add(commands: settings.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingest if need be, measure, tell; the exit status."""
+    """Ingest if the collection is missing, measure, and print the report; return the exit status."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     store = settings.read(arguments, StoreConfig)
     needs_client()

@@ -14,7 +14,7 @@ from hybridtei.errors import LoadError, UsageError
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei export`."""
+    """Add the command `export` and its flags."""
     parser = settings.new_parser(commands, "export", "write a model as ONNX files, for others too")
     parser.usage = "%(prog)s MODEL OUT [flags], or %(prog)s MODEL [OUT] --graph-only"
     parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
@@ -31,7 +31,7 @@ def add(commands: settings.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write a model as ONNX files that hold their weights."""
+    """Write a model as ONNX files with their weights, or its graph alone."""
     model = msgspec.structs.replace(settings.read(arguments, ModelConfig), model_id=arguments.model)
     if arguments.graph_only:
         _write_graph(model, arguments.out)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UsageError("OUT is missing: name the folder to write, or pass --graph-only")
     dtype = model.dtype or "float32"
     if dtype not in ("float32", "int8"):
-        raise UsageError(f"--dtype is {dtype}; exported are float32 and int8")
+        raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
     from hybridtei.backends.export_model import export_model
     from hybridtei.backends.int8 import Guard
 

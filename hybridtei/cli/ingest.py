@@ -20,7 +20,7 @@ NO_FLAGS = (
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei ingest`."""
+    """Add the command `ingest` and its flags."""
     parser = settings.new_parser(commands, "ingest", ABOUT)
     parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
     parser.add_argument("source", metavar="SOURCE", help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR")
@@ -32,11 +32,11 @@ def add(commands: settings.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingest, and tell what came of it; the exit status."""
+    """Ingest, and print the summary; return the exit status."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     store = settings.read(arguments, StoreConfig)
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
-        raise UsageError("--ray-workers, --ray-address: only with --engine ray")
+        raise UsageError("--ray-workers and --ray-address need --engine ray")
     from hybridtei.ingest.run import run_ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None

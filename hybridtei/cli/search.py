@@ -16,7 +16,7 @@ ABOUT = "Search a collection: dense and sparse candidates, fused, ranked again b
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei search`."""
+    """Add the command `search` and its flags."""
     parser = settings.new_parser(commands, "search", ABOUT)
     parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
     parser.add_argument("collection", metavar="COLLECTION")

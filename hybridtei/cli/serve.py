@@ -24,12 +24,12 @@ ABOUT = "Serve a model over HTTP: dense, sparse and multi-vectors, ranking, clas
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei serve`."""
+    """Add the command `serve` and its flags."""
     fill(settings.new_parser(commands, "serve", ABOUT))
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `serve` to a parser."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:
-    """Raises UsageError for settings that contradict each other, or that nobody could use."""
+    """Check settings against each other. Raises UsageError."""
     if models_file is not None and model_ids:
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
         if server.http_workers > 1:
-            raise UsageError("--http-workers: several models share one process")
+            raise UsageError("--http-workers: several models share one process; leave it out, or serve one model")
         if server.only_tei_routes:
             raise UsageError(
                 "--only-tei-routes: TEI's routes know of one model; several are told apart by routes that are ours"
@@ -86,7 +86,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
         if port and taken.setdefault(port, flag) != flag:
             raise UsageError(f"{flag}: {port} is the port of {taken[port]} already")
     if (server.certfile is None) != (server.keyfile is None):
-        raise UsageError("--certfile and --keyfile go together: give both, or neither")
+        raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
     if server.api_key is not None and not is_sendable(server.api_key):
         raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
 

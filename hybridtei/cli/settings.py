@@ -1,4 +1,4 @@
-"""The one place where settings enter: flags and environment -> structs. Which flags a command has is the command's to say."""
+"""Flags and environment -> structs. Every command reads its settings here."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def read_engine(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def outdated(arguments: argparse.Namespace) -> list[str]:
-    """Warnings about older names."""
+    """Return a warning for each older name that was used."""
     return [warning for kind in ALL for warning in flags.outdated(kind, vars(arguments), os.environ)]

@@ -17,7 +17,7 @@ DROPS = ("first", "specials", "none")
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei train`."""
+    """Add the command `train` and its flags."""
     parser = settings.new_parser(commands, "train", ABOUT)
     parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER (--pairs FILE... | --translations FILE...) [flags]"
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")

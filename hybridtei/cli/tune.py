@@ -1,4 +1,4 @@
-"""`tune`: measure this machine."""
+"""`tune`: measure backends and batch sizes on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 
 
 def add(commands: settings.Commands) -> None:
-    """`hybridtei tune`."""
+    """Add the command `tune` and its flags."""
     parser = settings.new_parser(commands, "tune", "measure which backend and batch size suit this machine")
     parser.usage = "%(prog)s [flags]"
     add_flags(parser, (ModelConfig, EngineConfig))
@@ -18,7 +18,7 @@ def add(commands: settings.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, line by line."""
+    """Measure, and print each line as it comes."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     from hybridtei.backends.tune import tune as measured
 

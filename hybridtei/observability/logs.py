@@ -1,6 +1,6 @@
 """Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped.
 
-All lines are written by a thread of its own, in their order: a pipe that nobody reads would stop the event loop. What is logged
+A thread writes all lines in order: a full pipe without a reader would stop the event loop. What is logged
 within a request (TEI logs each) is written at most a tenth of a second later and many lines at once: a write a line would cost
 more than the line. Everything else is written at once, and so is whatever waited before it.
 """
@@ -52,7 +52,7 @@ TARGETS = {
 NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
 
 GATHER_SECONDS = 0.1
-LINES_WAITING, CHARACTERS_WAITING = 20_000, 8_000_000  # beyond, lines are left out and counted: nobody reads them so fast
+LINES_WAITING, CHARACTERS_WAITING = 20_000, 8_000_000  # beyond, lines are left out and counted
 FLUSH_SECONDS = 1.0
 
 
@@ -214,7 +214,7 @@ def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     handler = GatheringHandler()
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nobody shows them, and each takes time
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown, and each takes time
     logging.basicConfig(handlers=[handler], level=base, force=True)
     for name in NOISY:
         logging.getLogger(name).setLevel(max(base, logging.WARNING))

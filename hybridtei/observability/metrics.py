@@ -103,7 +103,7 @@ class Gauge(Counter):
 
 
 class Observed(_Metric):
-    """A level that is looked up when somebody asks, and so costs nothing until then."""
+    """A level that is read only when `/metrics` is asked for."""
 
     kind = "gauge"
 
@@ -184,7 +184,7 @@ class Registry:
         return self._add(Histogram(name, self._lock, bounds))
 
     def text(self) -> str:
-        """The exposition: counters, gauges, histograms."""
+        """Return the Prometheus text: counters, gauges, histograms."""
         with self._lock:
             blocks = [
                 "\n".join([f"# TYPE {metric.name} {metric.kind}", *metric.samples(), ""])
@@ -195,7 +195,7 @@ class Registry:
         return "\n".join(blocks) + "\n"
 
     def readings(self) -> list[Reading]:
-        """Of all metrics, for another registry to add up."""
+        """Return all values, for another registry to add."""
         with self._lock:
             return [metric.reading() for metric in self._metrics]
 

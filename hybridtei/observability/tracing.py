@@ -1,7 +1,7 @@
-"""What a line of the log, or a trace, is about: the handler at work, how long it took, and the handler around it.
+"""Spans: the handler at work, how long it took, and the handler around it; for log lines and traces.
 
-A leaf: the log reads here which span it writes in, and knows no server. Each request runs in a task of its own, so the current
-span is a variable of the context and need not be handed through the rooms.
+The log reads the current span here, and knows no server. Each request runs in a task of its own, so the current
+span is a variable of the context and need not be passed from function to function.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ PROPAGATED = (b"traceparent", b"tracestate")  # W3C's headers
 
 
 class Recorder(Protocol):
-    """Who keeps spans."""
+    """Receives spans that have ended."""
 
     def begin(self, span: Span, headers: dict[str, str]) -> None:
         """Give a span its identity; `headers`: the caller's, of which an outermost span is a child."""

@@ -1,4 +1,4 @@
-"""Where on this machine we keep what was made once: exported graphs, the embedded model's checkpoint. A leaf."""
+"""The cache folder of this user: exported graphs, measured curves, the embedded model's checkpoint."""
 
 from __future__ import annotations
 

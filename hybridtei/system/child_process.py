@@ -1,6 +1,6 @@
-"""How this package starts Python processes of its own: none finds modules in the working folder. A leaf.
+"""Starts Python processes of this package so that they find no modules in the working folder.
 
-The surprise: `python -m` and `python -c` search the working folder before the standard library, and an empty or relative entry
+`python -m` and `python -c` search the working folder before the standard library, and an empty or relative entry
 of `PYTHONPATH` means that folder too. A user who runs `hybridtei ingest .` may have strangers' files there, `msgspec.py` among
 them.
 """

@@ -52,7 +52,7 @@ def cuda_devices(setting: str | None, count: int) -> list[str]:
 
 
 class LaneKind(StrEnum):
-    """What a lane takes."""
+    """Which requests a lane takes: short ones, or all others."""
 
     EXPRESS = "express"
     BULK = "bulk"

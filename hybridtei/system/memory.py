@@ -77,7 +77,7 @@ class Upkeep:
         self._pause, self._passed = 1, 0
 
     def look(self) -> bool:
-        """Whether it trimmed."""
+        """Look once; return whether memory was trimmed."""
         now = self._held()
         self._needed, self._after = min(self._needed, now), min(self._after, now)
         if now - self._needed <= STEP_BYTES:
@@ -96,7 +96,7 @@ class Upkeep:
 
 
 class Keeper:
-    """Looks after the memory of this process, on a thread of its own, between `start` and `stop`."""
+    """Trims the memory of this process, on its own thread, between `start` and `stop`."""
 
     def __init__(self, seconds: float = LOOK_SECONDS) -> None:
         self._seconds = seconds
@@ -104,14 +104,14 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Where memory cannot be given back, or nobody tells how much is held, no thread runs."""
+        """Start the thread, where glibc can trim memory and Linux tells how much the process holds."""
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim  # noqa: B018 (only whether there is one)
             self._thread = threading.Thread(target=self._run, args=(Upkeep(),), name="heap", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Waits for no more than a look."""
+        """Stop the thread; wait for at most one look."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -121,12 +121,12 @@ class Tokenizer:
 
     @cached_property
     def literal(self) -> Tokenizer:
-        """This tokenizer, but for text that is nobody's command: what looks like a special token in it is spelled out."""
+        """Return a tokenizer that reads special tokens in a text as plain characters."""
         described = json.loads(self._raw.to_str())
         specials = {token["content"] for token in described["added_tokens"]}
         described["added_tokens"] = []
         vocabulary = described["model"].get("vocab")
-        if isinstance(vocabulary, list):  # Unigram has them among its pieces; called what nobody can guess, they match nothing
+        if isinstance(vocabulary, list):  # Unigram has them among its pieces; renamed at random, they match nothing
             secret = token_hex(16)
             for entry in vocabulary:
                 entry[0] = secret + entry[0] if entry[0] in specials else entry[0]

@@ -193,7 +193,7 @@ def test_what_cannot_be_is_told_before_a_cluster_is_started(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--ray-workers", "2"], "only with --engine ray"),
+        (["--ray-workers", "2"], "need --engine ray"),
         (["--engine", "ray", "--url", "http://127.0.0.1:1"], "exclude each other"),
         (["--engine", "ray", "--ray-workers", "0"], "--ray-workers is 0"),
     ],

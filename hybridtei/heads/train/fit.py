@@ -22,7 +22,7 @@ WARMUP = 0.05  # share of the steps over which the learning rate rises; after th
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train."""
+    """Settings of a training run."""
 
     epochs: int
     learning_rate: float
