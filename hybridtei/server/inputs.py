@@ -64,12 +64,15 @@ def parse_inputs(raw: Any) -> Inputs:
     return Inputs(raw, is_batch=True)
 
 
-def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
-    """A list of ids is one sequence, a list of lists is many. Raises SchemaError on a mixture."""
-    kinds = set(map(type, raw))
-    if len(kinds) > 1:
+def check_ids(raw: list[int | list[int]]) -> None:
+    """Raises SchemaError for what `parse_ids` would not understand: ids and lists of them in one list."""
+    if len(set(map(type, raw))) > 1:
         raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
-    return raw if kinds == {list} else [raw]  # type: ignore[list-item, return-value]
+
+
+def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
+    """A list of ids is one sequence, a list of lists is many; see `check_ids`."""
+    return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
 PREDICT_FORMS = (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta, Raw, Struct
 
-from hybridtei.server.inputs import TruncationDirection, check_inputs, check_predict, direction, parse_ids
+from hybridtei.server.inputs import TruncationDirection, check_ids, check_inputs, check_predict, direction
 from hybridtei.text.tokenizer import Direction
 
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -78,7 +78,7 @@ class DecodeRequest(Struct, frozen=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        parse_ids(self.ids)
+        check_ids(self.ids)
 
 
 class PredictRequest(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from traceback import clear_frames
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Re
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         status, body = kind.of(error)
+        clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
         closes = isinstance(error, BodyError) and status in (*CLOSING, 503)
         return Response(
             msgspec.json.encode(body),
@@ -51,6 +53,7 @@ def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Re
 
 def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
     """Plain text."""
+    clear_frames(error.__traceback__)
     headers = {"connection": "close"} if error.status in CLOSING else None
     return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from litestar import Litestar, get
 from hybridtei import errors
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
+from hybridtei.server.http.body import BodyError, SchemaError
 from hybridtei.server.http.error_responses import HANDLERS, error_handler
 from hybridtei.server.http.errors import TABLE, ErrorResponse, OpenAICompatErrorResponse, row_of
 
@@ -99,3 +101,20 @@ def ask(error: Exception, shape) -> httpx.Response:
             return await client.get("/")
 
     return asyncio.run(call())
+
+
+@pytest.mark.parametrize("error", [NoInputs("none"), SchemaError("none")], ids=["refused", "not understood"])
+def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
+    class Held:
+        pass
+
+    def handle():
+        held = Held()
+        kept.append(weakref.ref(held))
+        raise error
+
+    kept: list[weakref.ref] = []
+    with pytest.raises(type(error)) as caught:
+        handle()
+    HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](None, caught.value)
+    assert kept[0]() is None
