@@ -257,9 +257,9 @@ class Encoder:
             padding=self._backend.padding,
             lanes=(LaneKind.BULK,) * callers,
         )
-        ticket = core.add(encodings, heads)
+        request = core.add(encodings, heads)
         run_all(core, self._backend, callers, advance)
-        return ticket.outputs()
+        return request.outputs()
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:

@@ -12,7 +12,7 @@ from typing import cast
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.cache import ResultCache
-from hybridtei.engine.scheduler import EXPRESS_TOKENS, FairQueue, Rider, Waiting, choose, is_starving, lane_for, share
+from hybridtei.engine.scheduler import EXPRESS_TOKENS, CallerPlace, FairQueue, Waiting, choose, is_starving, lane_for, share
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.cpu import LaneKind
 
@@ -20,7 +20,7 @@ LOOK_AHEAD = 512  # waiting sequences that one choice considers
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class EngineRequest:
     """One request inside the engine: its sequences, and what has come back for them so far."""
 
     encodings: Sequence[Encoding]
@@ -69,43 +69,43 @@ class Batch:
     """
 
     packed: PackedBatch
-    rows: Sequence[Sequence[Rider]]
+    rows: Sequence[Sequence[CallerPlace]]
     taken_ns: int
     kind: LaneKind = LaneKind.BULK
     wide: bool = False
 
     @property
-    def riders(self) -> list[tuple[Ticket, int]]:
+    def callers(self) -> list[tuple[EngineRequest, int]]:
         """(request, place in it) of all that is computed here."""
-        return [cast("tuple[Ticket, int]", rider) for riders in self.rows for rider in riders]
+        return [cast("tuple[EngineRequest, int]", caller) for callers in self.rows for caller in callers]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
         """Each request's share of the outputs. Copies, so do it where nobody waits for a lock."""
-        rows_of: dict[Ticket, tuple[list[int], list[int]]] = {}
-        for row, riders in enumerate(self.rows):
-            for ticket, place in cast("Sequence[tuple[Ticket, int]]", riders):
-                rows, places = rows_of.setdefault(ticket, ([], []))
+        rows_of: dict[EngineRequest, tuple[list[int], list[int]]] = {}
+        for row, callers in enumerate(self.rows):
+            for request, place in cast("Sequence[tuple[EngineRequest, int]]", callers):
+                rows, places = rows_of.setdefault(request, ([], []))
                 rows.append(row)
                 places.append(place)
         return [
             Part(
-                ticket,
+                request,
                 places,
-                outputs if len(rows_of) == 1 and rows == list(range(len(self.rows))) else _share(outputs, ticket, rows),
+                outputs if len(rows_of) == 1 and rows == list(range(len(self.rows))) else _share(outputs, request, rows),
             )
-            for ticket, (rows, places) in rows_of.items()
+            for request, (rows, places) in rows_of.items()
         ]
 
 
-def _share(outputs: HeadOutputs, ticket: Ticket, rows: list[int]) -> HeadOutputs:
-    return outputs.only(ticket.heads).take(rows)
+def _share(outputs: HeadOutputs, request: EngineRequest, rows: list[int]) -> HeadOutputs:
+    return outputs.only(request.heads).take(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """What one batch brought for one request: outputs of its sequences at `places`."""
 
-    ticket: Ticket
+    request: EngineRequest
     places: list[int]
     outputs: HeadOutputs
 
@@ -163,17 +163,17 @@ class EngineCore:
         """Sequences that wait for lanes of a kind."""
         return len(self._queue_of(kind))
 
-    def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> Ticket:
+    def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> EngineRequest:
         """Queue the sequences of one request; it may be done at once, if all of them were seen before."""
-        ticket = Ticket(encodings, heads, now_ns)
-        if ticket.done:
-            return ticket
-        places = self._unknown(ticket) if self._cache is not None else range(len(encodings))
+        request = EngineRequest(encodings, heads, now_ns)
+        if request.done:
+            return request
+        places = self._unknown(request) if self._cache is not None else range(len(encodings))
         if places:
             tokens = sum(len(encodings[place]) for place in places)
             kind = LaneKind.BULK if self._express is None else lane_for(tokens, self._express.tokens)
-            self._queue_of(kind).add(ticket, places, encodings)
-        return ticket
+            self._queue_of(kind).add(request, places, encodings)
+        return request
 
     def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK) -> Batch | None:
         """The next batch for a lane of a kind, or None if nobody waits for it. What nobody waits for any more is dropped."""
@@ -191,29 +191,29 @@ class EngineCore:
             self._bulk_served_ns = now_ns
         return batch
 
-    def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[Ticket]:
+    def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[EngineRequest]:
         """Hand a batch's outputs back; the requests that are complete now."""
         return self.settle(batch, batch.split(outputs), now_ns)
 
-    def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[Ticket]:
+    def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
         """`give` in two steps: what `Batch.split` made goes to its requests; those that are complete now."""
         self._out -= 1
         for part in parts:
-            part.ticket.keep(part.places, part.outputs)
-            part.ticket.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
+            part.request.keep(part.places, part.outputs)
+            part.request.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
             if self._cache is not None:
                 self._remember(self._cache, part)
-        return [part.ticket for part in parts if part.ticket.done]
+        return [part.request for part in parts if part.request.done]
 
-    def fail(self, batch: Batch, error: BaseException) -> list[Ticket]:
-        """Mark the requests that rode in a batch as failed; others are untouched."""
+    def fail(self, batch: Batch, error: BaseException) -> list[EngineRequest]:
+        """Mark the requests of a batch as failed; others are untouched."""
         self._out -= 1
-        return _failed([ticket for ticket, _ in batch.riders], error)
+        return _failed([request for request, _ in batch.callers], error)
 
-    def fail_all(self, error: BaseException) -> list[Ticket]:
+    def fail_all(self, error: BaseException) -> list[EngineRequest]:
         """Fail every waiting request and empty the queue."""
         waiting = [waiting for queue in self._queues() for waiting in queue.clear()]
-        return _failed([cast(Ticket, ticket) for one in waiting for ticket, _ in one.riders], error)
+        return _failed([cast(EngineRequest, request) for one in waiting for request, _ in one.callers], error)
 
     def _queues(self) -> list[FairQueue]:
         return [self._bulk] if self._express is None else [self._express, self._bulk]
@@ -224,39 +224,39 @@ class EngineCore:
     def _kind_for(self, kind: LaneKind, now_ns: int) -> LaneKind:
         """An express lane serves bulk that would starve otherwise; once, and then its own again."""
         first = self._bulk.head(1) if kind is LaneKind.EXPRESS else []
-        if first and is_starving(first[0].riders[0][0].added_ns, self._bulk_served_ns, now_ns):
+        if first and is_starving(first[0].callers[0][0].added_ns, self._bulk_served_ns, now_ns):
             return LaneKind.BULK
         return kind
 
-    def _batch(self, riding: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
-        heads = frozenset[Head]().union(*(ticket.heads for waiting in riding for ticket, _ in waiting.riders))
-        packed = pack([waiting.encoding for waiting in riding], heads, self._positions)
+    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
+        heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))
+        packed = pack([waiting.encoding for waiting in chosen], heads, self._positions)
         alone = kind is LaneKind.EXPRESS and self._out == 0 and not len(self)
         wide = alone and len(packed.input_ids) <= EXPRESS_TOKENS  # beside others, a second thread costs more than it brings
-        batch = Batch(packed, [waiting.riders for waiting in riding], now_ns, kind, wide)
-        for ticket, _ in batch.riders:
-            ticket.queue_ns += now_ns - ticket.added_ns
+        batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, wide)
+        for request, _ in batch.callers:
+            request.queue_ns += now_ns - request.added_ns
         return batch
 
-    def _unknown(self, ticket: Ticket) -> list[int]:
+    def _unknown(self, request: EngineRequest) -> list[int]:
         """Places of the sequences that have to be computed; the others are given their outputs."""
         assert self._cache is not None
         unknown = []
-        for place, encoding in enumerate(ticket.encodings):
-            found = self._cache.find(encoding, ticket.heads)
+        for place, encoding in enumerate(request.encodings):
+            found = self._cache.find(encoding, request.heads)
             if found is None:
                 unknown.append(place)
             else:
-                ticket.keep([place], found)
+                request.keep([place], found)
         return unknown
 
     def _remember(self, cache: ResultCache, part: Part) -> None:
         for row, place in enumerate(part.places):
-            cache.keep(part.ticket.encodings[place], part.ticket.heads, part.outputs.only(part.ticket.heads).take([row]))
+            cache.keep(part.request.encodings[place], part.request.heads, part.outputs.only(part.request.heads).take([row]))
 
 
-def _failed(tickets: Sequence[Ticket], error: BaseException) -> list[Ticket]:
-    failed = list(dict.fromkeys(tickets))
-    for ticket in failed:
-        ticket.error = error
+def _failed(requests: Sequence[EngineRequest], error: BaseException) -> list[EngineRequest]:
+    failed = list(dict.fromkeys(requests))
+    for request in failed:
+        request.error = error
     return failed

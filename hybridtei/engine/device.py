@@ -1,9 +1,9 @@
 """The lanes of one device: threads that take batches from the engines of all models on it, fairly by tokens.
 
-Among models with work it is the turn of the one that was served the fewest tokens; who rides is its `EngineCore`'s to say. A
-failed pass fails its own riders; a lane that dies of anything else fails every waiter of every model, and flips health.
+Among models with work it is the turn of the one that was served the fewest tokens; its `EngineCore` says what a pass computes.
+A failed pass fails its own callers; a lane that dies of anything else fails every waiter of every model, and flips health.
 
-A pass that takes longer than it may fails its riders and flips health until it returns. It keeps its lane, since nothing can
+A pass that takes longer than it may fails its callers and flips health until it returns. It keeps its lane, since nothing can
 interrupt it; while all lanes are kept so, nobody is let wait for them.
 
 A GPU's backend takes a batch or more ahead of its lanes: one is packed and launched while another runs.
@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
-from hybridtei.engine.core import Batch, EngineCore, Ticket
+from hybridtei.engine.core import Batch, EngineCore, EngineRequest
 from hybridtei.engine.timeouts import Watchdog
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.system.cpu import LaneKind, lower_priority
@@ -38,7 +38,7 @@ class Member:
     core: EngineCore
     backend: Backend
     looked: Callable[[Batch | None], None]
-    finished: Callable[[Sequence[Ticket]], None]
+    finished: Callable[[Sequence[EngineRequest]], None]
     died: Callable[[BackendError], None]
     healthy: bool = True
     served_tokens: int = 0  # virtual: what an idle model did not use is not owed to it
@@ -194,7 +194,7 @@ class Device:
         if member.core.waiting(batch.kind):  # one request may fill many batches: wake the next lane too
             self._work[batch.kind].notify()
 
-    def _run(self, member: Member, batch: Batch) -> list[Ticket]:
+    def _run(self, member: Member, batch: Batch) -> list[EngineRequest]:
         one = _Pass(member, batch)
         watched = self._watchdog.begin(partial(self._give_up, one))
         try:
@@ -215,25 +215,25 @@ class Device:
             self._ended(one, healthy=True)
             return [] if one.given_up else member.core.settle(batch, parts, perf_counter_ns())
 
-    def _settle_partly(self, one: _Pass, error: PartlyFailed) -> list[Ticket]:
+    def _settle_partly(self, one: _Pass, error: PartlyFailed) -> list[EngineRequest]:
         """Those whose sequences were computed get them; only the others fail."""
         batch, member = one.batch, one.member
         computed = set(error.rows)
         log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.packed), error)
         parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
-        failed = replace(batch, rows=[riders for row, riders in enumerate(batch.rows) if row not in computed]).riders
+        failed = replace(batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]).callers
         with self.lock:
             self._ended(one, healthy=True)
             if one.given_up:
                 return []
-            for ticket, _ in failed:
-                ticket.error = BackendError(str(error))
+            for request, _ in failed:
+                request.error = BackendError(str(error))
             complete = member.core.settle(batch, parts, perf_counter_ns())
-            return [*dict.fromkeys([*complete, *(ticket for ticket, _ in failed)])]
+            return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
 
     def _give_up(self, one: _Pass) -> None:
         """A pass has not ended in time: nobody is left waiting for it, nor for lanes that will not come."""
-        member, failed = one.member, dict[Member, list[Ticket]]()
+        member, failed = one.member, dict[Member, list[EngineRequest]]()
         with self.lock:
             if one.ended:
                 return
@@ -247,8 +247,8 @@ class Device:
                 for other in self._members:
                     failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
             self._left.notify_all()
-        for each, tickets in failed.items():
-            each.finished(tickets)
+        for each, requests in failed.items():
+            each.finished(requests)
 
     def _ended(self, one: _Pass, *, healthy: bool) -> None:
         member = one.member

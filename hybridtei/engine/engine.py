@@ -1,6 +1,6 @@
-"""From awaiting callers to a device's lanes and back: the seat of one model on its device.
+"""From awaiting callers to a device's lanes and back: the engine of one model on its device.
 
-One wake-up a batch, whatever the number of its riders.
+One wake-up a batch, whatever the number of its callers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
 from hybridtei.engine.cache import ResultCache
-from hybridtei.engine.core import Batch, EngineCore, Ticket
+from hybridtei.engine.core import Batch, EngineCore, EngineRequest
 from hybridtei.engine.device import Device, Member
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
@@ -66,8 +66,8 @@ class BatchMetrics:
             self.cache_bytes.set(cache.bytes)
 
 
-class Seat(Protocol):
-    """Where a service's encodings become outputs: here (`Rides`), or in another process (`remote.RemoteRides`)."""
+class EngineClient(Protocol):
+    """Where a service's encodings become outputs: here (`Engine`), or in another process (`remote.RemoteEngine`)."""
 
     metrics: BatchMetrics
 
@@ -81,12 +81,12 @@ class Seat(Protocol):
 
     async def stop(self, seconds: float | None = None) -> None: ...
 
-    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]: ...
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]: ...
 
     async def check_health(self) -> None: ...
 
 
-class Rides:
+class Engine:
     """One model's queue on a device, awaited on one event loop."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Rides:
         self._backend = backend
         self._device = device
         self._member = Member(core, backend, self._looked, self._finished, self._died)
-        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._waiters: dict[EngineRequest, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
@@ -127,7 +127,7 @@ class Rides:
         if not self.busy:  # under a pass that does not end, the weights stay where they are
             self._backend.close()
 
-    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
         """Outputs of all encodings, in their order. Raises BackendError if a pass fails, Unhealthy when closing.
 
         Cancelling the caller takes what has not run out of the queue.
@@ -135,23 +135,23 @@ class Rides:
         with self._device.lock:
             if self._closing or self._device.dead is not None or self._device.stuck:
                 raise Unhealthy
-            ticket = self._core.add(encodings, heads, now_ns)
+            request = self._core.add(encodings, heads, now_ns)
             self.metrics.queued.set(len(self._core))
             self.metrics.saved(self._core, self._cache)
-            if ticket.done:  # all of it was in the cache
-                return ticket.outputs(), ticket.timings()
+            if request.done:  # all of it was in the cache
+                return request.outputs(), request.timings()
             arrived = asyncio.get_running_loop().create_future()
-            self._waiters[ticket] = arrived  # before a lane can be done with it
+            self._waiters[request] = arrived  # before a lane can be done with it
             self._device.added(self._member)
         try:
             await arrived
         except asyncio.CancelledError:
-            ticket.cancelled = True
+            request.cancelled = True
             self.metrics.dropped.add()
             raise
         finally:
-            self._waiters.pop(ticket, None)
-        return ticket.outputs(), ticket.timings()
+            self._waiters.pop(request, None)
+        return request.outputs(), request.timings()
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
@@ -162,7 +162,7 @@ class Rides:
         spec = self._backend.spec
         probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))
         try:
-            await self.ride([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
+            await self.run([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
         except BackendError as error:
             raise Unhealthy from error
 
@@ -171,21 +171,21 @@ class Rides:
         if batch is not None:
             self.metrics.taken(batch, self._core.max_tokens)
 
-    def _finished(self, tickets: Sequence[Ticket]) -> None:
-        if tickets and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, tickets)
+    def _finished(self, requests: Sequence[EngineRequest]) -> None:
+        if requests and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, requests)
 
     def _died(self, error: BackendError) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_waiters, error)
 
     def _fail_waiters(self, error: BackendError) -> None:
-        for ticket in self._waiters:
-            ticket.error = error
+        for request in self._waiters:
+            request.error = error
         self._wake(list(self._waiters))
 
-    def _wake(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            arrived = self._waiters.get(ticket)
+    def _wake(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            arrived = self._waiters.get(request)
             if arrived is not None and not arrived.done():
                 arrived.set_result(None)

@@ -1,4 +1,4 @@
-"""A model's seat on its device, from another process: `Rides` over a socket, and who answers at the engine.
+"""A model's engine from another process: `RemoteEngine` asks over a socket, `EngineServer` answers.
 
 Many requests are under way at once, each with a number. A caller that leaves is told to the engine, which drops what has not
 run; a process that ends leaves with all its requests. `now_ns` may cross, since the clock is one for the whole machine.
@@ -20,7 +20,7 @@ from hybridtei import errors
 from hybridtei.batch import Encoding, Head, Ids, PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.engine.channel import Channel
-from hybridtei.engine.engine import BatchMetrics, Seat
+from hybridtei.engine.engine import BatchMetrics, EngineClient
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs, Timings
@@ -28,7 +28,7 @@ from hybridtei.system.cpu import LaneKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ride:
+class RunMessage:
     """`Encoding`s end to end; `token_type_ids` only where there are any."""
 
     number: int
@@ -40,7 +40,7 @@ class Ride:
     unseen: list[int]
 
     @classmethod
-    def of(cls, number: int, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> Ride:
+    def of(cls, number: int, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> RunMessage:
         types = [encoding.token_type_ids for encoding in encodings]
         return cls(
             number,
@@ -63,21 +63,21 @@ class Ride:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeMessage:
     """Is the engine well?"""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelMessage:
     """Nobody waits for this request any more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rode:
+class DoneMessage:
     """A request's answer; a probe's has no outputs."""
 
     number: int
@@ -86,7 +86,7 @@ class Rode:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedMessage:
     """A request's end otherwise: the name of a class in `errors`, and its message."""
 
     number: int
@@ -94,7 +94,7 @@ class Failed:
     message: str
 
     @classmethod
-    def of(cls, number: int, error: Exception) -> Failed:
+    def of(cls, number: int, error: Exception) -> FailedMessage:
         if not isinstance(error, HybridTeiError):
             return cls(number, BackendError.__name__, f"{type(error).__name__}: {error}")
         known = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
@@ -108,7 +108,7 @@ class Failed:
 
 
 @dataclass(slots=True)
-class FarBackend:
+class RemoteBackend:
     """What is known, where the model is not, of the backend that runs it."""
 
     spec: ModelSpec
@@ -131,8 +131,8 @@ class FarBackend:
         """Nothing to give back."""
 
 
-class RemoteRides:
-    """See `rides.Seat`; `metrics` are counted where the engine is, so these stay at nothing."""
+class RemoteEngine:
+    """See `engine.EngineClient`; `metrics` are counted where the engine is, so these stay at nothing."""
 
     def __init__(self, end: socket.socket) -> None:
         self.metrics = BatchMetrics(Registry())
@@ -157,17 +157,17 @@ class RemoteRides:
         self._fail()
         self._channel.close()
 
-    async def ride(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
-        """See `Rides.ride`. Raises Unhealthy if the engine is gone."""
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
+        """See `Engine.run`. Raises Unhealthy if the engine is gone."""
         number = next(self._numbers)
-        return await self._answer(number, Ride.of(number, encodings, heads, now_ns))
+        return await self._answer(number, RunMessage.of(number, encodings, heads, now_ns))
 
     async def check_health(self) -> None:
-        """See `Rides.check_health`."""
+        """See `Engine.check_health`."""
         number = next(self._numbers)
-        await self._answer(number, Probe(number))
+        await self._answer(number, ProbeMessage(number))
 
-    async def _answer(self, number: int, question: Ride | Probe) -> tuple[HeadOutputs, Timings]:
+    async def _answer(self, number: int, question: RunMessage | ProbeMessage) -> tuple[HeadOutputs, Timings]:
         if self._closed:
             raise Unhealthy
         arrived: asyncio.Future[tuple[HeadOutputs, Timings]] = asyncio.get_running_loop().create_future()
@@ -176,16 +176,16 @@ class RemoteRides:
         try:
             return await arrived
         except asyncio.CancelledError:
-            self._channel.send(Cancel(number))
+            self._channel.send(CancelMessage(number))
             raise
         finally:
             self._waiting.pop(number, None)
 
-    def _received(self, answer: Rode | Failed) -> None:
+    def _received(self, answer: DoneMessage | FailedMessage) -> None:
         arrived = self._waiting.get(answer.number)
         if arrived is None or arrived.done():  # its caller has left
             return
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailedMessage):
             arrived.set_exception(answer.error())
         else:
             arrived.set_result((answer.outputs, answer.timings))
@@ -202,11 +202,11 @@ class RemoteRides:
                 arrived.set_exception(Unhealthy())
 
 
-class Porter:
-    """At the engine, for one process that asks it: takes requests to the seat, and answers back."""
+class EngineServer:
+    """At the engine, for one process that asks it: takes requests to the engine, and answers back."""
 
-    def __init__(self, rides: Seat) -> None:
-        self._rides = rides
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
         self._channel = Channel(self._received, self._left)
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -218,8 +218,8 @@ class Porter:
         self._channel.close()
         self._left()
 
-    def _received(self, message: Ride | Probe | Cancel) -> None:
-        if isinstance(message, Cancel):
+    def _received(self, message: RunMessage | ProbeMessage | CancelMessage) -> None:
+        if isinstance(message, CancelMessage):
             running = self._running.get(message.number)
             if running is not None:
                 running.cancel()
@@ -228,16 +228,16 @@ class Porter:
         self._running[message.number] = task
         task.add_done_callback(lambda _: self._running.pop(message.number, None))
 
-    async def _serve(self, message: Ride | Probe) -> None:
+    async def _serve(self, message: RunMessage | ProbeMessage) -> None:
         try:
-            if isinstance(message, Probe):
-                await self._rides.check_health()
-                answer: Rode | Failed = Rode(message.number, HeadOutputs(), Timings())
+            if isinstance(message, ProbeMessage):
+                await self._engine.check_health()
+                answer: DoneMessage | FailedMessage = DoneMessage(message.number, HeadOutputs(), Timings())
             else:
-                outputs, timings = await self._rides.ride(message.encodings(), message.heads, message.now_ns)
-                answer = Rode(message.number, outputs, timings)
+                outputs, timings = await self._engine.run(message.encodings(), message.heads, message.now_ns)
+                answer = DoneMessage(message.number, outputs, timings)
         except Exception as error:  # whatever it is, someone waits for it
-            answer = Failed.of(message.number, error)
+            answer = FailedMessage.of(message.number, error)
         self._channel.send(answer)
 
     def _left(self) -> None:

@@ -1,8 +1,13 @@
-"""Sequences that wait, in the order of their turn; identical ones wait as one.
+"""Which sequences run next. Sequences wait in the order of their turn, identical ones as one; what is chosen of them, and for
+which lane, are pure functions of lengths, budgets and ages.
 
 Fair, not blind. Every sequence has a tag: the request's share of virtual time, which grows with each token it asks for, and
-the lowest tag rides first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
+the lowest tag runs first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
 virtual time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
+
+Where nothing is padded, arrival order is kept and gaps are filled with what still fits. Where something is, like lengths go
+together with the one whose turn it is: in a rectangle a batch costs `sequences * longest`, and where only attention has one,
+as much less as attention costs less than everything else.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ class Caller(Protocol):
     def done(self) -> bool: ...
 
 
-Rider = tuple[Caller, int]  # a request, and the place of the sequence in it
+CallerPlace = tuple[Caller, int]  # a request, and the place of the sequence in it
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +42,7 @@ class Waiting:
     tag: int
     number: int  # arrival, so that equal tags keep their order
     encoding: Encoding = field(compare=False)
-    riders: list[Rider] = field(compare=False)
+    callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.encoding)
@@ -45,7 +50,7 @@ class Waiting:
     @property
     def wanted(self) -> bool:
         """Whether anybody still waits for it."""
-        return any(not (caller.cancelled or caller.done) for caller, _ in self.riders)
+        return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
 
 
 class FairQueue:
@@ -69,7 +74,7 @@ class FairQueue:
             encoding = encodings[place]
             waiting = self._by_key.get(encoding.key)
             if waiting is not None:
-                waiting.riders.append((caller, place))
+                waiting.callers.append((caller, place))
                 self.shared += 1
                 if tag + len(encoding) >= waiting.tag:
                     continue  # its turn comes early enough, and is another's
@@ -99,11 +104,11 @@ class FairQueue:
     def remove(self, head: Sequence[Waiting], places: Sequence[int]) -> list[Waiting]:
         """Take those at `places` of what `head` gave, out of the queue; virtual time moves on to the first one's turn."""
         taken = set(places)
-        riding = [head[place] for place in places]
+        chosen = [head[place] for place in places]
         self._queue[: len(head)] = [waiting for place, waiting in enumerate(head) if place not in taken]
-        self._forget(riding)
-        self._virtual_time = max(self._virtual_time, riding[0].tag)
-        return riding
+        self._forget(chosen)
+        self._virtual_time = max(self._virtual_time, chosen[0].tag)
+        return chosen
 
     def clear(self) -> list[Waiting]:
         """Empty the queue; what was in it."""
@@ -152,26 +157,26 @@ def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:
 def choose(
     waiting: Sequence[int], *, max_tokens: int, max_sequences: int | None = None, padding: Padding = Padding.NONE
 ) -> list[int]:
-    """Places in `waiting` (lengths in tokens, whose turn it is first) of those who ride, ascending.
+    """Places in `waiting` (lengths in tokens, whose turn it is first) of those that run next, ascending.
 
-    At least the first rides if any wait, however long it is, so the queue moves. Same queue in, same batch out.
+    At least the first is chosen if any wait, however long it is, so the queue moves. Same queue in, same batch out.
     """
     if not waiting:
         return []
     order = range(len(waiting))
     by_likeness = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
-    riders, useful, longest = [0], waiting[0], waiting[0]
+    chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_likeness:
         if i == 0:
             continue
-        if max_sequences is not None and len(riders) >= max_sequences:
+        if max_sequences is not None and len(chosen) >= max_sequences:
             break
         if padding is Padding.NONE and useful >= max_tokens:
             break
         tall = max(longest, waiting[i])
-        cost = price(useful + waiting[i], len(riders) + 1, tall, padding)
+        cost = price(useful + waiting[i], len(chosen) + 1, tall, padding)
         if cost > max_tokens or (padding in ALLOWED and cost > ALLOWED[padding] * (useful + waiting[i])):
             continue
-        riders.append(i)
+        chosen.append(i)
         useful, longest = useful + waiting[i], tall
-    return sorted(riders)
+    return sorted(chosen)

@@ -1,6 +1,6 @@
-"""One model under asyncio: admission, a tokenizer pool, its place on a device.
+"""One model under asyncio: admission, chunks of a large request, a tokenizer pool, its engine.
 
-Holds no policy: who is let in is `Admission`'s, who rides when is `EngineCore`'s.
+Holds no policy: `Admission` admits, `EngineCore` orders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridtei.engine.admission import Admission, Bounds
 from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.engine import Rides, Seat
+from hybridtei.engine.engine import Engine, EngineClient
 from hybridtei.engine.timeouts import Deadlines
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
@@ -70,12 +70,12 @@ class EngineService:
         budget_tokens: int,
         registry: Registry | None = None,
         device: Device | None = None,
-        rides: Seat | None = None,
+        engine: EngineClient | None = None,
         admission: Admission | None = None,
     ) -> None:
         """`device`: whose lanes it shares with other models; without one it has lanes of its own.
 
-        `rides`, `admission`: where the engine is in another process, the way to it and the permits that all who ask it share.
+        `engine`, `admission`: where the engine is in another process, the way to it and the permits that all who ask it share.
         """
         self.model = model
         self.backend = backend
@@ -84,12 +84,12 @@ class EngineService:
         self.workers = config.tokenization_workers or default_tokenization_workers()
         self.admission = admission or Admission(config.max_concurrent_requests)
         self._own_device: Device | None = None
-        if rides is None and device is None:
+        if engine is None and device is None:
             device = self._own_device = Device(
                 backend.lanes, bulk_niceness=config.bulk_niceness, pass_timeout=config.pass_timeout
             )
-        self.rides = rides or _seat(backend, config, budget_tokens, registry or Registry(), device)
-        self.metrics = self.rides.metrics
+        self.engine = engine or _engine(backend, config, budget_tokens, registry or Registry(), device)
+        self.metrics = self.engine.metrics
         self._closing = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
@@ -98,7 +98,7 @@ class EngineService:
 
     async def start(self) -> None:
         """Take a place on the device; answers will arrive on the running loop."""
-        await self.rides.start()
+        await self.engine.start()
         if self._own_device is not None:
             self._own_device.start()
 
@@ -107,7 +107,7 @@ class EngineService:
         `seconds` is left alone, with the memory."""
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
-        await self.rides.stop(seconds)
+        await self.engine.stop(seconds)
         self._deadlines.close()
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
@@ -117,7 +117,7 @@ class EngineService:
     @property
     def dead(self) -> BackendError | None:
         """Why its lanes have ended, if they did so by themselves; or why they cannot be reached."""
-        return self.rides.dead
+        return self.engine.dead
 
     async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
         """Admit, split what is large, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`:
@@ -177,7 +177,7 @@ class EngineService:
         lengths = [len(encoding) for encoding in encodings]
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
-        outputs, timings = await self.rides.ride(encodings, chunk.heads, tokenised)
+        outputs, timings = await self.engine.run(encodings, chunk.heads, tokenised)
         answer = chunk.finish(self.model, encodings, outputs)
         return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
@@ -208,7 +208,7 @@ class EngineService:
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
-        await self.rides.check_health()
+        await self.engine.check_health()
 
 
 def too_many_numbers(most: int) -> RequestRefused:
@@ -263,7 +263,7 @@ def _panicking() -> Iterator[None]:
         raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
-def _seat(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Rides:
+def _engine(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
     assert device is not None
     cache = ResultCache(config.embedding_cache_mb * MEGABYTE) if config.embedding_cache_mb else None
     core = EngineCore(
@@ -274,4 +274,4 @@ def _seat(backend: Backend, config: EngineConfig, budget_tokens: int, registry: 
         lanes=backend.lanes,
         cache=cache,
     )
-    return Rides(core, backend, device, registry, cache)
+    return Engine(core, backend, device, registry, cache)

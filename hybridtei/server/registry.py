@@ -161,7 +161,7 @@ class Models:
     @property
     def busy(self) -> bool:
         """Whether a pass of any model runs."""
-        return any(context.service.rides.busy for context in self.ready)
+        return any(context.service.engine.busy for context in self.ready)
 
     @property
     def dead(self) -> BackendError | None:

@@ -1,4 +1,4 @@
-"""Several models in one process: each with a queue of its own, all that run on one device sharing its lanes fairly."""
+"""From settings to a server that listens: one model, or several in one process that share devices."""
 
 from __future__ import annotations
 

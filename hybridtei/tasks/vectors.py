@@ -1,4 +1,5 @@
-"""Logits -> scores and an order, by TEI's rules: one label is a sigmoid, several a softmax, ties come in reverse order."""
+"""The numpy of tasks. Logits -> scores and an order, by TEI's rules: one label is a sigmoid, several a softmax, ties come in
+reverse order. Vectors are cut, normalised, compared and quantised."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
     queue.add(different(1000, 50), DENSE)
     query = queue.add([encoding(5)], DENSE)
     batches = [queue.take(), queue.take()]
-    assert any(ticket is query for batch in batches for ticket, _ in batch.riders)
+    assert any(ticket is query for batch in batches for ticket, _ in batch.callers)
 
 
 def test_a_query_that_comes_while_bulk_runs_rides_next():
@@ -85,7 +85,7 @@ def test_a_query_that_comes_while_bulk_runs_rides_next():
     for _ in range(20):
         queue.take()
     query = queue.add([encoding(5)], DENSE)
-    assert any(ticket is query for ticket, _ in queue.take().riders)
+    assert any(ticket is query for ticket, _ in queue.take().callers)
 
 
 @pytest.mark.parametrize("padding", [*Padding])
@@ -105,8 +105,8 @@ def test_two_bulk_requests_share():
     queue = core(100)
     one = queue.add(different(100, 10), DENSE)
     two = queue.add(different(100, 10), DENSE)
-    riders = [ticket for _ in range(10) for ticket, _ in queue.take().riders]
-    assert abs(riders.count(one) - riders.count(two)) <= 10
+    callers = [ticket for _ in range(10) for ticket, _ in queue.take().callers]
+    assert abs(callers.count(one) - callers.count(two)) <= 10
 
 
 @given(st.lists(st.tuples(st.integers(2, 20), st.booleans()), max_size=40))
@@ -119,7 +119,7 @@ def test_the_cancelled_never_cost_a_pass(requests):
     ran = 0
     while (batch := queue.take()) is not None:
         ran += len(batch.packed.input_ids)
-        assert not any(ticket.cancelled for ticket, _ in batch.riders)
+        assert not any(ticket.cancelled for ticket, _ in batch.callers)
         queue.give(batch, backend.forward(batch.packed))
     assert ran == wanted
     assert len(queue) == 0
@@ -129,7 +129,7 @@ def test_more_cancelled_than_one_look_ahead():
     queue = core()
     queue.add(different(2 * LOOK_AHEAD + 3, 2), DENSE).cancelled = True
     last = queue.add([encoding(40)], DENSE)
-    assert [ticket for ticket, _ in queue.take().riders] == [last]
+    assert [ticket for ticket, _ in queue.take().callers] == [last]
     assert queue.take() is None
     assert len(queue) == 0
 
@@ -139,7 +139,7 @@ def test_a_failed_batch_fails_its_riders_only():
     failing = queue.add(different(3, 5), DENSE)
     other = queue.add([encoding(10)], DENSE)
     batch = queue.take()
-    assert {ticket for ticket, _ in batch.riders} == {failing}
+    assert {ticket for ticket, _ in batch.callers} == {failing}
     assert queue.fail(batch, BackendError("no")) == [failing]
     assert drain(queue, backend) == [other]
     assert other.outputs().dense.shape == (1, small.HIDDEN)
@@ -219,12 +219,12 @@ def test_a_shared_text_runs_while_anybody_waits_for_it():
     first = queue.add([encoding(5)], DENSE)
     second = queue.add([encoding(5)], DENSE)
     first.cancelled = True
-    assert second in [ticket for ticket, _ in queue.take().riders]
+    assert second in [ticket for ticket, _ in queue.take().callers]
     third, fourth = queue.add([encoding(6)], DENSE), queue.add([encoding(6)], DENSE)
     third.cancelled = fourth.cancelled = True
     assert queue.take() is None
     fifth = queue.add([encoding(6)], DENSE)  # not one with those that were dropped
-    assert [ticket for ticket, _ in queue.take().riders] == [fifth]
+    assert [ticket for ticket, _ in queue.take().callers] == [fifth]
 
 
 def test_types_tell_texts_apart():
@@ -241,16 +241,16 @@ def test_short_requests_go_to_express_lanes_and_the_rest_to_bulk():
     queue = core(lanes=BOTH)
     bulk = queue.add(different(30, 20), DENSE)
     query = queue.add([encoding(5)], DENSE)
-    assert [ticket for ticket, _ in queue.take(kind=LaneKind.EXPRESS).riders] == [query]
+    assert [ticket for ticket, _ in queue.take(kind=LaneKind.EXPRESS).callers] == [query]
     assert queue.take(kind=LaneKind.EXPRESS) is None
-    assert {ticket for ticket, _ in queue.take(kind=LaneKind.BULK).riders} == {bulk}
+    assert {ticket for ticket, _ in queue.take(kind=LaneKind.BULK).callers} == {bulk}
 
 
 def test_without_express_lanes_everything_is_taken():
     queue = core()
     query = queue.add([encoding(5)], DENSE)
     batch = queue.take()
-    assert [ticket for ticket, _ in batch.riders] == [query]
+    assert [ticket for ticket, _ in batch.callers] == [query]
     assert not batch.wide
 
 

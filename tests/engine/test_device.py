@@ -14,7 +14,7 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.engine import Rides
+from hybridtei.engine.engine import Engine
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.cpu import LaneKind
@@ -29,9 +29,9 @@ def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
     return [Encoding(np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)) for i in range(count)]
 
 
-def seat(device: Device, **backend: Any) -> Rides:
+def new_engine(device: Device, **backend: Any) -> Engine:
     core = EngineCore(max_tokens=40, positions=Positions())
-    return Rides(core, FakeBackend(SPEC, **backend), device, Registry())
+    return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
 def run(scenario: Coroutine[None, None, None]) -> None:
@@ -48,16 +48,16 @@ def test_models_share_a_device_by_tokens():
             assert go.wait(HANG)
 
         device = Device([LaneKind.BULK])
-        first = seat(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
-        second = seat(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
-        holder = seat(device, gate=hold)
+        first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
+        second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
+        holder = new_engine(device, gate=hold)
         for one in (first, second, holder):
             await one.start()
         device.start()
-        held = asyncio.create_task(holder.ride(encodings(1, 10), DENSE, 0))
+        held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(holding.acquire)
-        long = asyncio.create_task(first.ride(encodings(60, 20), DENSE, 0))
-        short = asyncio.create_task(second.ride(encodings(20, 20), DENSE, 0))
+        long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
+        short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
         while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
             await asyncio.sleep(0.001)
         go.set()
@@ -76,17 +76,17 @@ def test_an_idle_model_saves_nothing_up():
         order: list[str] = []
         device = Device([LaneKind.BULK])
         busy, late = (
-            seat(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
+            new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
             for name in ("busy", "late")
         )
         await busy.start()
         await late.start()
         device.start()
-        await busy.ride(encodings(200, 20), DENSE, 0)
+        await busy.run(encodings(200, 20), DENSE, 0)
         order.clear()
         with device.lock:  # both wait before any lane looks
             pass
-        both = asyncio.gather(late.ride(encodings(60, 20), DENSE, 0), busy.ride(encodings(60, 20, 300), DENSE, 0))
+        both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
         await both
         assert "busy" in order[:25]  # it does not wait for 200 texts of the other
         for one in (busy, late):
@@ -105,24 +105,24 @@ def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
             assert go.wait(HANG)
 
         device = Device([LaneKind.BULK, LaneKind.BULK])
-        leaving, staying = seat(device, gate=hold), seat(device)
+        leaving, staying = new_engine(device, gate=hold), new_engine(device)
         await leaving.start()
         await staying.start()
         device.start()
-        running = asyncio.create_task(leaving.ride(encodings(1, 10), DENSE, 0))
+        running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(holding.acquire)
         going = asyncio.create_task(leaving.stop())
         await asyncio.sleep(0)
-        assert len((await staying.ride(encodings(3, 10), DENSE, 0))[0].dense) == 3
+        assert len((await staying.run(encodings(3, 10), DENSE, 0))[0].dense) == 3
         assert not going.done()
         with pytest.raises(Unhealthy):
-            await leaving.ride(encodings(1, 5), DENSE, 0)
+            await leaving.run(encodings(1, 5), DENSE, 0)
         go.set()
         await going
         assert len((await running)[0].dense) == 1
-        newcomer = seat(device)
+        newcomer = new_engine(device)
         await newcomer.start()
-        assert len((await newcomer.ride(encodings(2, 10), DENSE, 0))[0].dense) == 2
+        assert len((await newcomer.run(encodings(2, 10), DENSE, 0))[0].dense) == 2
         for one in (staying, newcomer):
             await one.stop()
         device.stop()
@@ -134,13 +134,13 @@ def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
 def test_a_failing_model_leaves_the_others_healthy():
     async def scenario() -> None:
         device = Device([LaneKind.BULK])
-        bad, good = seat(device, fail_on=1), seat(device)
+        bad, good = new_engine(device, fail_on=1), new_engine(device)
         await bad.start()
         await good.start()
         device.start()
         with pytest.raises(BackendError):
-            await bad.ride([Encoding(np.array([1]))], DENSE, 0)
-        assert len((await good.ride([Encoding(np.array([1]))], DENSE, 0))[0].dense) == 1
+            await bad.run([Encoding(np.array([1]))], DENSE, 0)
+        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0))[0].dense) == 1
         await good.check_health()
         await bad.check_health()  # a probe decides, and this one passes
         for one in (bad, good):

@@ -70,7 +70,7 @@ def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two() -> No
     assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
     assert (len(queue), queue.tokens, queue.shared) == (30, 60, 2)
     first = queue.head(2)[1]
-    assert [caller for caller, _ in first.riders] == [bulk, query]
+    assert [caller for caller, _ in first.callers] == [bulk, query]
     queue.add(Staying(), [0], [text(0, 0)])  # whose turn is early enough stays where it is
     assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
     queue.remove(queue.head(30), range(30))

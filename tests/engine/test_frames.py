@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from hybridtei.batch import Encoding, Head
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.engine.channel import PREFIX, decode, encode
-from hybridtei.engine.remote import Ride
+from hybridtei.engine.remote import RunMessage
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings
 from hybridtei.ragged import Ragged, offsets_of
@@ -106,9 +106,9 @@ def test_encodings_mean_the_same(shapes):
         Encoding(np.arange(length), None if kind is None else np.full(length, kind, dtype=np.int64), unseen)
         for length, kind, unseen in shapes
     ]
-    ride = there_and_back(Ride.of(7, given_, frozenset({Head.DENSE, Head.SPARSE}), 5))
-    assert (ride.number, ride.heads, ride.now_ns) == (7, {Head.DENSE, Head.SPARSE}, 5)
-    assert [one.key for one in ride.encodings()] == [one.key for one in given_]
+    message = there_and_back(RunMessage.of(7, given_, frozenset({Head.DENSE, Head.SPARSE}), 5))
+    assert (message.number, message.heads, message.now_ns) == (7, {Head.DENSE, Head.SPARSE}, 5)
+    assert [one.key for one in message.encodings()] == [one.key for one in given_]
 
 
 def test_every_field_of_an_encoding_is_sent():

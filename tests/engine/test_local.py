@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
-from hybridtei.engine.core import EngineCore, Ticket
+from hybridtei.engine.core import EngineCore, EngineRequest
 from hybridtei.engine.local import run_all
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
@@ -19,7 +19,7 @@ from tests.engine import small
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64) -> tuple[EngineCore, Ticket]:
+def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64) -> tuple[EngineCore, EngineRequest]:
     core = EngineCore(
         max_tokens=max_tokens, positions=backend.spec.positions, padding=Padding.ALL, lanes=(LaneKind.BULK,) * callers
     )
@@ -34,10 +34,10 @@ def test_outputs_do_not_depend_on_how_many_compute(callers: int, count: int) -> 
     backend = FakeBackend(small.model_spec())
     alone, expected = queued(backend, count, 1)
     run_all(alone, backend, 1, lambda done: None)
-    core, ticket = queued(backend, count, callers)
+    core, request = queued(backend, count, callers)
     done: list[int] = []
     run_all(core, backend, callers, done.append)
-    ours, theirs = ticket.outputs(), expected.outputs()
+    ours, theirs = request.outputs(), expected.outputs()
     assert ours.dense is not None
     assert theirs.dense is not None
     np.testing.assert_array_equal(ours.dense, theirs.dense)
@@ -55,9 +55,9 @@ def test_several_compute_at_once() -> None:
             return super().forward(batch)
 
     backend = Meeting(small.model_spec())
-    core, ticket = queued(backend, 100, 2)
+    core, request = queued(backend, 100, 2)
     run_all(core, backend, 2, lambda done: None)
-    assert ticket.done
+    assert request.done
 
 
 def test_a_failure_ends_all_and_is_raised() -> None:
@@ -68,8 +68,8 @@ def test_a_failure_ends_all_and_is_raised() -> None:
             return super().forward(batch)
 
     backend = Failing(small.model_spec())
-    core, ticket = queued(backend, 200, 2)
+    core, request = queued(backend, 200, 2)
     with pytest.raises(BackendError, match="no memory"):
         run_all(core, backend, 2, lambda done: None)
-    assert ticket.error is not None
+    assert request.error is not None
     assert len(core) == core.running == 0

@@ -13,7 +13,7 @@ from hybridtei.backends.halving import TooLarge, in_halves
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.engine import Rides
+from hybridtei.engine.engine import Engine
 from hybridtei.errors import BackendError
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
@@ -57,8 +57,8 @@ def encoding(length: int, first: int = 0) -> Encoding:
     return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
 
 
-def seat(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Rides:
-    return Rides(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
+def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Engine:
+    return Engine(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
 
 
 def run(scenario) -> None:
@@ -69,13 +69,13 @@ def test_only_the_requests_that_do_not_fit_fail():
     async def scenario() -> None:
         gate = Gate()
         device = Device([LaneKind.BULK])
-        rides = seat(device, Narrow(SPEC, gate=gate))
+        rides = new_engine(device, Narrow(SPEC, gate=gate))
         await rides.start()
         device.start()
-        first = asyncio.create_task(rides.ride([encoding(2)], DENSE, 0))
+        first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
         await asyncio.to_thread(gate.entered.acquire)
-        small_ones = [asyncio.create_task(rides.ride([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
-        large = asyncio.create_task(rides.ride([encoding(5, 7), encoding(30, 7)], DENSE, 0))
+        small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+        large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
         while rides.metrics.queued.value() < 8:
             await asyncio.sleep(0.001)
         gate.go.set()
@@ -87,7 +87,7 @@ def test_only_the_requests_that_do_not_fit_fail():
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large
         await rides.check_health()
-        assert len((await rides.ride([encoding(12, 9)], DENSE, 0))[0].dense) == 1
+        assert len((await rides.run([encoding(12, 9)], DENSE, 0))[0].dense) == 1
         await rides.stop()
         device.stop()
 
@@ -103,12 +103,12 @@ def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
     async def scenario() -> None:
         gate = Gate()
         device = Device([LaneKind.BULK])
-        rides = seat(device, Ahead(SPEC, gate=gate), max_tokens=10)
+        rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
         if not joins_first:
             device.start()
         await rides.start()
         device.start()
-        asked = [asyncio.create_task(rides.ride([encoding(8, i)], DENSE, 0)) for i in range(3)]
+        asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
         await asyncio.to_thread(gate.entered.acquire)
         await asyncio.to_thread(gate.entered.acquire)
         while rides.metrics.queued.value() != 1:
@@ -129,9 +129,9 @@ def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     async def scenario() -> None:
         sizes: list[int] = []
         device = Device([LaneKind.BULK])
-        rides = seat(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
+        rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
         await rides.start()
-        ride = asyncio.create_task(rides.ride([encoding(50, i) for i in range(10)], DENSE, 0))
+        ride = asyncio.create_task(rides.run([encoding(50, i) for i in range(10)], DENSE, 0))
         while rides.metrics.queued.value() < 10:
             await asyncio.sleep(0.001)
         device.start()

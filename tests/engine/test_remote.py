@@ -1,4 +1,4 @@
-"""A seat asked over a socket answers as the seat itself: outputs, errors, leaving, and an engine that goes."""
+"""An engine asked over a socket answers as the engine itself: outputs, errors, leaving, and an engine that goes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
-from hybridtei.engine.engine import Rides
-from hybridtei.engine.remote import Failed, FarBackend, Porter, RemoteRides
-from hybridtei.errors import BackendError, HybridTeiError, NotANumber, Overloaded, Unhealthy
+from hybridtei.engine.engine import Engine
+from hybridtei.engine.remote import EngineServer, FailedMessage, RemoteBackend, RemoteEngine
+from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.cpu import LaneKind
 from tests.engine import small
@@ -39,36 +39,36 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 @asynccontextmanager
-async def engine(max_tokens: int = 40, **backend: Any) -> AsyncIterator[Rides]:
+async def engine(max_tokens: int = 40, **backend: Any) -> AsyncIterator[Engine]:
     device = Device([LaneKind.BULK])
-    seat = Rides(EngineCore(max_tokens=max_tokens, positions=Positions()), FakeBackend(SPEC, **backend), device, Registry())
-    await seat.start()
+    local = Engine(EngineCore(max_tokens=max_tokens, positions=Positions()), FakeBackend(SPEC, **backend), device, Registry())
+    await local.start()
     device.start()
-    yield seat
-    await seat.stop()
+    yield local
+    await local.stop()
     device.stop()
 
 
 @asynccontextmanager
-async def asked(seat: Rides) -> AsyncIterator[tuple[RemoteRides, Porter]]:
+async def asked(local: Engine) -> AsyncIterator[tuple[RemoteEngine, EngineServer]]:
     here, there = socket.socketpair()
-    porter, remote = Porter(seat), RemoteRides(there)
-    await porter.open(here)
+    server, remote = EngineServer(local), RemoteEngine(there)
+    await server.open(here)
     await remote.start()
-    yield remote, porter
+    yield remote, server
     await remote.stop()
-    porter.close()
-    while porter._channel._transport is not None or remote._channel._transport is not None:
+    server.close()
+    while server._channel._transport is not None or remote._channel._transport is not None:
         await asyncio.sleep(0)
 
 
-def test_answers_are_the_seats_own_whoever_asks():
+def test_answers_are_the_engines_own_whoever_asks():
     async def scenario() -> None:
-        async with engine() as seat, asked(seat) as (one, _), asked(seat) as (other, _):
+        async with engine() as local, asked(local) as (one, _), asked(local) as (other, _):
             requests = [(encodings(1 + i % 7, 2 + i % 30), frozenset([*SPEC.heads][: 1 + i % 4])) for i in range(200)]
-            found = await asyncio.gather(*((one, other)[i % 2].ride(*each, 0) for i, each in enumerate(requests)))
+            found = await asyncio.gather(*((one, other)[i % 2].run(*each, 0) for i, each in enumerate(requests)))
             for (given, heads), (outputs, timings) in zip(requests, found, strict=True):
-                assert same_columns(outputs.only(heads), (await seat.ride(given, heads, 0))[0].only(heads))
+                assert same_columns(outputs.only(heads), (await local.run(given, heads, 0))[0].only(heads))
                 assert timings.queue_ns > 0
 
     run(scenario())
@@ -76,13 +76,13 @@ def test_answers_are_the_seats_own_whoever_asks():
 
 def test_answers_larger_than_any_buffer():
     async def scenario() -> None:
-        async with engine(max_tokens=4000) as seat, asked(seat) as (remote, _):
+        async with engine(max_tokens=4000) as local, asked(local) as (remote, _):
             given = encodings(1500, 30)
             large, small_one = await asyncio.gather(
-                remote.ride(given, frozenset(SPEC.heads), 0), remote.ride(encodings(1), DENSE, 0)
+                remote.run(given, frozenset(SPEC.heads), 0), remote.run(encodings(1), DENSE, 0)
             )
             assert large[0].nbytes > 2_000_000
-            assert same_columns(large[0], (await seat.ride(given, frozenset(SPEC.heads), 0))[0])
+            assert same_columns(large[0], (await local.run(given, frozenset(SPEC.heads), 0))[0])
             assert small_one[0].dense is not None
 
     run(scenario())
@@ -90,30 +90,36 @@ def test_answers_larger_than_any_buffer():
 
 def test_errors_keep_their_class_and_words():
     async def scenario() -> None:
-        async with engine(fail_on=1) as seat, asked(seat) as (remote, _):
+        async with engine(fail_on=1) as local, asked(local) as (remote, _):
             with pytest.raises(BackendError, match="the batch holds the id 1"):
-                await remote.ride([Encoding(np.array([1]))], DENSE, 0)
-            assert len((await remote.ride([Encoding(np.array([2]))], DENSE, 0))[0].dense) == 1
+                await remote.run([Encoding(np.array([1]))], DENSE, 0)
+            assert len((await remote.run([Encoding(np.array([2]))], DENSE, 0))[0].dense) == 1
             await remote.check_health()
-        async with engine(fail_on=SPEC.positions.offset) as seat, asked(seat) as (remote, _):
+        async with engine(fail_on=SPEC.positions.offset) as local, asked(local) as (remote, _):
             with pytest.raises(BackendError):
-                await remote.ride([Encoding(np.array([SPEC.positions.offset]))], DENSE, 0)
+                await remote.run([Encoding(np.array([SPEC.positions.offset]))], DENSE, 0)
             with pytest.raises(Unhealthy):
                 await remote.check_health()
-            await seat.stop()
+            await local.stop()
             with pytest.raises(Unhealthy):
-                await remote.ride(encodings(1), DENSE, 0)
+                await remote.run(encodings(1), DENSE, 0)
 
     run(scenario())
 
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HybridTeiError)]
+ARGUMENTS: dict[type[HybridTeiError], tuple[Any, ...]] = {
+    **dict.fromkeys((errors.OtherOrigin, errors.Overloaded, errors.Unhealthy), ()),
+    errors.Ended: (None, "words"),
+    errors.PartlyFailed: ("words", [], None),
+    errors.RoleNeeded: ("admin", "name", ["embed"]),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_crosses(kind):
-    error = kind() if kind in (Overloaded, Unhealthy, NotANumber) else kind("words")
-    back = Failed.of(3, error).error()
+    error = kind(*ARGUMENTS.get(kind, ("words",)))
+    back = FailedMessage.of(3, error).error()
     assert (type(back), str(back)) == (kind, str(error))
 
 
@@ -121,9 +127,9 @@ def test_errors_that_nobody_foresaw_are_the_backends():
     class Own(errors.InvalidInput):
         pass
 
-    assert isinstance(Failed.of(1, Own("words")).error(), errors.InvalidInput)
-    assert str(Failed.of(1, ValueError("words")).error()) == "ValueError: words"
-    assert type(Failed.of(1, ValueError("words")).error()) is BackendError
+    assert isinstance(FailedMessage.of(1, Own("words")).error(), errors.InvalidInput)
+    assert str(FailedMessage.of(1, ValueError("words")).error()) == "ValueError: words"
+    assert type(FailedMessage.of(1, ValueError("words")).error()) is BackendError
 
 
 def test_who_leaves_takes_what_has_not_run_out_of_the_queue():
@@ -134,25 +140,25 @@ def test_who_leaves_takes_what_has_not_run_out_of_the_queue():
             holding.release()
             assert go.wait(HANG)
 
-        async with engine(gate=hold) as seat, asked(seat) as (remote, _), asked(seat) as (dying, porter):
-            held = asyncio.create_task(remote.ride(encodings(1), DENSE, 0))
+        async with engine(gate=hold) as local, asked(local) as (remote, _), asked(local) as (dying, server):
+            held = asyncio.create_task(remote.run(encodings(1), DENSE, 0))
             await asyncio.to_thread(holding.acquire)
-            leaving = asyncio.create_task(remote.ride(encodings(100), DENSE, 0))
-            lost = asyncio.create_task(dying.ride(encodings(70, 12), DENSE, 0))
-            while seat.metrics.queued.value() < 170:
+            leaving = asyncio.create_task(remote.run(encodings(100), DENSE, 0))
+            lost = asyncio.create_task(dying.run(encodings(70, 12), DENSE, 0))
+            while local.metrics.queued.value() < 170:
                 await asyncio.sleep(0.001)
             leaving.cancel()
-            porter.close()
+            server.close()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
             with pytest.raises(Unhealthy):
                 await lost
-            while seat.metrics.dropped.value() < 2:
+            while local.metrics.dropped.value() < 2:
                 await asyncio.sleep(0.001)
             go.set()
             assert len((await held)[0].dense) == 1
-            assert len((await remote.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
-            assert seat._backend.forwards == 2
+            assert len((await remote.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
+            assert local._backend.forwards == 2
 
     run(scenario())
 
@@ -160,12 +166,12 @@ def test_who_leaves_takes_what_has_not_run_out_of_the_queue():
 def test_an_engine_that_goes_fails_who_waits_and_who_comes():
     async def scenario() -> None:
         here, there = socket.socketpair()
-        remote = RemoteRides(there)
+        remote = RemoteEngine(there)
         await remote.start()
-        waiting = [asyncio.create_task(remote.ride(encodings(1), DENSE, 0)) for _ in range(5)]
+        waiting = [asyncio.create_task(remote.run(encodings(1), DENSE, 0)) for _ in range(5)]
         await asyncio.sleep(0)  # all of them are sent
         here.close()
-        for each in [*waiting, remote.ride(encodings(1), DENSE, 0), remote.check_health()]:
+        for each in [*waiting, remote.run(encodings(1), DENSE, 0), remote.check_health()]:
             with pytest.raises(Unhealthy):
                 await each
         await remote.stop()
@@ -174,6 +180,6 @@ def test_an_engine_that_goes_fails_who_waits_and_who_comes():
 
 
 def test_a_far_backend_describes_and_does_nothing():
-    far = FarBackend(SPEC, "fake", "float32", False, 256, (LaneKind.BULK,))
+    far = RemoteBackend(SPEC, "fake", "float32", False, 256, (LaneKind.BULK,))
     with pytest.raises(BackendError, match="another process"):
         far.forward(None)  # type: ignore[arg-type]

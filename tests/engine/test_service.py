@@ -275,8 +275,8 @@ def test_a_failed_batch_fails_its_own_riders_only():
             gate.open()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert len((await held).dense) == 1
-            riders = [ids for batch in gate.seen for ids in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]
-            assert len(riders) == 7
+            callers = [ids for batch in gate.seen for ids in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]
+            assert len(callers) == 7
             for text, result in zip(("two", "poison", "three", "poison", "four", "five"), results, strict=True):
                 batch = next(b for b in gate.seen if (b.input_ids == small.IDS[text]).any())
                 if (batch.input_ids == POISON).any():
@@ -440,7 +440,7 @@ def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
         gate = Gate()
         service = small.service(gate=gate)
         await service.start()
-        riding = asyncio.create_task(answer(service, embed("one")))
+        running_one = asyncio.create_task(answer(service, embed("one")))
         await gate.someone_waits()
         waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
         while queued(service) < 5:
@@ -450,7 +450,7 @@ def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
         assert all(isinstance(result, Unhealthy) for result in results)
         gate.open()
         await stopping
-        assert len((await riding).dense) == 1
+        assert len((await running_one).dense) == 1
         assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("express", "bulk"))]
         with pytest.raises(Unhealthy):
             await service.check_health()
@@ -503,13 +503,13 @@ def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
             raise LaneDeath("boom")
 
         async with running(small.service(gate=die)) as service:
-            riding = asyncio.create_task(answer(service, embed("one")))
+            running_one = asyncio.create_task(answer(service, embed("one")))
             await gate.someone_waits()
             waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
             while queued(service) < 5:
                 await asyncio.sleep(0.001)
             gate.open()
-            results = await asyncio.gather(riding, *waiting, return_exceptions=True)
+            results = await asyncio.gather(running_one, *waiting, return_exceptions=True)
             assert all(isinstance(result, BackendError) and "boom" in str(result) for result in results)
             with pytest.raises(Unhealthy):
                 await service.check_health()

@@ -1,4 +1,4 @@
-"""A pass that takes longer than it may: its riders are told, health is down while it runs, and comes back with it."""
+"""A pass that takes longer than it may: its callers are told, health is down while it runs, and comes back with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridtei.engine.timeouts import Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.system.cpu import LaneKind
 from tests.engine.clock import Clock
-from tests.engine.test_device import DENSE, HANG, encodings, run, seat
+from tests.engine.test_device import DENSE, HANG, encodings, new_engine, run
 
 SOON = 0.05  # the bound of a pass, on a clock that tests move: none is overdue because the machine is slow
 
@@ -74,7 +74,7 @@ def test_without_a_bound_nobody_watches():
 def scene(lanes: int) -> tuple[Device, Stuck, Any, Clock]:
     stuck, clock = Stuck(), Clock()
     device = Device([LaneKind.BULK] * lanes, pass_timeout=SOON, clock=clock)
-    return device, stuck, seat(device, gate=stuck), clock
+    return device, stuck, new_engine(device, gate=stuck), clock
 
 
 async def overdue(stuck: Stuck, clock: Clock) -> None:
@@ -85,10 +85,10 @@ async def overdue(stuck: Stuck, clock: Clock) -> None:
 
 def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(caplog):
     async def scenario() -> None:
-        device, stuck, rides, clock = scene(lanes=2)
-        await rides.start()
+        device, stuck, engine, clock = scene(lanes=2)
+        await engine.start()
         device.start()
-        first = asyncio.create_task(rides.ride(encodings(3, 10), DENSE, 0))
+        first = asyncio.create_task(engine.run(encodings(3, 10), DENSE, 0))
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue) as told:
             await first
@@ -96,16 +96,16 @@ def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_unt
             assert word in str(told.value)
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
         with pytest.raises(Unhealthy):
-            await rides.check_health()
-        assert len((await rides.ride(encodings(2, 5), DENSE, 0))[0].dense) == 2  # the other lane goes on
+            await engine.check_health()
+        assert len((await engine.run(encodings(2, 5), DENSE, 0))[0].dense) == 2  # the other lane goes on
         with pytest.raises(Unhealthy):
-            await rides.check_health()
+            await engine.check_health()
         stuck.go.set()
         while device.overdue:
             await asyncio.sleep(0.001)
-        await rides.check_health()
+        await engine.check_health()
         assert "has ended" in caplog.records[-1].getMessage()
-        await rides.stop()
+        await engine.stop()
         await asyncio.to_thread(device.stop)
         assert not device.alive
 
@@ -114,27 +114,27 @@ def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_unt
 
 def test_while_every_lane_is_stuck_nobody_is_let_wait():
     async def scenario() -> None:
-        device, stuck, rides, clock = scene(lanes=1)
-        other = seat(device)
-        await rides.start()
+        device, stuck, engine, clock = scene(lanes=1)
+        other = new_engine(device)
+        await engine.start()
         await other.start()
         device.start()
-        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(stuck.entered.wait, HANG)
-        waiting = [asyncio.create_task(one.ride(encodings(1, 10, 300), DENSE, 0)) for one in (rides, other)]
+        waiting = [asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)]
         await asyncio.sleep(0)  # both wait
         await overdue(stuck, clock)
         for each in (first, *waiting):
             with pytest.raises(PassOverdue):
                 await each
-        for one in (rides, other):
+        for one in (engine, other):
             with pytest.raises(Unhealthy):
-                await one.ride(encodings(1, 5), DENSE, 0)
+                await one.run(encodings(1, 5), DENSE, 0)
         stuck.go.set()
         while device.stuck:
             await asyncio.sleep(0.001)
-        for one in (rides, other):
-            assert len((await one.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
+        for one in (engine, other):
+            assert len((await one.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
             await one.check_health()
             await one.stop()
         await asyncio.to_thread(device.stop)
@@ -144,14 +144,14 @@ def test_while_every_lane_is_stuck_nobody_is_let_wait():
 
 def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
     async def scenario() -> None:
-        device, stuck, rides, clock = scene(lanes=2)
-        await rides.start()
+        device, stuck, engine, clock = scene(lanes=2)
+        await engine.start()
         device.start()
-        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
             await first
-        await rides.stop()
+        await engine.stop()
         await asyncio.to_thread(device.stop)
         assert device.overdue == 1  # and yet it has stopped
         stuck.go.set()
@@ -169,19 +169,19 @@ def test_a_failure_that_comes_too_late_is_nobodys():
                 stuck(batch)
                 raise RuntimeError("too late")
 
-        rides = seat(device, gate=fail_late)
-        await rides.start()
+        engine = new_engine(device, gate=fail_late)
+        await engine.start()
         device.start()
-        first = asyncio.create_task(rides.ride(encodings(1, 10), DENSE, 0))
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
             await first
         stuck.go.set()
         while device.overdue:
             await asyncio.sleep(0.001)
-        assert len((await rides.ride(encodings(1, 5), DENSE, 0))[0].dense) == 1
-        await rides.check_health()
-        await rides.stop()
+        assert len((await engine.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
+        await engine.check_health()
+        await engine.stop()
         await asyncio.to_thread(device.stop)
 
     run(scenario())

@@ -226,7 +226,7 @@ def test_a_worker_that_lost_its_way_to_the_engine_is_replaced(hybrid):
         first = await serving()
         async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
             assert (await client.post(f"{url}/embed", json={"inputs": HARMLESS[0]})).status_code == 200
-            first.porter.close()
+            first.engine_server.close()
             await asyncio.wait_for(first.gone.wait(), HANG)
             while await serving() is first:
                 await asyncio.sleep(0.01)

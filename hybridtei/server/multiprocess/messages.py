@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.engine.remote import FarBackend
+from hybridtei.engine.remote import RemoteBackend
 from hybridtei.observability.metrics import Reading
 
 
@@ -15,7 +15,7 @@ class Setup:
     """To a worker, first: all that it has to know. The specification comes along, since to read it takes the model's files,
     and some of those take torch."""
 
-    backend: FarBackend
+    backend: RemoteBackend
     budget_tokens: int
     model: ModelConfig
     engine: EngineConfig

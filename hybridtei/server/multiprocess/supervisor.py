@@ -27,7 +27,7 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.admission import Admission, shared_memory
 from hybridtei.engine.channel import Channel
 from hybridtei.engine.device import STOP_SECONDS
-from hybridtei.engine.remote import FarBackend, Porter
+from hybridtei.engine.remote import EngineServer, RemoteBackend
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry
@@ -58,7 +58,7 @@ def run_workers(
     engine dies. `registry`: the one the service counts in. `metrics_port`: served from here."""
     with bound(server.hostname, server.port) as listening:
         uvloop.run(_Office(service, server, model, registry, listening, metrics_port=metrics_port).run())
-    if service.rides.busy:
+    if service.engine.busy:
         end_at_once()
 
 
@@ -71,11 +71,11 @@ class _Worker:
         self.serving = False
         self.ready, self.counted, self.gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.control = Channel(self._received, self.gone.set)
-        self.porter = Porter(office.service.rides)
+        self.engine_server = EngineServer(office.service.engine)
         self._office = office
 
     async def open(self, engine: socket.socket, control: socket.socket, setup: Setup) -> None:
-        await self.porter.open(engine)
+        await self.engine_server.open(engine)
         await self.control.open(control)
         self.control.send(setup)
 
@@ -104,7 +104,7 @@ class _Worker:
             if not self.gone.is_set() or monotonic() > end:
                 self.process.kill()
             await asyncio.sleep(0.01)
-        self.porter.close()
+        self.engine_server.close()
         self.control.close()
         return status
 
@@ -282,10 +282,10 @@ class _Office:
         await asyncio.gather(*(worker.ended(self._server.drain_seconds + GRACE_SECONDS) for worker in self._workers.values()))
 
 
-def _described(backend: Backend, max_input_length: int) -> FarBackend:
+def _described(backend: Backend, max_input_length: int) -> RemoteBackend:
     """A worker warns of no limit that was warned of here: it is told the model has it."""
     spec = dataclasses.replace(backend.spec, max_input_length=max_input_length)
-    return FarBackend(spec, backend.name, backend.dtype, backend.padding, backend.busy_tokens, tuple(backend.lanes))
+    return RemoteBackend(spec, backend.name, backend.dtype, backend.padding, backend.busy_tokens, tuple(backend.lanes))
 
 
 async def _first(*waits: object) -> None:

@@ -21,7 +21,7 @@ import uvicorn
 
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.channel import Channel, receive_now, send_now
-from hybridtei.engine.remote import RemoteRides
+from hybridtei.engine.remote import RemoteEngine
 from hybridtei.engine.service import EngineService
 from hybridtei.load import text_model
 from hybridtei.observability import logs
@@ -172,7 +172,7 @@ def _application(setup: Setup, registry: Registry, engine: socket.socket, permit
         setup.backend,
         setup.engine,
         budget_tokens=setup.budget_tokens,
-        rides=RemoteRides(engine),
+        engine=RemoteEngine(engine),
         admission=Admission(setup.engine.max_concurrent_requests, permits, place),
     )
     return create_app(service, setup.server, setup.model, registry=registry)
