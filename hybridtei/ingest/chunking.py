@@ -186,7 +186,7 @@ class Chunker:
         return [_numbered([piece for _ in per_text for piece in next(pieces)]) for per_text in sections]
 
     def close(self) -> None:
-        """End its threads."""
+        """Ends the threads that cut."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:

@@ -101,7 +101,6 @@ class LocalEmbedder:
         self.name = f"{encoder.backend_name}, {encoder.dtype}, in process"
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """See `Embedder`."""
         return self._encoder.encode(texts, outputs=self.heads, input_type="document")
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ class ServerFacts:
 
     @classmethod
     def read(cls, client: _Patient) -> Self:
-        """Ask the server."""
+        """Reads the facts off the server's /info. Raises InvalidInput if it is no hybridtei that embeds."""
         told = client.ask("GET", "/info")
         ours = told.get("hybridtei") if isinstance(told, dict) else None
         if not isinstance(ours, dict) or ours.get("role") != "embedding":
@@ -151,7 +150,6 @@ class RemoteEmbedder:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """See `Embedder`."""
         return Embeddings.concat(list(self._threads.map(self._request, list(self._requests(texts)))))
 
     def close(self) -> None:

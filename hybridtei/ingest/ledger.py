@@ -65,7 +65,7 @@ class Ledger:
         self._read()
 
     def __len__(self) -> int:
-        """Documents stored."""
+        """How many documents the store holds."""
         return len(self._documents)
 
     @property
@@ -78,7 +78,7 @@ class Ledger:
         return ((key, stored.chunks) for key, stored in self._documents.items())
 
     def stored_keys(self) -> Collection[str]:
-        """Of every document."""
+        """The keys of the documents that the store holds."""
         return self._documents.keys()
 
     def get(self, key: str) -> Stored | None:

@@ -173,7 +173,7 @@ class Summary:
         return self.delete_missing and self.outcome.missing > 0
 
     def as_json(self) -> str:
-        """One line."""
+        """The summary as one line of JSON."""
         tally, outcome = self.tally, self.outcome
         facts = {
             "collection": self.collection,
@@ -198,7 +198,7 @@ class Summary:
         return orjson.dumps(facts).decode()
 
     def in_words(self) -> str:
-        """A few lines."""
+        """The summary as a few lines for people."""
         tally = self.tally
         lines = [
             f"{tally.documents:,} documents in {tally.chunks:,} chunks stored in {tally.seconds:,.1f} s "

@@ -84,7 +84,7 @@ class Preparation:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """The sizes of all files together."""
         return sum(file.size for file in self.files)
 
     def batches(self) -> Iterator[Batch]:

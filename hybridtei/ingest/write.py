@@ -76,7 +76,7 @@ class Writer:
         self._stop_if_most_fail(reasons)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Forgets the chunks that wait for the rest of their document."""
         for held in self._held.values():
             held.close()
         self._held.clear()

@@ -56,7 +56,7 @@ class Sent(msgspec.Struct, frozen=True):
 
     @property
     def texts(self) -> list[str]:
-        """To embed."""
+        """The texts of the chunks, in order."""
         return [chunk.text for _, chunk in self.pieces]
 
 
@@ -110,7 +110,7 @@ class Receiver:
 
 
 def packed(given: Sent) -> bytes:
-    """As bytes."""
+    """A block as MessagePack."""
     return msgspec.msgpack.encode(given)
 
 
@@ -140,7 +140,7 @@ Block = tuple[int, int]  # reader and number
 
 
 class Notes(Protocol):
-    """See `Attempts`."""
+    """What `embed_block` asks of `Attempts`, here or in an actor."""
 
     def begin(self, block: Block) -> tuple[int, list[int]]: ...
 
@@ -176,7 +176,7 @@ class Attempts:
         self._blocks[block].in_hand = place
 
     def end(self, block: Block) -> None:
-        """It is embedded."""
+        """Forgets a block, since it is embedded."""
         self._blocks.pop(block, None)
 
 

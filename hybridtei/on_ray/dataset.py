@@ -102,16 +102,13 @@ class _Remote:
         self._actor = actor
 
     def begin(self, block: tuple[int, int]) -> tuple[int, list[int]]:
-        """See `Attempts.begin`."""
         found: tuple[int, list[int]] = ray.get(self._actor.begin.remote(block))
         return found
 
     def note(self, block: tuple[int, int], place: int) -> None:
-        """See `Attempts.note`."""
         ray.get(self._actor.note.remote(block, place))
 
     def end(self, block: tuple[int, int]) -> None:
-        """See `Attempts.end`."""
         ray.get(self._actor.end.remote(block))
 
 

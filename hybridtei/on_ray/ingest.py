@@ -159,15 +159,12 @@ class Known:
     files: Mapping[str, FinishedFile]
 
     def stored_keys(self) -> Collection[str]:
-        """See `Ledger.stored_keys`."""
         return self.documents.keys()
 
     def get(self, key: str) -> Stored | None:
-        """See `Ledger.get`."""
         return self.documents.get(key)
 
     def finished(self, file: SourceFile, settings: bytes) -> FinishedFile | None:
-        """See `Ledger.finished`."""
         return self.files.get(file.label)
 
 
@@ -178,7 +175,6 @@ class Rejections:
         self._found: list[Rejected] = []
 
     def add(self, rejected: Rejected) -> None:
-        """See `Quarantine.add`."""
         self._found.append(rejected)
 
     def taken(self) -> list[Rejected]:

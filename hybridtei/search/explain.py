@@ -111,7 +111,7 @@ def _plain_hit(hit: SearchHit) -> dict[str, Any]:
 
 
 def as_json(found: SearchResult) -> str:
-    """One line."""
+    """A result as one line of JSON."""
     return orjson.dumps(plain(found)).decode()
 
 

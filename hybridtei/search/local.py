@@ -94,11 +94,11 @@ class LocalSearch:
         self._loop = OwnLoop()
 
     def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
-        """See `Searcher.search`."""
+        """Searches as `Searcher.search` does."""
         return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 
     def close(self) -> None:
-        """Close the store."""
+        """Closes the store, and ends the thread."""
         try:
             self._loop.run(self.store.close())
         finally:

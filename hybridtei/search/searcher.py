@@ -195,7 +195,7 @@ class Searcher:
 
 
 def since(began_ns: int) -> float:
-    """Milliseconds."""
+    """Milliseconds that have passed."""
     return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
 
 

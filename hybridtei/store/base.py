@@ -40,7 +40,7 @@ class Store(Protocol):
     kind: str  # "server", "embedded" or "memory"
 
     async def collections(self) -> list[str]:
-        """Names, sorted."""
+        """The names of all collections, sorted."""
         ...
 
     async def describe(self, name: str) -> CollectionSchema | None:

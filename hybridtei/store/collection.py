@@ -18,7 +18,7 @@ from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSc
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
-    """Of `create_collection`."""
+    """The arguments of qdrant-client's `create_collection`."""
     return {
         "vectors_config": dict(schema.vectors),
         "sparse_vectors_config": dict(schema.sparse) or None,

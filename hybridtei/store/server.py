@@ -274,7 +274,7 @@ def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.U
 
 
 def is_applied(answer: grpc.PointsOperationResponse) -> bool:
-    """Not merely taken."""
+    """Whether the store has applied an upsert, rather than only accepted it."""
     return bool(answer.result.status == grpc.UpdateStatus.Completed)
 
 

@@ -41,7 +41,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 def excerpt(data: bytes | str) -> str:
-    """Its beginning, printable."""
+    """The first characters of a record, printable, for people."""
     if isinstance(data, bytes):
         data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
     start = data[:EXCERPT_CHARACTERS]

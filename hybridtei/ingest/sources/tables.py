@@ -146,7 +146,7 @@ def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
 
 
 def document_of(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
-    """Raises Unfit."""
+    """The document that a record holds. Raises Unfit, with the record's id where it has one."""
     try:
         document_id, text, title, metadata = text_and_rest(record, options, fallback)
     except Unfit as error:

@@ -78,7 +78,7 @@ class Folder:
             shutil.rmtree(left, ignore_errors=True)
 
     def collections(self) -> list[str]:
-        """Names, sorted."""
+        """The names of all collections, sorted."""
         return sorted(file.parent.name for file in self.path.glob(f"[!.]*/{LAYOUT}"))
 
     def describe(self, name: str) -> Any:
@@ -145,7 +145,7 @@ class Folder:
         return [_bounded(records, plain_point), None if following is None else plain_id(following)]
 
     def count(self, name: str, given: Any) -> int:
-        """Exact."""
+        """Exactly how many points match a filter."""
         request = edge.CountRequest(exact=True, filter=filter_of(given))
         return int(self._read(name, lambda shard: shard.count(request)))
 

@@ -22,7 +22,7 @@ _MATCHES = {
 
 
 def filter_of(given: Plain | None) -> Any:
-    """None stays None."""
+    """The engine's filter; None stays None."""
     if given is None:
         return None
     least = given.get("min_should")

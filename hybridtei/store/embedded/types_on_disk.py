@@ -27,7 +27,7 @@ def member(kind: Any, word: str) -> Any:
 
 
 def optional(kind: Any, word: str | None) -> Any:
-    """None stays None."""
+    """As `member`; None stays None."""
     return None if word is None else member(kind, word)
 
 
