@@ -193,6 +193,8 @@ class Encoder:
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
         task = Classify(inputs, truncate, truncation_direction, raw_scores)
         task.check(self.spec)
+        if not inputs:
+            return []
         answer: Classified = self._answer(task)
         return [answer.best_first(row) for row in range(len(answer.scores))]
 
@@ -214,7 +216,7 @@ class Encoder:
             raise InvalidInput(f"`aggregation_strategy` is {aggregation_strategy!r}; known: {', '.join(AGGREGATIONS)}")
         task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
         task.check(self.spec)
-        return [list(tagged.spans) for tagged in self._answer(task)]
+        return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []
 
     def close(self) -> None:
         """Free the model's memory."""

@@ -104,6 +104,10 @@ def encoder(folder: Path) -> Encoder:
     return Encoder.load(str(folder))
 
 
+def test_no_texts_have_no_spans(encoder: Encoder) -> None:
+    assert encoder.tag([]) == []
+
+
 def test_a_text_keeps_its_spans_in_any_company(encoder: Encoder) -> None:
     together = encoder.tag(SENTENCES, aggregation_strategy="average")
     for i in (0, 7, 199):
