@@ -220,7 +220,7 @@ def test_a_pass_that_fails_fails_the_call():
 
 def test_an_unforeseen_error_is_told_without_its_words(monkeypatch):
     with rpc_serving(labelled(*LABELS)) as rpc:
-        monkeypatch.setattr(rpc.running.service.rides, "ride", None)
+        monkeypatch.setattr(rpc.running.service.engine, "run", None)
         assert rpc.refusal("Predict", {"inputs": "one"}) == ("INTERNAL", "internal error: TypeError")
         monkeypatch.undo()
         assert rpc.ask("Predict", {"inputs": "one"}).predictions
