@@ -28,7 +28,8 @@ from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRe
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Timings
 from hybridtei.tasks.base import Chunk, Model, Task
-from hybridtei.text.tokenizer import SHORT_CHARACTERS
+from hybridtei.text.reader import TextReader
+from hybridtei.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 
 MEGABYTE = 1_000_000
 BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine digits, comma
@@ -113,6 +114,16 @@ class EngineService:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
             pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
+
+    @property
+    def reader(self) -> TextReader:
+        """How the model reads texts: limits, prompts, tokens."""
+        return self.model.reader
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, for what needs no pass."""
+        return self.model.reader.tokenizer
 
     @property
     def dead(self) -> BackendError | None:

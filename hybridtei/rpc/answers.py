@@ -133,7 +133,7 @@ async def _predicted(context: Context, message: Any, inputs: Any) -> Reply:
 async def tokenize(context: Context, message: Any) -> Reply:
     """`Tokenize`: takes no permit."""
     read = partial(
-        context.service.model.reader.tokens,
+        context.service.reader.tokens,
         [message.inputs],
         add_special_tokens=message.add_special_tokens,
         prompt_name=optional(message, "prompt_name"),
@@ -156,9 +156,9 @@ async def decode(context: Context, message: Any) -> Reply:
     with context.counting_failures():
         if not message.ids:
             raise EmptyInput("`input_ids` cannot be empty")
-        reader = context.service.model.reader
+        reader = context.service.reader
         reader.check_ids(message.ids, "ids")
-        work = partial(reader.tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
+        work = partial(context.service.tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
         text = await context.service.aside(work)
     return Reply(messages.DecodeResponse(text=text).SerializeToString())
 

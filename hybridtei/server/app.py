@@ -80,7 +80,7 @@ def context_for(service: EngineService, server: ServerConfig, model: ModelConfig
     """What handlers need to know of a model."""
     if model.quantization_ranges is not None:
         ranges_in(model.quantization_ranges)  # a file that cannot be read is told now
-    metrics = RequestMetrics(registry, service.model.reader.max_input_length)
+    metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
 

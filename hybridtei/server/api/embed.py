@@ -153,7 +153,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
         dimensions=request.dimensions,
         input_type=request.input_type,
     )
-    pieces = context.service.model.reader.tokenizer.pieces
+    pieces = context.service.tokenizer.pieces
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:

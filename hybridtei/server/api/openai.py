@@ -143,7 +143,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         input_type=request.side,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
-    pieces = context.service.model.reader.tokenizer.pieces
+    pieces = context.service.tokenizer.pieces
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         answer = smaller(answer)
@@ -155,7 +155,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
 
 def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
     """Why lists of ids are refused that are not of this model's vocabulary. What else they hold is nonsense, too."""
-    size = context.service.model.reader.tokenizer.vocab_size
+    size = context.service.tokenizer.vocab_size
     largest = max((max(item, default=0) for item in inputs.items if not isinstance(item, str)), default=0)
     if largest < size:
         return None

@@ -136,7 +136,7 @@ def facts(context: Context) -> dict[str, Any]:
         "served_model_name": context.served_name,
         "model_type": _model_type(spec),
         "max_concurrent_requests": service.config.max_concurrent_requests,
-        "max_input_length": service.model.reader.max_input_length,
+        "max_input_length": service.reader.max_input_length,
         "max_batch_tokens": service.config.max_batch_tokens,
         "max_batch_requests": service.config.max_batch_requests,
         "max_client_batch_size": context.server.max_client_batch_size,

@@ -110,7 +110,7 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         usages.append(usage)
         return answer
 
-    tokenizer, spec = context.service.model.reader.tokenizer, context.service.model.spec
+    tokenizer, spec = context.service.tokenizer, context.service.model.spec
     model = QueryModel(
         context.model.model_id,
         spec,

@@ -93,7 +93,7 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
             raise NoInputs("`inputs` cannot be empty")
         context.check_batch(len(texts))
         read = partial(
-            context.service.model.reader.tokens,
+            context.service.reader.tokens,
             add_special_tokens=request.add_special_tokens,
             prompt_name=request.prompt_name,
         )
@@ -110,8 +110,8 @@ async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
         if not all(sequences):
             raise EmptyInput("`input_ids` cannot be empty")
         for ids in sequences:
-            context.service.model.reader.check_ids(ids, "ids")
-        text_of = partial(context.service.model.reader.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
+            context.service.reader.check_ids(ids, "ids")
+        text_of = partial(context.service.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
         return await _aside(context, sequences, text_of)
 
 
@@ -167,8 +167,8 @@ async def detokenize(context: Context, request: DetokenizeRequest) -> Reply:
     with context.counting_failures():
         if not request.tokens:
             raise EmptyInput("`tokens` cannot be empty")
-        context.service.model.reader.check_ids(request.tokens, "tokens")
-        work = partial(context.service.model.reader.tokenizer.text_of, request.tokens)
+        context.service.reader.check_ids(request.tokens, "tokens")
+        work = partial(context.service.tokenizer.text_of, request.tokens)
         text = await context.service.aside(work)
     return Reply({"prompt": text, "content": text})
 
@@ -177,7 +177,7 @@ async def _vllm(context: Context, request: VllmTokenizeRequest) -> Reply:
     def write(tokens: list[Token]) -> dict[str, Any]:
         return {
             "count": len(tokens),
-            "max_model_len": context.service.model.reader.max_input_length,
+            "max_model_len": context.service.reader.max_input_length,
             "tokens": [token.id for token in tokens],
             "token_strs": [token.text for token in tokens] if request.return_token_strs else None,
         }
@@ -198,7 +198,7 @@ async def _tokenize(
     """The answer is written beside the event loop, too: a long text has many tokens."""
 
     def work() -> Written:
-        read = context.service.model.reader.tokens
+        read = context.service.reader.tokens
         (tokens,) = read([text], add_special_tokens=add_special_tokens, prompt_name=None)
         return Written(to_json(write(tokens)))
 

@@ -139,7 +139,7 @@ class _Office:
         self._listening = listening
         self._metrics_port = metrics_port
         self._setup = Setup(
-            _described(service.backend, service.model.reader.max_input_length),
+            _described(service.backend, service.reader.max_input_length),
             service.budget_tokens,
             msgspec.structs.replace(model, hf_token=None),
             service.config,
