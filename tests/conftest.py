@@ -18,6 +18,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
+import hybridtei  # noqa: F401  (before onnxruntime, whose reports it turns off)
+
 gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
 settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

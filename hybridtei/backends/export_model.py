@@ -22,9 +22,7 @@ from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import FILES, WORDS
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.load import find_model
 from hybridtei.outputs import Floats
 
 RECTANGLE = "rectangle"  # our own graphs take texts end to end
@@ -48,14 +46,13 @@ class Report:
 
 
 def export_model(
-    config: ModelConfig, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
+    spec: ModelSpec, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
 ) -> Report:
     """Write a model's folder anew around an ONNX file. Raises LoadError, and for int8 if `guard` does not let it pass."""
     try:
         import onnx  # noqa: F401
     except ImportError as error:
         raise LoadError("export needs the package onnx: pip install 'hybridtei[export]'") from error
-    spec = find_model(config)
     if spec.is_splade:
         raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
     weights = Weights.open(spec.folder)

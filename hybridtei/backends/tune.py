@@ -12,14 +12,12 @@ from hybridtei.backends.select import PREFERRED, choices, open_backend, why_not
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.load import find_model
 
 BAR = 40  # characters of the fastest
 
 
-def tune(config: ModelConfig, engine: EngineConfig) -> Iterator[str]:
-    """Measure and remember; lines for people as they come. Raises LoadError if the model cannot be found."""
-    spec = find_model(config)
+def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
+    """Measure and remember; lines for people as they come."""
     for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
         for name in PREFERRED[dtype]:
             if config.backend in ("auto", name):

@@ -43,9 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
     from hybridtei.backends.export_model import export_model
     from hybridtei.backends.int8 import Guard
+    from hybridtei.load import find_model
 
     guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
-    print(export_model(model, Path(arguments.out), dtype, guard))
+    print(export_model(find_model(model), Path(arguments.out), dtype, guard))
 
 
 def _write_graph(model: ModelConfig, out: str | None) -> None:

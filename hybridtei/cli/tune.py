@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, and print each line as it comes."""
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     from hybridtei.backends.tune import tune as measured
+    from hybridtei.load import find_model
 
-    for line in measured(model, engine):
+    for line in measured(model, find_model(model), engine):
         print(line, flush=True)

@@ -10,6 +10,7 @@ import pytest
 
 from hybridtei import Encoder
 from hybridtei.config import ModelConfig
+from hybridtei.load import find_model
 from tests import tiny, tolerances
 
 TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
@@ -81,7 +82,7 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
 
     folder = tiny.write_bert(tmp_path / "m")
     out = tmp_path / "exported"
-    export_model(ModelConfig(model_id=str(folder)), out, "float32")
+    export_model(find_model(ModelConfig(model_id=str(folder))), out, "float32")
     with pytest.raises(LoadError, match="--gelu tanh needs the weights in safetensors"):
         encoder(out, backend="ort", gelu="tanh")
 
@@ -93,7 +94,7 @@ def test_an_export_can_follow(tmp_path):
 
     folder = tiny.write_bert(tmp_path / "m")
     for gelu in ("tanh", "checkpoint"):
-        export_model(ModelConfig(model_id=str(folder), gelu=gelu), tmp_path / gelu, "float32")
+        export_model(find_model(ModelConfig(model_id=str(folder), gelu=gelu)), tmp_path / gelu, "float32")
         ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
         expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
         np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
