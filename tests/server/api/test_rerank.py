@@ -104,7 +104,8 @@ def test_the_named_side_of_the_longer_text_is_cut_off(reranker):
             "server",
             {**ASKED, "weights": "nobody's"},
             422,
-            'Input validation error: `weights` is "nobody\'s"; known: average, mkqa, mldr, example, m3, m3-long, m3-two, or a number for each kind',
+            'Input validation error: `weights` is "nobody\'s"; known: average, mkqa, mldr, example, m3, m3-long, m3-two, or a '
+            "number for each kind",
         ),
     ],
 )
