@@ -21,10 +21,9 @@ from hybridtei.rpc import stream as rerank
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
-from hybridtei.server.context import Context, Reply
+from hybridtei.server.context import Context, Reply, headers_of
 from hybridtei.server.http.auth import Door, Role
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
-from hybridtei.server.observe import headers_of
 from hybridtei.server.registry import Able, Models
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait

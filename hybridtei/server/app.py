@@ -18,25 +18,23 @@ from hybridtei.errors import LoadError
 from hybridtei.model_list import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import recorder_for
+from hybridtei.server import invocations
 from hybridtei.server.api import (
     classify,
     cohere,
     embed,
-    invocations,
-    models,
-    ollama,
     openai,
     ops,
     points,
     qdrant_inference,
     rerank,
     scoring,
-    search_answers,
+    search,
     tagging,
     tokens,
 )
-from hybridtei.server.api.search_answers import StoreBounds
-from hybridtei.server.context import Context
+from hybridtei.server.api.search import StoreBounds
+from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.dispatch import litestar_route
 from hybridtei.server.http.auth import Door, Keyring
 from hybridtei.server.http.edge import ALIASES, Edge
@@ -44,7 +42,6 @@ from hybridtei.server.http.error_responses import HANDLERS
 from hybridtei.server.http.keyless import Keyless
 from hybridtei.server.http.limits import Refusals, Unsent
 from hybridtei.server.http.tls import certificate_of
-from hybridtei.server.observe import RequestMetrics
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import Route
@@ -56,9 +53,9 @@ if TYPE_CHECKING:
 
 
 ROUTES: tuple[Route, ...] = (
-    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *ollama.ROUTES, *classify.ROUTES, *tagging.ROUTES),
+    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *classify.ROUTES, *tagging.ROUTES),
     *(*rerank.ROUTES, *scoring.ROUTES, *tokens.ROUTES, *invocations.ROUTES),
-    *(*search_answers.ROUTES, *points.ROUTES, *qdrant_inference.ROUTES, *models.ROUTES),
+    *(*search.ROUTES, *points.ROUTES, *qdrant_inference.ROUTES, *ops.MANAGEMENT_ROUTES),
 )
 
 

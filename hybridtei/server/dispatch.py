@@ -23,8 +23,8 @@ from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived, as_handler
-from hybridtei.server.api.search_answers import StoreContext
-from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
+from hybridtei.server.api.search import StoreContext
+from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.auth import check_key, door_of, is_keyless
 from hybridtei.server.http.body import decode, keys_of, model_name, read_plain
 from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
@@ -33,7 +33,6 @@ from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.error_responses import error_handlers
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.http.writers import piecewise
-from hybridtei.server.observe import headers_of
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import Route
 

@@ -23,7 +23,7 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.api import classify, cohere, ollama, openai, rerank, search, tei, tokens
+from hybridtei.server.api import classify, cohere, openai, points, rerank, search, tei, tokens
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
@@ -43,9 +43,9 @@ PLANS = {
 }
 KINDS = [
     *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
-    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, ollama.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
+    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, openai.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
     *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, classify.ClassifyRequest, tag.PredictTokensRequest),
-    *(search.SearchRequest, search.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
+    *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
 ]
 
 

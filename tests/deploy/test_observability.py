@@ -77,7 +77,7 @@ def test_every_label_is_one_that_the_series_has(told: dict[str, set[str]]) -> No
 
 
 def test_failures_have_the_words_that_alerts_look_for() -> None:
-    from hybridtei.server.observe import FAILURES
+    from hybridtei.server.context import FAILURES
 
     words = {name for _, name in FAILURES} | {"inference", "dropped"}
     looked_for = {word for expression in EXPRESSIONS for word in re.findall(r'err="(\w+)"', expression)}

@@ -11,9 +11,8 @@ import pytest
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.api import models as fleet
-from hybridtei.server.context import Context
-from hybridtei.server.observe import RequestMetrics
+from hybridtei.server.api import ops
+from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.registry import FAILURES_KEPT, Models
 from tests.engine import small
 
@@ -121,7 +120,7 @@ def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
 
     async def scenario() -> None:
         models = Models({"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener)
-        await fleet.load(models, None, {"model_id": "later"})
+        await ops.load(models, None, {"model_id": "later"})
         assert (loaded[0].trust_remote_code, loaded[0].hf_token) == (False, None)
         await models.stop()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.observe import RequestMetrics
+from hybridtei.server.context import RequestMetrics
 from tests.engine import small
 from tests.server.conftest import labelled
 from tests.server.live import Running, serving

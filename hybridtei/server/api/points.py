@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.search import FailedPoint, Point, PointsRequest, PointsResponse
-from hybridtei.server.api.search_answers import StoreContext, embed_documents
+from hybridtei.server.api.search import StoreContext, embed_documents
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.routing import Route
 
@@ -25,6 +25,44 @@ if TYPE_CHECKING:
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
 LARGEST_ID = 2**64 - 1
+
+
+class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`/collections/{name}/points`: texts to embed and store."""
+
+    points: Annotated[
+        list[Any], Meta(min_length=1, max_length=1000, description="Objects of `id`, `text`, `payload`, `metadata`.")
+    ]
+    create: Annotated[bool, Meta(description="Make the collection if it is not there.")] = False
+    model: Annotated[str | None, Meta(description="Which of several models embeds [default: the collection's].")] = None
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+
+
+class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text to store. An id that is neither a number nor a UUID is made into one, and kept as `document_id`."""
+
+    text: Annotated[str, Meta(min_length=1)]
+    id: int | str | None = None
+    payload: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+
+
+class FailedPoint(Struct, frozen=True):
+    """A point that was not stored: its place in the request, its id if it has one, and why."""
+
+    index: int
+    id: int | str | None
+    error: str
+
+
+class PointsResponse(Struct, frozen=True):
+    """What became of the points. `ids`: of those that are stored, in their order."""
+
+    collection: str
+    created: bool
+    upserted: int
+    ids: list[int | str]
+    failed: list[FailedPoint]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,39 @@
-"""Searching a collection, and filling it with texts: our own requests, over whatever vector store the server was given.
+"""Searches and new points over the server's vector store: which model embeds, and its place in the engine's queue.
 
-They refuse fields that they do not know, as `hybrid` does.
+A query is embedded as any short request is, in the express lane; what is to be stored goes through in parts, so that a large
+upsert holds no more permits than an ordinary request. The whole, the store included, has permits of its own and the time of
+a request: a slow store holds up neither the models nor more requests than there are permits. qdrant-client is an extra: nothing
+here imports it before it is needed.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from msgspec import Meta, Struct
 
-from hybridtei.errors import InvalidInput
-from hybridtei.search.options import SearchFields, SearchHit, Stage
+from hybridtei.batch import Head
+from hybridtei.config import ServerConfig
+from hybridtei.engine.admission import Admission
+from hybridtei.errors import InvalidInput, TooManyCandidates
+from hybridtei.observability.tracing import handler
+from hybridtei.outputs import Embeddings, Floats, Load, Usage
+from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
+from hybridtei.server import registry as jobs
+from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.registry import Models
+from hybridtei.server.routing import Route
+from hybridtei.tasks.embed import Embed
+
+if TYPE_CHECKING:
+    from hybridtei.search.searcher import Rank
+    from hybridtei.store.base import CollectionSchema
+    from hybridtei.store.collection import CollectionSchemas
+
 
 Text = Annotated[str, Meta(max_length=100_000)]
 
@@ -56,39 +79,177 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
-class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/collections/{name}/points`: texts to embed and store."""
+MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
 
-    points: Annotated[
-        list[Any], Meta(min_length=1, max_length=1000, description="Objects of `id`, `text`, `payload`, `metadata`.")
-    ]
-    create: Annotated[bool, Meta(description="Make the collection if it is not there.")] = False
-    model: Annotated[str | None, Meta(description="Which of several models embeds [default: the collection's].")] = None
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+T = TypeVar("T")
 
 
-class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text to store. An id that is neither a number nor a UUID is made into one, and kept as `document_id`."""
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
 
-    text: Annotated[str, Meta(min_length=1)]
-    id: int | str | None = None
-    payload: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
+    admission: Admission
+    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @classmethod
+    def of(cls, models: Models) -> Self:
+        """As many permits as a model has."""
+        return cls(Admission(models.default.service.config.max_concurrent_requests))
+
+    async def run_aside(self, work: Callable[[], Any]) -> Any:
+        """The result of work in a thread, one piece at a time."""
+        async with self.aside:
+            return await asyncio.to_thread(work)
 
 
-class FailedPoint(Struct, frozen=True):
-    """A point that was not stored: its place in the request, its id if it has one, and why."""
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
 
-    index: int
-    id: int | str | None
-    error: str
+    models: Models
+    schemas: CollectionSchemas
+    server: ServerConfig
+    bounds: StoreBounds
+    named: str | None = None
+
+    async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
+        service = self.models.default.service
+        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
+            return await service.within_deadline(work())
+
+    def embedder(self, schema: CollectionSchema | None) -> Context:
+        """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
+        from hybridtei.store.collection import MODEL_ID
+
+        if self.named is None and schema is not None:
+            wanted = schema.metadata.get(MODEL_ID)
+            for context in self.models.ready:
+                if context.model.model_id == wanted:
+                    return context
+        return self.models.choose(None, self.named, jobs.EMBED_HYBRID)
 
 
-class PointsResponse(Struct, frozen=True):
-    """What became of the points. `ids`: of those that are stored, in their order."""
+@handler("search")
+async def search(stores: StoreContext, request: SearchRequest) -> Reply:
+    """`/search`: embed, find, fuse, rescore, rerank."""
+    if request.query is None:
+        stores.models.default.check_batch(len(request.texts))
+    options = options_of(request, stores.server)
+    rank = ranker(stores.models, request.rerank)
+    return await stores.run(len(request.texts), lambda: _search(stores, request, options, rank))
 
-    collection: str
-    created: bool
-    upserted: int
-    ids: list[int | str]
-    failed: list[FailedPoint]
+
+async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
+    from hybridtei.search.searcher import QueryModel, Searcher
+    from hybridtei.store.pages import PayloadBudget
+
+    texts = request.texts
+    context = stores.embedder(await stores.schemas.of(request.collection))
+    usages: list[Usage] = []
+
+    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
+        task = Embed(list(queries), heads, input_type="query")
+        load = Load(len(queries), sum(map(len, queries)), is_batch=request.query is None)
+        answer, usage = await context.measured(lambda: context.run(task, load), load)
+        usages.append(usage)
+        return answer
+
+    tokenizer, spec = context.service.tokenizer, context.service.model.spec
+    model = QueryModel(
+        context.model.model_id,
+        spec,
+        embed,
+        lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
+        stores.bounds.run_aside,
+    )
+    budget = PayloadBudget(stores.server.max_search_bytes)
+    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget)
+    embedded = await searcher.embed(request.collection, texts)
+    finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
+    found = await asyncio.gather(*finding)
+
+    def written() -> list[dict[str, Any]]:
+        return [_result(context, one, usages[0]) for one in found]
+
+    results = await stores.bounds.run_aside(written) if options.highlights else written()
+    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
+    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
+    return Reply(results[0] if request.query is not None else {"results": results}, usages[0], numbers)
+
+
+def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
+    """The request's options. Raises InvalidInput, before a store is asked."""
+    from hybridtei.search.query import filter_from
+
+    request.check_page()
+    _check_candidates(request, server.max_search_points)
+    return SearchOptions.of(request, query_filter=filter_from(request.filter))
+
+
+def _check_candidates(request: SearchRequest, most: int) -> None:
+    """Raises TooManyCandidates, naming the field, where a search would look at more than `most` points."""
+    reach = {
+        "`prefetch_limit`": request.prefetch_limit,
+        "`offset` + `limit`": request.offset + request.limit,
+        **({"`rerank_limit`": request.rerank_limit} if request.rerank is not False else {}),
+    }
+    name, value = max(reach.items(), key=lambda item: item[1])
+    queries = len(request.texts)
+    if queries * value > most:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise TooManyCandidates(f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)")
+    if request.highlights and queries * request.limit > MAX_HIGHLIGHTED:
+        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+        raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `highlights`, {MAX_HIGHLIGHTED} hits are the most")
+
+
+def ranker(models: Models, wanted: bool | str) -> Rank | None:
+    """The reranker that is wanted: True for the first that is loaded. Raises InvalidInput where there is none, UnknownModel."""
+    if wanted is False:
+        return None
+    rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]
+    if isinstance(wanted, str):
+        context = models.named(wanted)
+    elif rerankers:
+        context = rerankers[0]
+    else:
+        raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
+
+    async def rank(query: str, documents: Sequence[str]) -> Floats:
+        return await rank_texts(context, query, documents)
+
+    return rank
+
+
+def _result(context: Context, found: SearchResult, usage: Usage) -> dict[str, Any]:
+    from hybridtei.search.explain import plain
+
+    stages = usage.timings
+    spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
+    told = plain(found)
+    told["stages"] = [{"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}, *told["stages"]]
+    return {"model": context.served_name, **told}
+
+
+async def embed_documents(
+    context: Context, texts: Sequence[str], heads: frozenset[Head], *, truncate: bool | None
+) -> tuple[Embeddings, Usage]:
+    """Every wanted output of texts to be stored, in parts. Raises what the first part that fails raises."""
+    task = Embed(list(texts), heads, context.truncate(truncate), input_type="document")
+    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+    bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
+    return await context.measured(lambda: context.run(task, load, bounds), load, checked=False)
+
+
+ROUTES = (
+    Route(
+        path="/search",
+        handler=search,
+        request=SearchRequest,
+        response=(SearchResponse, SearchesResponse),
+        summary="Search a collection of the vector store",
+        target="store",
+        role="search",
+    ),
+)
