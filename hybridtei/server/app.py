@@ -37,9 +37,9 @@ from hybridtei.server.api.search import StoreBounds
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.dispatch import litestar_route
 from hybridtei.server.http.auth import Door, Keyring
+from hybridtei.server.http.body import Keyless
 from hybridtei.server.http.edge import ALIASES, Edge
 from hybridtei.server.http.error_responses import HANDLERS
-from hybridtei.server.http.keyless import Keyless
 from hybridtei.server.http.limits import Refusals, Unsent
 from hybridtei.server.http.tls import certificate_of
 from hybridtei.server.openapi import document

@@ -17,7 +17,8 @@ from hybridtei.server.api.embed import embed, embed_sparse, similarity
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.api.tagging import EntitiesRequest, entities
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of, may_hold
+from hybridtei.server.http.body import SchemaError, SyntaxRefused
+from hybridtei.server.http.decoding import decode, keys_of, may_hold
 from hybridtei.server.routing import Route
 
 T = TypeVar("T")

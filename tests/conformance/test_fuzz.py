@@ -28,7 +28,8 @@ from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
 from hybridtei.server.api import tagging as tag
-from hybridtei.server.http.body import BodyError, decode
+from hybridtei.server.http.body import BodyError
+from hybridtei.server.http.decoding import decode
 from tests.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import Running, serving

@@ -15,7 +15,7 @@ import pytest
 
 from hybridtei.batch import PackedBatch
 from hybridtei.server.dispatch import while_connected
-from hybridtei.server.http.disconnect import CROWD, DISCONNECT, ClientDisconnected, Disconnect
+from hybridtei.server.http.connection import CROWD, DISCONNECT, ClientDisconnected, Disconnect
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 

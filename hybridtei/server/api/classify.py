@@ -14,7 +14,8 @@ from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
 from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest
 from hybridtei.server.context import Context, Reply, Write, envelope, used
-from hybridtei.server.http.body import SchemaError, decode
+from hybridtei.server.http.body import SchemaError
+from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.http.writers import scored
 from hybridtei.server.inputs import Texts, direction, parse_predict

@@ -14,7 +14,7 @@ from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
 from hybridtei.server.api.tei import OpenAICompatUsage, Size
 from hybridtei.server.context import Context, Reply, envelope, used
-from hybridtei.server.http.body import decode_by_field
+from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.server.registry import RANK

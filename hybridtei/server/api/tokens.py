@@ -15,8 +15,8 @@ from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api.tei import DecodeRequest, Id, SimpleToken, TokenizeRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.body import decode_by_field
 from hybridtei.server.http.content_coding import FORM
+from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.inputs import parse_ids
 from hybridtei.server.routing import Route

@@ -18,7 +18,7 @@ from litestar.response.base import ASGIResponse
 
 from hybridtei.errors import HybridTeiError
 from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.disconnect import ClientDisconnected
+from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.errors import ErrorResponse
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.disconnect import BROKEN_BODY, CROWD, DISCONNECT, SLOW_BODY, Disconnect, is_disconnected
+from hybridtei.server.http.connection import (
+    BROKEN_BODY,
+    CROWD,
+    DISCONNECT,
+    SLOW_BODY,
+    Disconnect,
+    GatheredTransport,
+    is_disconnected,
+)
 from hybridtei.server.http.limits import ConnectionLimits
 
 HEADER_COUNT_LIMIT = 100  # hyper's
@@ -29,40 +37,9 @@ PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before readi
 LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
 LOOKS = 4  # at a client that reads nothing, until it is cut off
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
-CONTINUE = b"HTTP/1.1 100 "
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
 FULL = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
-
-
-class _Gathered:
-    """A transport for one answer, whose head waits for its body: one packet and one system call, where upstream takes two.
-
-    Waking a client costs as much as all the Python of a short request, and it can do nothing with a head alone.
-    """
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._parts: list[bytes | memoryview] = []
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes | memoryview) -> None:
-        if isinstance(data, memoryview):  # a slice of a large body, as `edge` sends it
-            self._parts.append(data)
-            self.flush()
-        elif data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
-            self._transport.write(data)
-        else:
-            self._parts.append(data)
-
-    def flush(self) -> None:
-        if self._parts:
-            self._transport.writelines(self._parts)
-            self._parts.clear()
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
 
 
 class _Refused(Exception):
@@ -235,7 +212,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_since = self._body_heard = self.loop.time()
         self._body_bytes = 0
         self._fields = self._field_bytes = 0  # trailers may come
-        self.cycle.transport = _Gathered(self.transport)  # type: ignore[assignment]
+        self.cycle.transport = GatheredTransport(self.transport)  # type: ignore[assignment]
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
             self.flow.resume_reading()

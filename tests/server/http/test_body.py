@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, SimilarityRequest
-from hybridtei.server.http.body import BodyError, decode
+from hybridtei.server.http.body import BodyError
+from hybridtei.server.http.decoding import decode
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running
 

@@ -70,7 +70,7 @@ def refused(clients: list[socket.socket]) -> int:
 
 
 def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_passes_by(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", HANG, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.body.SECONDS", HANG, raising=False)
     with serving(server={"api_key": "secret"}) as running, unfinished(running, 24, peers=4) as clients:
         until(lambda: refused(clients) >= 24 - 16_000_000 // SIZE)  # all but those that the bound has room for
         assert running.post("/qdrant/inference", LONG, headers=KEY).status_code == 200
@@ -78,7 +78,7 @@ def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_p
 
 
 def test_one_peer_may_hold_half_of_the_bound(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", HANG, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.body.SECONDS", HANG, raising=False)
     with serving(server={"api_key": "secret"}) as running, unfinished(running, 8) as clients:
         until(lambda: refused(clients) >= 8 - 8_000_000 // SIZE)
         assert running.post("/qdrant/inference", LONG).status_code == 200  # another peer's
@@ -92,7 +92,7 @@ def test_whole_bodies_are_answered_by_the_token_in_them(locked):
 
 
 def test_a_body_without_a_key_that_takes_too_long_is_408(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.keyless.SECONDS", 0.2, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.body.SECONDS", 0.2, raising=False)
     with serving(server={"api_key": "secret"}) as running, connected(running) as client:
         client.sendall(HEAD + LONG[:100_000])
         ((status, headers, body),) = heard(client)

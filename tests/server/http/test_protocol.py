@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.disconnect import TCP_INFO, is_disconnected
+from hybridtei.server.http.connection import TCP_INFO, is_disconnected
 from hybridtei.server.http.protocol import (
     HEADER_COUNT_LIMIT,
     PIPELINE_LIMIT,

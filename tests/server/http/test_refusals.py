@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hybridtei.server.api.openai import OpenAICompatRequest
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
-from hybridtei.server.http.body import BodyError, decode, decode_by_field
+from hybridtei.server.http.body import BodyError
+from hybridtei.server.http.decoding import decode, decode_by_field
 from hybridtei.server.tei_compat import LONGEST, mistake_in, told
 
 INPUT = "data did not match any variant of untagged enum Input"
