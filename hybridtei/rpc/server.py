@@ -16,7 +16,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.observability.tracing import Recorder
 from hybridtei.rpc import health, services
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
-from hybridtei.server.http.auth import Door
+from hybridtei.server.http.auth import Authenticator
 from hybridtei.server.http.limits import Unsent
 from hybridtei.server.http.tls import Certificate
 from hybridtei.server.registry import Models
@@ -48,7 +48,7 @@ class RpcServer:
         models: Models,
         config: ServerConfig,
         recorder: Recorder | None,
-        door: Door,
+        authenticator: Authenticator,
         *,
         unsent: Unsent,
         certificate: Certificate | None = None,
@@ -58,7 +58,7 @@ class RpcServer:
         self._models = models
         self._config = config
         self._recorder = recorder
-        self._door = door
+        self._authenticator = authenticator
         self._unsent = unsent
         self._certificate = certificate
         self._calls = OpenCalls(calls), OpenCalls(HEALTH), OpenCalls(REFLECTION)
@@ -89,7 +89,7 @@ class RpcServer:
 
     def _table(self, ending: asyncio.Event) -> CallTable:
         tei, checks, reflections = self._calls
-        front = services.Front(self._models, self._door, self._unsent, self._recorder, tei.bounds.first_seconds)
+        front = services.Front(self._models, self._authenticator, self._unsent, self._recorder, tei.bounds.first_seconds)
         known = health.Health(self._models, ending)
         return CallTable({**services.served(front, tei), **known.served(checks), **health.served(reflections)})
 

@@ -22,7 +22,7 @@ from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply, headers_of
-from hybridtei.server.http.auth import Door, Role
+from hybridtei.server.http.auth import Authenticator, Role
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
 from hybridtei.server.registry import Able, Models
 
@@ -79,7 +79,7 @@ class Front:
     """What all calls share."""
 
     models: Models
-    door: Door
+    authenticator: Authenticator
     unsent: Unsent
     recorder: Recorder | None = None
     body_seconds: float = inf  # between two messages that have one answer
@@ -88,11 +88,11 @@ class Front:
 
     def authenticate(self, role: Role | None, sent: Metadata) -> None:
         """Raises NoKey, RoleNeeded."""
-        if self.door.keys.is_open:
+        if self.authenticator.keys.is_open:
             return
         given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
         try:
-            self.door.let_in(self.door.keys.find_in_header(given), role)
+            self.authenticator.authenticate(self.authenticator.keys.find_in_header(given), role)
         except NotAuthorizedException:
             raise NoKey("No valid auth token") from None
 

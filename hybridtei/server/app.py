@@ -36,7 +36,7 @@ from hybridtei.server.api import (
 from hybridtei.server.api.search import StoreBounds
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.dispatch import litestar_route
-from hybridtei.server.http.auth import Door, Keyring
+from hybridtei.server.http.auth import Authenticator, Keyring
 from hybridtei.server.http.body import Keyless
 from hybridtei.server.http.edge import ALIASES, Edge
 from hybridtei.server.http.error_responses import HANDLERS
@@ -92,12 +92,12 @@ def create_fleet_app(
     which it closes. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
-    door, refusals = Door(Keyring.of(server), models.registry), Refusals(models.registry)
+    authenticator, refusals = Authenticator(Keyring.of(server), models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
     models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes)
     rpc = None
     if server.grpc_port is not None:
-        rpc = rpc_server_class()(models, server, recorder, door, unsent=unsent, certificate=certificate)
+        rpc = rpc_server_class()(models, server, recorder, authenticator, unsent=unsent, certificate=certificate)
 
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
@@ -119,7 +119,7 @@ def create_fleet_app(
             {
                 **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
                 **{
-                    "door": door,
+                    "authenticator": authenticator,
                     "refusals": refusals,
                     "certificate": certificate,
                     "unsent": unsent,

@@ -25,7 +25,7 @@ from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived, as_handler
 from hybridtei.server.api.search import StoreContext
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
-from hybridtei.server.http.auth import check_key, door_of, is_keyless
+from hybridtei.server.http.auth import authenticator_of, check_key, is_keyless
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
 from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
@@ -147,7 +147,7 @@ async def _read(route: Route, scope: Any, receive: Any, models: Models, server: 
         check_key(scope, "infer", keys_of(body, _Token).token)
         return body
     check_key(scope, None if route.role == "any" else route.role)
-    if manages and door_of(scope).keys.is_open:
+    if manages and authenticator_of(scope).keys.is_open:
         raise KeyNeeded
     if route.target == "store" and scope["app"].state.schemas is None:
         raise NoStore

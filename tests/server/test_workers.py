@@ -213,15 +213,15 @@ def test_a_worker_that_lost_its_way_to_the_engine_is_replaced(hybrid):
     service = EngineService(Model(spec, text_reader(spec, engine)), backend, engine, budget_tokens=32, registry=registry)
 
     async def scene(listening: socket.socket) -> None:
-        office = workers._Office(service, server, model, registry, listening, metrics_port=None)
-        running = asyncio.create_task(office.run())
+        supervisor = workers.Supervisor(service, server, model, registry, listening, metrics_port=None)
+        running = asyncio.create_task(supervisor.run())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
         async def serving() -> workers._Worker:
-            while not (office._workers and office._workers[0].serving):
+            while not (supervisor._workers and supervisor._workers[0].serving):
                 assert not running.done()
                 await asyncio.sleep(0.01)
-            return office._workers[0]
+            return supervisor._workers[0]
 
         first = await serving()
         async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
@@ -232,7 +232,7 @@ def test_a_worker_that_lost_its_way_to_the_engine_is_replaced(hybrid):
                 await asyncio.sleep(0.01)
         async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
             assert (await client.post(f"{url}/embed", json={"inputs": HARMLESS[0]})).status_code == 200
-        office._tell(signal.SIGTERM)
+        supervisor._on_signal(signal.SIGTERM)
         await running
 
     with bound("127.0.0.1", 0) as listening:

@@ -19,14 +19,14 @@ from hybridtei.observability.tracing import CALLER
 from hybridtei.server.http.edge import check_origin
 
 
-class Door:
-    """A keyring, and the count of who came in by which key."""
+class Authenticator:
+    """A keyring, and how many requests came with each of its keys."""
 
     def __init__(self, keys: Keyring, registry: Registry) -> None:
         self.keys = keys
         self._counter = registry.counter("hybridtei_key_requests")
 
-    def let_in(self, key: Key | None, role: Role | None) -> None:
+    def authenticate(self, key: Key | None, role: Role | None) -> None:
         """Counts a key, and has the log name it with what it asked for. `role`: that it should have; None: any key will do.
         Raises NotAuthorizedException without a key, RoleNeeded."""
         if key is None:
@@ -38,14 +38,14 @@ class Door:
             raise RoleNeeded(role, key.name, key.roles)
 
 
-def door_of(scope: Any) -> Door:
+def authenticator_of(scope: Any) -> Authenticator:
     """The application's."""
-    return scope["app"].state.door  # type: ignore[no-any-return]
+    return scope["app"].state.authenticator  # type: ignore[no-any-return]
 
 
 def is_keyless(scope: Any) -> bool:
     """Whether a key is needed, and the header carries none that opens."""
-    keys = door_of(scope).keys
+    keys = authenticator_of(scope).keys
     return not keys.is_open and keys.find_in_header(_authorization(scope)) is None
 
 
@@ -53,13 +53,13 @@ def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
     """To be called before the body is looked at, in the request's own task. `role`: that the key should have; None: any key
     will do. `token`: a key that came elsewhere, and will do as well. Raises NotAuthorizedException, which is written without a
     body, and RoleNeeded; where there are no keys, OtherOrigin."""
-    door = door_of(scope)
-    if door.keys.is_open:
+    authenticator = authenticator_of(scope)
+    if authenticator.keys.is_open:
         if role == "write":
             check_origin(scope, scope["app"].state.server.cors_allow_origin)
         return
-    key = None if token is None else door.keys.find(token.encode("utf-8", "replace"))
-    door.let_in(door.keys.find_in_header(_authorization(scope)) or key, role)
+    key = None if token is None else authenticator.keys.find(token.encode("utf-8", "replace"))
+    authenticator.authenticate(authenticator.keys.find_in_header(_authorization(scope)) or key, role)
 
 
 def _authorization(scope: Any) -> bytes:

@@ -57,7 +57,7 @@ def run_workers(
     """Serve until told to stop. Raises OSError if the port is taken, LoadError if workers do not start, BackendError if the
     engine dies. `registry`: the one the service counts in. `metrics_port`: served from here."""
     with bound(server.hostname, server.port) as listening:
-        uvloop.run(_Office(service, server, model, registry, listening, metrics_port=metrics_port).run())
+        uvloop.run(Supervisor(service, server, model, registry, listening, metrics_port=metrics_port).run())
     if service.engine.busy:
         end_at_once()
 
@@ -65,14 +65,14 @@ def run_workers(
 class _Worker:
     """One process, as seen from here."""
 
-    def __init__(self, process: subprocess.Popen[bytes], office: _Office) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], supervisor: Supervisor) -> None:
         self.process = process
         self.readings: Sequence[Reading] = ()
         self.serving = False
         self.ready, self.counted, self.gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.control = Channel(self._received, self.gone.set)
-        self.engine_server = EngineServer(office.service.engine)
-        self._office = office
+        self.engine_server = EngineServer(supervisor.service.engine)
+        self._supervisor = supervisor
 
     async def open(self, engine: socket.socket, control: socket.socket, setup: Setup) -> None:
         await self.engine_server.open(engine)
@@ -114,12 +114,12 @@ class _Worker:
             return
         self.readings = message.readings
         if isinstance(message, Scrape):
-            self._office.scraped(self, message.number)
+            self._supervisor.scraped(self, message.number)
         else:
             self.counted.set()
 
 
-class _Office:
+class Supervisor:
     """All workers, and the engine."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Office:
         self.service = service
         self._server = server
         self._registry = registry
-        self._departed = Registry()  # what dead workers had counted: a sum must not fall
+        self._ended = Registry()  # what dead workers had counted: a sum must not fall
         self._listening = listening
         self._metrics_port = metrics_port
         self._setup = Setup(
@@ -149,21 +149,21 @@ class _Office:
         self._admission = Admission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
         self._heap = heap.Keeper()
-        self._told = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until a signal, or the engine's end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._tell, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         if self._server.api_key_file is not None or self._server.certfile is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._forward_signal, signal.SIGHUP)
         await self.service.start()
         keepers: list[asyncio.Task[None]] = []
         try:
             for place in range(self._server.http_workers):
-                await self._hire(place)
+                await self._start_worker(place)
             if await self._all_ready():
                 self._open()
                 if self._metrics_port is not None:
@@ -173,7 +173,7 @@ class _Office:
         finally:
             for keeper in keepers:
                 keeper.cancel()
-            await self._dismiss()
+            await self._stop_workers()
             if self._metrics_port is not None:
                 await self._metrics_port.stop()
             for task in self._tasks:
@@ -189,18 +189,18 @@ class _Office:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell(self, number: int) -> None:
-        if self._told.is_set() and number == signal.SIGINT:  # who asks twice does not want to wait
+    def _on_signal(self, number: int) -> None:
+        if self._stopping.is_set() and number == signal.SIGINT:  # who asks twice does not want to wait
             for worker in self._workers.values():
                 worker.process.kill()
-        self._told.set()
+        self._stopping.set()
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         """To read files again is each worker's own to do."""
         for worker in self._workers.values():
             worker.process.send_signal(number)
 
-    async def _hire(self, place: int) -> _Worker:
+    async def _start_worker(self, place: int) -> _Worker:
         """Start a worker's process at a place."""
         (engine, engine_there), (control, control_there) = socket.socketpair(), socket.socketpair()
         with engine_there, control_there:
@@ -218,8 +218,8 @@ class _Office:
     async def _all_ready(self) -> bool:
         """False if told to stop before. Raises LoadError if one ends."""
         for worker in self._workers.values():
-            await _first(worker.ready_or_gone(), self._told.wait())
-            if self._told.is_set():
+            await _first(worker.ready_or_gone(), self._stopping.wait())
+            if self._stopping.is_set():
                 return False
             if not worker.ready.is_set():
                 raise LoadError(f"an HTTP worker ended with status {await worker.ended()} before it could serve")
@@ -236,7 +236,7 @@ class _Office:
         announce(*self._listening.getsockname()[:2])
 
     async def _watch(self, keepers: Sequence[asyncio.Task[None]]) -> None:
-        while not self._told.is_set() and self.service.dead is None:
+        while not self._stopping.is_set() and self.service.dead is None:
             await asyncio.sleep(WATCH_SECONDS)
             for keeper in keepers:
                 if keeper.done():
@@ -247,15 +247,15 @@ class _Office:
         while True:
             worker = self._workers[place]
             status = await worker.ended()
-            if self._told.is_set():
+            if self._stopping.is_set():
                 return
             log.error("HTTP worker %d ended with status %d; another takes its place", worker.process.pid, status)
             self._admission.clear(place)
-            self._departed.absorb(worker.readings)
+            self._ended.absorb(worker.readings)
             worker.readings = ()
             if not worker.serving:
                 await asyncio.sleep(RETRY_SECONDS)
-            replacement = await self._hire(place)
+            replacement = await self._start_worker(place)
             if await replacement.ready_or_gone():
                 replacement.serve()
 
@@ -271,11 +271,11 @@ class _Office:
         with suppress(TimeoutError):  # for who is too busy, its last word counts
             await asyncio.wait_for(asyncio.gather(*(worker.counted.wait() for worker in others)), COUNT_SECONDS)
         total = Registry()
-        for readings in (self._registry.readings(), self._departed.readings(), *(w.readings for w in self._workers.values())):
+        for readings in (self._registry.readings(), self._ended.readings(), *(w.readings for w in self._workers.values())):
             total.absorb(readings)
         return total.text()
 
-    async def _dismiss(self) -> None:
+    async def _stop_workers(self) -> None:
         self._listening.close()
         for worker in self._workers.values():
             worker.drain()

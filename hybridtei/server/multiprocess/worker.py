@@ -47,7 +47,7 @@ class SharedRegistry(Registry):
         return super().text() if self.fetched is None else self.fetched
 
 
-class Desk:
+class ControlClient:
     """A worker's end of the line to the process with the engine."""
 
     def __init__(self, end: socket.socket, registry: SharedRegistry) -> None:
@@ -108,21 +108,21 @@ class Desk:
 
 
 class WorkerServer(DrainingServer):
-    """Tells nobody that it listens; drains when told to, by its desk or by a signal."""
+    """Tells nobody that it listens; drains when told to, by the supervisor or by a signal."""
 
     def __init__(
         self,
         settings: uvicorn.Config,
         drain_seconds: float,
-        desk: Desk,
+        control: ControlClient,
         *,
         reload: Callable[[], object] | None,
         dead: Callable[[], object],
     ) -> None:
         super().__init__(settings, drain_seconds, reload=reload, dead=dead)
         self.abandoned = False
-        self._desk = desk
-        desk.server = self
+        self._control = control
+        control.server = self
 
     def announce(self) -> None:
         """The other process does."""
@@ -137,32 +137,32 @@ class WorkerServer(DrainingServer):
         self._drain_seconds = min(self._drain_seconds, HASTE_SECONDS)
 
     async def startup(self, sockets: Any = None) -> None:
-        await self._desk.open()
+        await self._control.open()
         await super().startup(sockets)
 
     async def shutdown(self, sockets: Any = None) -> None:
         await super().shutdown(sockets)
-        await self._desk.close()
+        await self._control.close()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`arguments`: descriptors of the listening socket, the ways to the engine and to the desk, and the permits; its place."""
+    """`arguments`: descriptors of the listening socket, of those to engine and supervisor, and of the permits; its place."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves there is nothing to finish
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nor to read again
     listening, engine, control, permits, place = map(int, arguments)
-    desk_end = socket.socket(fileno=control)
+    control_end = socket.socket(fileno=control)
     try:
-        setup: Setup = receive_now(desk_end)
+        setup: Setup = receive_now(control_end)
         spoken = setup.server
         logs.configure(json_output=spoken.json_output, level=spoken.log_level, spans=not spoken.disable_spans)
         registry = SharedRegistry()
         app = _application(setup, registry, socket.socket(fileno=engine), permits, place)
-        send_now(desk_end, Ready())
-        if not isinstance(receive_now(desk_end), Serve):
+        send_now(control_end, Ready())
+        if not isinstance(receive_now(control_end), Serve):
             return 0
     except (EOFError, ConnectionError):  # the other process is gone
         return 1
-    return _serve(app, setup, Desk(desk_end, registry), socket.socket(fileno=listening))
+    return _serve(app, setup, ControlClient(control_end, registry), socket.socket(fileno=listening))
 
 
 def _application(setup: Setup, registry: Registry, engine: socket.socket, permits: int, place: int) -> Any:
@@ -178,18 +178,18 @@ def _application(setup: Setup, registry: Registry, engine: socket.socket, permit
     return create_app(service, setup.server, setup.model, registry=registry)
 
 
-def _serve(app: Any, setup: Setup, desk: Desk, listening: socket.socket) -> int:
+def _serve(app: Any, setup: Setup, control: ControlClient, listening: socket.socket) -> int:
     async def up_to_date(scope: Any, receive: Any, send: Any) -> None:
         """Metrics are fetched before the route that tells them, which cannot wait."""
         if scope["type"] == "http" and scope["path"] == "/metrics":
-            await desk.fetch()
+            await control.fetch()
         await app(scope, receive, send)
 
     allow_files(setup.server.max_connections)
     models = app.state.models
     settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent, app.state.certificate)
     server = WorkerServer(
-        settings, setup.server.drain_seconds, desk, reload=reloader(app, setup.server), dead=lambda: models.dead
+        settings, setup.server.drain_seconds, control, reload=reloader(app, setup.server), dead=lambda: models.dead
     )
     with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
         server.run(sockets=[listening])
