@@ -157,7 +157,7 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
 def leave_at_once(running: Running, clients: int) -> None:
     """So many send a request and close, while the event loop stands still: it hears of both at once."""
     go = threading.Event()
-    running.service.rides._loop.call_soon_threadsafe(go.wait, HANG)
+    running.service.engine._loop.call_soon_threadsafe(go.wait, HANG)
     for i in range(clients):
         body = json.dumps({"inputs": f"two {i}"}).encode()
         with socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client:
