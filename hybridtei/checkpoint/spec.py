@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, language_ranker
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
@@ -29,6 +29,7 @@ from hybridtei.checkpoint.modules import (
     splade_activation,
     transformer_folder,
 )
+from hybridtei.checkpoint.rankers import language_ranker
 from hybridtei.checkpoint.sizes import check_sizes, read_vocabulary
 from hybridtei.checkpoint.templates import PairTemplate
 from hybridtei.checkpoint.weights import Weights, max_input_length, sentence_config
