@@ -178,6 +178,8 @@ def _syntax_detail(message: str, body: bytes) -> str:
 
 def _refuse_duplicates(body: bytes, kind: type) -> None:
     names = _field_names(kind)
+    if not names:
+        return
     if b"\\u00" not in body and all(body.count(name) < 2 for name in names.values()):
         return  # no name stands there twice, nor spelled with escapes
     error = _told(body, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -418,6 +419,11 @@ def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(mon
     body = b'{"inputs":"a","x":[%b{}],%b"y":"\\u0069"}' % (LONG, b'"k":0,' * 100_000)
     assert decoded(body, EmbedRequest).inputs == "a"
     assert not read
+
+
+def test_a_long_table_with_escapes_has_no_fields_to_be_given_twice():
+    body = b'{"model_id":"a","dtype":"%b"}' % (b"\\u00df" * 1000)
+    assert decoded(body, dict[str, Any]) == {"model_id": "a", "dtype": "ß" * 1000}
 
 
 def test_half_a_surrogate_pair_is_called_so(asked):
