@@ -234,6 +234,7 @@ def test_the_embedded_model_runs_without_importing_torch() -> None:
     assert (done.stdout, done.stderr) == ("['onnxruntime']\n", "")
 
 
+@pytest.mark.slow
 def test_the_embedded_model_gives_the_same_on_both_backends() -> None:
     if not CRANFIELD.exists():
         pytest.skip("shared/data is not here")

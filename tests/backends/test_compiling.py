@@ -78,7 +78,7 @@ def deviations(backend: TorchBackend) -> list[float]:
     ("model_type", "joined"),
     sampled(
         itertools.product(["bert", "modernbert", "qwen3", "gemma3_text", "nomic_bert"], [False, True]),
-        {("bert", False), ("modernbert", True)},
+        {("modernbert", True)},
     ),
 )
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str, joined: bool) -> None:

@@ -128,7 +128,7 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), DTYPES[1]])
 def test_a_real_model_finds_the_same_texts(dtype: str) -> None:
     model = find_model(ModelConfig())
     path = find_graph(model)

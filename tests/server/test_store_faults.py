@@ -120,7 +120,9 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
         running.is_well()
 
 
-@pytest.mark.parametrize(("scheme", "serve"), [("grpc", serving_grpc), ("http", serving_rest)])
+@pytest.mark.parametrize(
+    ("scheme", "serve"), [("grpc", serving_grpc), pytest.param("http", serving_rest, marks=pytest.mark.slow)]
+)
 def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path, scheme: str, serve: Serve) -> None:
     state = Qdrant()
     with serve(state, 0) as port:

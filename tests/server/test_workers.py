@@ -142,7 +142,7 @@ def test_a_killed_worker_is_replaced_and_counts_do_not_fall(quick):
     assert running.errors == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, tmp_path, number):
     hold = tmp_path / "hold"  # while it is there, passes wait
     hold.touch()
@@ -194,7 +194,7 @@ def test_a_dead_engine_ends_all(hybrid, count):
         assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
+@pytest.mark.parametrize("count", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_pass_that_does_not_end_does_not_keep_it_alive(hybrid, count):
     with process([*FAKE, str(hybrid), "3600", count, "drain_seconds=0"]) as running, ThreadPoolExecutor(1) as pool:
         url = running.wait_ready()

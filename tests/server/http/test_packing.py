@@ -26,7 +26,7 @@ def test_matrices_of_every_small_shape(rows, columns):
         assert through(row) == row.tolist()
 
 
-@pytest.mark.parametrize("length", [0, 15, 16, 65_535, 65_536])
+@pytest.mark.parametrize("length", [0, 15, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (65_535, 65_536))])
 def test_lengths_at_which_the_head_changes(length):
     row = np.arange(length, dtype=np.float32)
     assert through(row) == row.tolist()

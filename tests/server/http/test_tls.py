@@ -62,6 +62,7 @@ def test_http_over_tls_and_nothing_else(files):
         assert "Traceback" not in "".join([*running.lines, *running.errors])
 
 
+@pytest.mark.slow
 def test_malformed_heads_are_refused_over_tls_too(files):
     with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
         port = httpx.URL(running.wait_ready()).port
