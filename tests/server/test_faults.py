@@ -142,7 +142,7 @@ print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 """
 
 
-@pytest.mark.parametrize(("model", "width"), [pytest.param(None, 384, marks=pytest.mark.slow), ("bert", 32)])
+@pytest.mark.parametrize(("model", "width"), [(None, 384), pytest.param("bert", 32, marks=pytest.mark.slow)])
 def test_a_full_disk_keeps_no_model_from_loading(
     model: str | None, width: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
