@@ -60,7 +60,7 @@ class Request:
             with suppress(ValueError, RecursionError):  # what is no JSON, or too deep, goes as it is
                 plain = msgspec.msgpack.encode(json.loads(plain))
         if self.coding:
-            return gzip.compress(plain, 1) if self.coding == "gzip" else zstd.compress(plain)
+            return gzip.compress(plain, 1, mtime=0) if self.coding == "gzip" else zstd.compress(plain)
         return plain
 
     def pieces(self) -> tuple[bytes, ...]:
