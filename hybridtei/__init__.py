@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridtei import errors
 from hybridtei.errors import *  # noqa: F403
-from hybridtei.system import child_process as telemetry
+from hybridtei.system import child_process
 
 if TYPE_CHECKING:
     from hybridtei.batch import Head as Head
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hybridtei.tasks.classify import Prediction as Prediction
     from hybridtei.tasks.tag import Span as Span
 
-telemetry.turn_off()
+child_process.turn_off()
 
 try:
     __version__ = version("hybridtei")

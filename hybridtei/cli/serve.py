@@ -16,7 +16,7 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfi
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
 from hybridtei.server.http.auth import is_sendable
-from hybridtei.system import memory as heap
+from hybridtei.system import memory
 
 log = logging.getLogger("hybridtei")
 
@@ -44,9 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
     server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    heap.limit_heaps()  # while there is one thread, and nothing that starts others is imported
-    from hybridtei.observability import logs
-    from hybridtei.observability import tracing as otlp
+    memory.limit_heaps()  # while there is one thread, and nothing that starts others is imported
+    from hybridtei.observability import logs, tracing
     from hybridtei.server import start
 
     logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("%s", warning)
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
     if server.otlp_endpoint is not None:
-        otlp.require()  # before minutes of loading
+        tracing.require()  # before minutes of loading
     if arguments.models is None and len(model_ids) < 2:
         start.serve_one(model, engine, server, store)
         return

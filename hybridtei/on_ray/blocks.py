@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from hybridtei.engine import channel as frames
+from hybridtei.engine import channel
 from hybridtei.errors import BackendError
 from hybridtei.ingest.chunking import Chunk, Document, Rejected
 from hybridtei.ingest.embedders import embed_each
@@ -121,12 +121,12 @@ def unpacked(data: bytes) -> Sent:
 
 def packed_vectors(vectors: Vectors) -> bytes:
     """Rows, and for each text why it has none, or None."""
-    return b"".join(frames.encode(vectors))
+    return b"".join(channel.encode(vectors))
 
 
 def unpacked_vectors(data: bytes) -> Vectors:
     """Arrays are views of the bytes."""
-    embeddings, reasons = frames.decode(data)
+    embeddings, reasons = channel.decode(data)
     return embeddings, reasons
 
 

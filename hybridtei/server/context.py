@@ -32,7 +32,7 @@ Write = Callable[[T, Usage], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, as `encoding.to_json` takes it; what it cost where that is told; and how many numbers it holds, about."""
+    """An answer, as `writers.to_json` takes it; what it cost where that is told; and how many numbers it holds, about."""
 
     answer: Any
     usage: Usage | None = None

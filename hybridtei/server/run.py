@@ -25,7 +25,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.server.http.limits import ConnectionLimits, Refusals, Unsent, allow_files
 from hybridtei.server.http.protocol import BoundedHttpProtocol
 from hybridtei.server.http.tls import Begun, Certificate, Handshake, certificate_of
-from hybridtei.system import memory as heap
+from hybridtei.system import memory
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
@@ -57,7 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._rpc = rpc
         self._reload = reload
-        self._heap = heap.Keeper()
+        self._heap = memory.Keeper()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hybridtei.checkpoint import layers as tanh_gelu
+from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over, not_finite
@@ -51,7 +51,7 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
     except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
-        tanh_gelu.in_config(config)
+        layers.in_config(config)
     try:
         with _quiet():
             model, report = auto.from_pretrained(

@@ -23,7 +23,6 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from tests import exports, tiny
 from tests.exports import FAMILIES, graph_of
-from tests.sampled import sampled
 from tests.trunk.test_rope import MODELS as FOLLOWING
 
 Copied = Callable[[Path], Path]
@@ -57,7 +56,8 @@ def test_a_graph_keeps_nothing_of_the_machine_that_made_it(model_type: str) -> N
     assert not [word for word in (b"site-packages", b"/tmp", str(Path.home()).encode(), b".py") if word in content]
 
 
-@pytest.mark.parametrize("model_type", sampled(sorted(FREE_SIZES), []))
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(FREE_SIZES))
 def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_type: str) -> None:
     """Byte for byte: other numbers of words and of positions, another padding id where the name leaves it out too; and of the
     precision that weights are stored in."""

@@ -76,7 +76,8 @@ def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize("backend", sampled(["auto", "torch"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_vectors_equal_those_from_upstreams_file(cache: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     outputs = ("dense", "sparse", "multivector")
     config = ModelConfig(backend=backend)  # type: ignore[arg-type]

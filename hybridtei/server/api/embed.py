@@ -26,7 +26,7 @@ from hybridtei.server.api.tei import (
     SparseValue,
 )
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http import writers as encoding
+from hybridtei.server.http import writers
 from hybridtei.server.inputs import Inputs, direction, parse_inputs
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.routing import Route
@@ -157,7 +157,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
-        return encoding.hybrid(smaller(answer), request.sparse_format, pieces)
+        return writers.hybrid(smaller(answer), request.sparse_format, pieces)
 
     return await context.embed(task, inputs, write, field="inputs")
 
@@ -225,12 +225,12 @@ def wanted(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
 def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     assert answer.sparse is not None
     vectors = answer.sparse
-    return [encoding.sparse_tei(vectors, i) for i in range(len(vectors))]
+    return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
 def _ragged(rows: Ragged | None) -> list[Any]:
     assert rows is not None
-    return encoding.ragged(rows)
+    return writers.ragged(rows)
 
 
 def _dense(answer: Embeddings) -> Floats:

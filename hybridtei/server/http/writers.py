@@ -30,7 +30,7 @@ class Packed:
 
 
 def to_msgpack(answer: Any) -> bytes:
-    """The same data as `encoding.to_json` takes. Numbers that are none stay what they are."""
+    """The same data as `to_json` takes. Numbers that are none stay what they are."""
     return answer.body if isinstance(answer, Packed) else _ENCODER.encode(answer)
 
 

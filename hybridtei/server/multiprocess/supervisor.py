@@ -35,8 +35,7 @@ from hybridtei.server.http.limits import bound
 from hybridtei.server.http.metrics_port import MetricsPort
 from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, announce, end_at_once
-from hybridtei.system import child_process
-from hybridtei.system import memory as heap
+from hybridtei.system import child_process, memory
 
 WATCH_SECONDS = 0.2  # between looks at the engine
 RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
@@ -148,7 +147,7 @@ class Supervisor:
         self._permits = shared_memory(server.http_workers)
         self._admission = Admission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
-        self._heap = heap.Keeper()
+        self._heap = memory.Keeper()
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -209,7 +208,7 @@ class Supervisor:
                 child_process.command("-m", "hybridtei.server.multiprocess.worker", *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env=heap.with_limited_heaps(child_process.environment()),  # in this folder: it opens the same paths
+                env=memory.with_limited_heaps(child_process.environment()),  # in this folder: it opens the same paths
             )
         worker = self._workers[place] = _Worker(process, self)
         await worker.open(engine, control, self._setup)
