@@ -1,14 +1,16 @@
 """Graphs of the tiny families: an export takes seconds, so those that the quick tests need lie in `graphs`, by their names.
 
-    python -m tests.exports
+    PYTHONHASHSEED=0 python -m tests.exports [FOLDER]
 
-makes them anew: after a change of the exporter, or with another torch or transformers. Whatever is not there is exported when a
+makes them anew: after a change of the exporter, or with another torch or transformers. The seed is needed for the same bytes:
+ModernBERT of transformers walks over a set of its kinds of layers, and a graph keeps the order that it met. Whatever is not there is exported when a
 test first asks for it, once a run, since a graph serves every checkpoint of its architecture.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -58,6 +60,7 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for old in GRAPHS.glob("*.zip"):
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else GRAPHS
+    for old in target.glob("*.zip"):
         old.unlink()
-    write(GRAPHS)
+    write(target)

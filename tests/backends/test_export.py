@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +87,9 @@ def test_a_graph_is_free_of_the_sizes_its_name_leaves_out(tmp_path: Path, model_
 
 @pytest.mark.slow
 def test_the_graphs_beside_the_tests_are_those_that_the_exporter_makes(tmp_path: Path) -> None:
-    """If not, `python -m tests.exports` makes them anew."""
-    exports.write(tmp_path)
+    """If not, the command in `tests/exports.py` makes them anew."""
+    run = [sys.executable, "-m", "tests.exports", str(tmp_path)]
+    subprocess.run(run, check=True, cwd=Path(exports.__file__).parents[1], env={**os.environ, "PYTHONHASHSEED": "0"})
     made, kept = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path, exports.GRAPHS))
     assert made == kept
 
