@@ -3,8 +3,8 @@
     PYTHONHASHSEED=0 python -m tests.exports [FOLDER]
 
 makes them anew: after a change of the exporter, or with another torch or transformers. The seed is needed for the same bytes:
-ModernBERT of transformers walks over a set of its kinds of layers, and a graph keeps the order that it met. Whatever is not there is exported when a
-test first asks for it, once a run, since a graph serves every checkpoint of its architecture.
+ModernBERT of transformers walks over a set of its kinds of layers, and a graph keeps the order that it met. Whatever is not
+there is exported when a test first asks for it, once a run, since a graph serves every checkpoint of its architecture.
 """
 
 from __future__ import annotations

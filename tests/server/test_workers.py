@@ -31,8 +31,13 @@ from tests.vocabulary import texts
 
 POISON, MURDER = "duti", "dura"  # see `fake_workers`
 FAKE = ["-m", "tests.server.fake_workers"]
-WEB = httpx.Client(  # a connection a request, so any worker may get it
-    timeout=HANG, trust_env=False, verify=False, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+WEB = httpx.Client(  # A connection a request, so any worker may get it. `max_keepalive_connections=0` would give that too, but
+    # httpcore's pool then closes a connection that another thread has just been given.
+    timeout=HANG,
+    trust_env=False,
+    verify=False,
+    limits=httpx.Limits(max_connections=None),
+    headers={"Connection": "close"},
 )
 DEEDS = (POISON, MURDER)
 HARMLESS = [text for text in texts(400, most=40) if not any(deed in text for deed in DEEDS)]
