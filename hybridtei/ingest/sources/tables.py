@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import orjson
 
 from hybridtei.errors import LoadError
@@ -89,9 +90,7 @@ def _size(cells: Any) -> int:
 
     kind = cells.type
     if types.is_dictionary(kind):
-        entries = cells.indices.drop_null().value_counts()
-        lengths = compute.binary_length(cells.dictionary.take(entries.field("values")))
-        return int(compute.sum(compute.multiply(compute.cast(lengths, "int64"), entries.field("counts"))).as_py() or 0)
+        return _dictionary_size(cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary)
     if types.is_map(kind):
         return 0 if cells.null_count else _size(cells.keys.slice(*_span(cells))) + _size(cells.items.slice(*_span(cells)))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -103,12 +102,22 @@ def _size(cells: Any) -> int:
     return int(cells.nbytes)
 
 
+def _dictionary_size(places: IntArray, texts: Any) -> int:
+    """From the offsets alone: to take the texts themselves would copy them."""
+    if not len(places):
+        return 0
+    kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")
+    offsets: Any = numpy.frombuffer(texts.buffers()[1], kind)[texts.offset :]
+    return int(numpy.sum(offsets[places + 1] - offsets[places], dtype=numpy.int64))
+
+
 def _span(cells: Any) -> tuple[int, int]:
     """Where the entries of a map's cells lie, and how many they are."""
     offsets = cells.offsets
     return offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
 
 
+IntArray = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 Found = Document | Rejected
 Progress = tuple[Found, int]  # and how many bytes of the file are behind it
 
