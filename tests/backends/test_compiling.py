@@ -102,6 +102,7 @@ def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_t
     assert max(deviations(backend)) < 1e-5
 
 
+@pytest.mark.slow
 def test_answers_do_not_wait_and_the_swap_makes_recordings_anew(bert: Path) -> None:
     begun, go_on, player = threading.Event(), threading.Event(), Player()
     counting = Counting()
@@ -150,7 +151,12 @@ def failing(graph: Any, inputs: list[torch.Tensor]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "why"), [(lying, "what it made differs by 1 from"), (failing, "no compiler is here"), ("no such", "no such")]
+    ("compiler", "why"),
+    [
+        pytest.param(lying, "what it made differs by 1 from", marks=pytest.mark.slow),
+        (failing, "no compiler is here"),
+        ("no such", "no such"),
+    ],
 )
 def test_what_fails_or_differs_leaves_the_modules_with_one_line(
     bert: Path, compiler: Any, why: str, caplog: pytest.LogCaptureFixture
@@ -167,6 +173,7 @@ def test_what_fails_or_differs_leaves_the_modules_with_one_line(
     assert len(line) < 400
 
 
+@pytest.mark.slow
 def test_what_breaks_later_gives_way_and_the_batch_is_answered(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = threading.Event()
 
@@ -184,6 +191,7 @@ def test_what_breaks_later_gives_way_and_the_batch_is_answered(bert: Path, caplo
     assert len([line for line in caplog.messages if "a kernel was not found" in line]) == 1
 
 
+@pytest.mark.slow
 def test_short_memory_in_what_was_compiled_is_met_by_halves(bert: Path) -> None:
     small = threading.Event()
 
@@ -201,6 +209,7 @@ def test_short_memory_in_what_was_compiled_is_met_by_halves(bert: Path) -> None:
     assert backend.trunk.instead is not None
 
 
+@pytest.mark.slow
 def test_closed_while_it_compiles_nothing_comes_of_it(bert: Path) -> None:
     begun = threading.Event()
 

@@ -91,7 +91,7 @@ def test_only_matrices_of_fitting_sides_are_replaced() -> None:
     assert isinstance(model["b"], nn.Linear)
 
 
-@pytest.mark.parametrize("model_type", sampled(["bert", "xlm-roberta", "qwen3", "modernbert", "distilbert"], ["bert", "qwen3"]))
+@pytest.mark.parametrize("model_type", sampled(["bert", "xlm-roberta", "qwen3", "modernbert", "distilbert"], ["qwen3"]))
 def test_a_model_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
     spec = read_spec(tiny.write_family(tmp_path, model_type, seed=1), pooling="mean")
     backend = judged(TorchBackend(spec, dtype="bfloat16"), LOOSE)

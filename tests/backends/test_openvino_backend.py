@@ -128,7 +128,8 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), DTYPES[1]])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_real_model_finds_the_same_texts(dtype: str) -> None:
     model = find_model(ModelConfig())
     path = find_graph(model)
@@ -235,7 +236,7 @@ def test_texts_as_long_as_the_table_of_positions_run(tmp_path: Path) -> None:
 
 
 @ON_LINUX
-@pytest.mark.parametrize("kind", [LaneKind.BULK, LaneKind.EXPRESS])
+@pytest.mark.parametrize("kind", sampled([LaneKind.BULK, LaneKind.EXPRESS], [LaneKind.EXPRESS]))
 def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: LaneKind) -> None:
     """Also after other models were closed, whose idle threads OpenVINO keeps for the next one that is compiled alike."""
     keeper = ov.Core()  # or the threads would end with the last model

@@ -123,6 +123,7 @@ def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, 
     assert (assembled_model() / name).read_bytes() == content
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
     code = "from hybridtei.checkpoint.embedded import assembled_model; assembled_model()"
     starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(4)]

@@ -94,6 +94,7 @@ def test_documents_that_left_the_source_are_told_of_and_deleted_where_asked(corp
     assert "3 points, as expected" in corpus.in_words()
 
 
+@pytest.mark.slow
 def test_another_source_of_the_collection_is_left_alone(corpus, tmp_path):
     (tmp_path / "other.jsonl").write_text('{"id": "o", "text": "six"}\n')
     (tmp_path / "corpuses").mkdir()
@@ -104,6 +105,7 @@ def test_another_source_of_the_collection_is_left_alone(corpus, tmp_path):
     assert corpus.stored() == ALL | {"o", "corpuses/d.txt"}
 
 
+@pytest.mark.slow
 def test_a_source_that_yields_nothing_deletes_nothing(corpus):
     for file in sorted(corpus.source.iterdir()):
         file.write_text("")
@@ -116,6 +118,7 @@ def test_a_source_that_yields_nothing_deletes_nothing(corpus):
     assert corpus.stored() == ALL
 
 
+@pytest.mark.slow
 def test_what_could_not_be_read_is_not_missing(corpus):
     (corpus.source / "a.jsonl").write_text('{"id": "a1", "text": "one"}\n{"id": "a2", "tex\n')
     (corpus.source / "b.jsonl").write_text('{"id": "b1", "text": ""}\n')
@@ -140,6 +143,7 @@ def test_a_folder_that_may_not_be_entered_is_not_empty(corpus):
     assert corpus.stored() == ALL | {"d1"}
 
 
+@pytest.mark.slow
 def test_the_working_folder_as_the_source_twice(corpus):
     """It holds the store and the file of what could not be taken."""
     (corpus.source / "odd.docx").write_text("x")

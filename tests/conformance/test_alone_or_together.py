@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from conformance.numerics.alone_or_together import ROUTES, TOLERANCE, Route, asker, compared, difference, drawn
+from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import serving
 
@@ -21,7 +22,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("alias", SPECS)
+@pytest.mark.parametrize("alias", sampled(SPECS, ["hybrid"]))
 def test_company_makes_no_difference(alias: str):
     texts = drawn(12, 0)
     routes = [route for route in ROUTES if route.alias == alias and not route.path.startswith("/qdrant")]

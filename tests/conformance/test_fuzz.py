@@ -31,6 +31,7 @@ from hybridtei.server.api import tagging as tag
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
 from tests.engine import small
+from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import Running, serving
 
@@ -55,7 +56,7 @@ def server_of(running: Running, name: str) -> Server:
 
 
 @pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
 def test_a_storm_leaves_nothing_behind(name: str, requests: int):
     found: list[Finding] = []
     with serving(PLANS[name]()) as running:

@@ -31,6 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_file_runs_once_a_commit_and_what_failed_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert suite.main(["tests/test_a.py"], root) == 0
     with (root / "suite.jsonl").open("a") as cut:

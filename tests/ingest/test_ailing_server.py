@@ -21,6 +21,7 @@ from hybridtei.ingest.embedders import RemoteEmbedder
 from hybridtei.store.embedded.store import EdgeStore
 from tests.engine import small
 from tests.ingest.small_ingest import Ingest, points
+from tests.sampled import sampled
 from tests.server.live import serving
 
 LOGIN = "<html><title>Sign in</title>your session has ended</html>"
@@ -126,10 +127,10 @@ def changed_against(tmp_path: Path, count: int, proxy: Proxy, instead: Callable[
     [
         ((200, {"content-type": "text/html"}, LOGIN), "your session has ended"),
         ((302, {"location": "/login"}, ""), "to /login"),
-        ((400, {}, "<html>400 Bad Request"), "400 Bad Request"),
-        ((413, {}, "<html>413 Request Entity Too Large"), "Entity Too Large"),
+        pytest.param((400, {}, "<html>400 Bad Request"), "400 Bad Request", marks=pytest.mark.slow),
+        pytest.param((413, {}, "<html>413 Request Entity Too Large"), "Entity Too Large", marks=pytest.mark.slow),
         ((422, {}, '{"detail": "no such template"}'), "no such template"),
-        ((424, {}, ""), "status 424"),
+        pytest.param((424, {}, ""), "status 424", marks=pytest.mark.slow),
         ((200, {}, '{"choices": []}'), "choices"),
     ],
     ids=["login", "redirect", "400", "413", "422", "424", "json"],
@@ -142,7 +143,7 @@ def test_an_answer_that_is_not_the_servers_ends_the_run_and_costs_nothing(tmp_pa
     assert not ingest.quarantine.exists()
 
 
-@pytest.mark.parametrize("count", [20, 60])
+@pytest.mark.parametrize("count", sampled([20, 60], [20]))
 def test_texts_that_the_server_refuses_keep_their_stored_versions_and_many_end_the_run(tmp_path, monkeypatch, count):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 16)
     with serving() as server, proxied(server.url) as proxy:

@@ -279,7 +279,7 @@ def test_an_engine_that_fails_at_everything_stops_the_ingest(tmp_path, source):
     "failures",
     [
         [Failure(429, "too many requests", "0")] * 3,
-        [Failure(500, "internal")] * 3,
+        pytest.param([Failure(500, "internal")] * 3, marks=pytest.mark.slow),
         [Failure(503, "unavailable")] * 3,
         [Failure(507, "No space left on device")] * 2,
     ],

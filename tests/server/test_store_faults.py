@@ -121,7 +121,7 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
 
 
 @pytest.mark.parametrize(
-    ("scheme", "serve"), [("grpc", serving_grpc), pytest.param("http", serving_rest, marks=pytest.mark.slow)]
+    ("scheme", "serve"), [pytest.param("grpc", serving_grpc, marks=pytest.mark.slow), ("http", serving_rest)]
 )
 def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path, scheme: str, serve: Serve) -> None:
     state = Qdrant()

@@ -73,6 +73,7 @@ def test_it_answers_and_what_it_had_to_say_is_read_later_in_order(unread):
     assert "read the keys again" in lines[-1]
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_is_told_to(unread):
     unread.process.terminate()
     assert unread.process.wait(HANG) == 0

@@ -26,6 +26,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.server.http.limits import bound
 from hybridtei.server.multiprocess import supervisor as workers
 from hybridtei.tasks.base import Model
+from tests.sampled import sampled
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts
 
@@ -188,7 +189,7 @@ def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, tmp_path,
         assert running.errors == []
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
+@pytest.mark.parametrize("count", sampled(["1", "2"], ["1"]))
 def test_a_dead_engine_ends_all(hybrid, count):
     with process([*FAKE, str(hybrid), "0", count]) as running:
         url, workers = running.wait_ready(), workers_of(running)
@@ -199,7 +200,8 @@ def test_a_dead_engine_ends_all(hybrid, count):
         assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
-@pytest.mark.parametrize("count", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", ["1", "2"])
 def test_a_pass_that_does_not_end_does_not_keep_it_alive(hybrid, count):
     with process([*FAKE, str(hybrid), "3600", count, "drain_seconds=0"]) as running, ThreadPoolExecutor(1) as pool:
         url = running.wait_ready()

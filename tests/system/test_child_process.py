@@ -48,6 +48,7 @@ def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path) -> None:
     assert "1 points, as expected" in done.stdout
 
 
+@pytest.mark.slow
 def test_nor_does_python_m(corpus: Path) -> None:
     (corpus / "types.py").unlink()  # `python -m` itself imports that one, before any code of ours
     done = ingest(corpus, sys.executable, "-m", "hybridtei")
@@ -73,6 +74,7 @@ def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert child_process.search_path() == [str(ROOT)]  # a source tree is run in its own folder
 
 
+@pytest.mark.slow
 def test_http_workers_run_nothing_of_it_either(corpus: Path) -> None:
     (corpus / "types.py").unlink()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}

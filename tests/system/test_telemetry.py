@@ -56,6 +56,7 @@ def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) ->
     assert (quiet.returncode, quiet.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_server_keeps_no_device_id(tmp_path: Path) -> None:
     with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"], {"HOME": str(tmp_path)}) as server:
         server.wait_ready()
