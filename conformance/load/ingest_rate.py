@@ -29,12 +29,12 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import LocalEmbedder, vector_heads
+from hybridtei.ingest.files import documents_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Tally
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import documents_of, source_files
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.store.collection import schema_for
 from hybridtei.store.embedded.store import EdgeStore

@@ -26,8 +26,8 @@ import orjson
 
 from hybridtei.errors import InvalidInput
 from hybridtei.ingest.chunking import Rejected
-from hybridtei.ingest.sources.records import MAX_DOCUMENT_CHARACTERS
-from hybridtei.ingest.sources.walk import SourceFile
+from hybridtei.ingest.files import SourceFile
+from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import orjson
 from msgspec import Meta
 
-from hybridtei.ingest.sources.records import ReadOptions
+from hybridtei.ingest.records import ReadOptions
 
 MEGABYTE = 1e6
 INTERRUPTED = 130

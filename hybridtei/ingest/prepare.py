@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejected, document_key, source_of
+from hybridtei.ingest.files import SourceFile, documents_of
 from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine
 from hybridtei.ingest.options import Tally
-from hybridtei.ingest.sources.records import ReadOptions, excerpt
-from hybridtei.ingest.sources.walk import SourceFile, documents_of
+from hybridtei.ingest.records import ReadOptions, excerpt
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384

@@ -21,12 +21,12 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
+from hybridtei.ingest.files import QUARANTINE, SourceFile, label_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import IngestOptions, Outcome, Summary, Tally
 from hybridtei.ingest.pipeline import Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import QUARANTINE, SourceFile, label_of, source_files
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_name, schema_for, tokenizer_sha256

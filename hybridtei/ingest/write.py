@@ -26,7 +26,7 @@ from hybridtei.ingest.chunking import Rejected, payload_of
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Batch, Pending, Piece
-from hybridtei.ingest.sources.records import excerpt
+from hybridtei.ingest.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import patiently

@@ -21,8 +21,8 @@ from hybridtei.engine import channel
 from hybridtei.errors import BackendError
 from hybridtei.ingest.chunking import Chunk, Document, Rejected
 from hybridtei.ingest.embedders import embed_each
+from hybridtei.ingest.files import SourceFile
 from hybridtei.ingest.prepare import Batch, Pending, Piece
-from hybridtei.ingest.sources.walk import SourceFile
 from hybridtei.outputs import Embeddings
 
 Vectors = tuple[Embeddings, list[str | None]]

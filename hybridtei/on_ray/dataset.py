@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.ingest.embedders import LocalEmbedder
-from hybridtei.ingest.sources.walk import SourceFile
+from hybridtei.ingest.files import SourceFile
 from hybridtei.on_ray.blocks import (
     MAX_TRIES,
     Attempts,

@@ -19,11 +19,11 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejected
+from hybridtei.ingest.files import SourceFile
 from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine, Stored
 from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Batch, Preparation
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import SourceFile
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Receiver, Sent, Vectors, in_order, sent
 from hybridtei.on_ray.cluster import join

@@ -22,14 +22,22 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.ragged import Ragged
-from hybridtei.search.explain import explain
-from hybridtei.search.highlights import TokensOf, highlights, shared_terms
+from hybridtei.search.explain import TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, Store
+from hybridtei.store.base import (
+    DENSE,
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    PayloadBudget,
+    PointId,
+    Store,
+    identity_of,
+    page_of,
+)
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.store.pages import PayloadBudget, identity_of, page_of
 from hybridtei.tasks.rerank import declared_weights
 from hybridtei.tasks.vectors import cut, unit
 

@@ -22,12 +22,12 @@ from hybridtei.encoder import Encoder
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import Embedder, LocalEmbedder, vector_heads
+from hybridtei.ingest.files import source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Outcome, Tally
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import source_files
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import schema_for
 from hybridtei.store.embedded.store import EdgeStore

@@ -20,7 +20,7 @@ from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, Sto
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
 from hybridtei.ingest.ledger import Ledger
-from hybridtei.ingest.sources.records import ReadOptions
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.store.embedded.store import EdgeStore
 from hybridtei.store.server import ServerStore

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.ingest.files import SourceFile
 from hybridtei.ingest.ledger import Ledger
-from hybridtei.ingest.sources.walk import SourceFile
 
 DIGEST, SETTINGS = b"d" * 16, b"s" * 32
 

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.ingest.chunking import Chunker, ChunkSettings
+from hybridtei.ingest.files import SourceFile, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Tally
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import SourceFile, source_files
+from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import Receiver, packed, packed_vectors, unpacked, unpacked_vectors
 from hybridtei.on_ray.ingest import Known, Recipe, blocks, shares, stored_documents

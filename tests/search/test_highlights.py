@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.search.highlights import MAX_HIGHLIGHTS, Highlight, excerpt, highlights, shared_terms
+from hybridtei.search.explain import MAX_HIGHLIGHTS, Highlight, excerpt, highlights, shared_terms
 from tests.engine import small
 
 TOKENIZER = small.tokenizer()

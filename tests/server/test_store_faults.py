@@ -16,9 +16,8 @@ import pytest
 
 from hybridtei.engine.timeouts import Deadlines
 from hybridtei.store.collection import CollectionSchemas
-from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.embedded.process import Folder, FolderError
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EdgeStore, Owner
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until

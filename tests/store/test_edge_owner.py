@@ -12,8 +12,7 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.search.query import hybrid_query
-from hybridtei.store.embedded.owner import Owner
-from hybridtei.store.embedded.store import EdgeStore, _sent
+from hybridtei.store.embedded.store import EdgeStore, Owner, _sent
 from hybridtei.store.points import checked, to_points
 from hybridtei.system.frames import frame
 from tests.store.stores import embeddings, plan

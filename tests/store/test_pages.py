@@ -15,7 +15,7 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.pages import SPARES, PayloadBudget, identity_of, in_order, page_of
+from hybridtei.store.base import SPARES, PayloadBudget, identity_of, in_order, page_of
 from hybridtei.store.points import to_points
 from tests.store.memory_store import MemoryStore
 from tests.store.stores import KINDS, SERVER, Asked, asked, embeddings, plan
@@ -138,7 +138,7 @@ def test_a_large_page_is_filled_in_parts_and_is_the_same(
 ) -> None:
     wanted = {"mode": "dense", "limit": 40, "with_payload": with_payload, "with_vectors": ["sparse"]}
     whole = found(stored, **wanted)
-    monkeypatch.setattr("hybridtei.store.pages.FILLED_AT_ONCE", 7)
+    monkeypatch.setattr("hybridtei.store.base.FILLED_AT_ONCE", 7)
     parts = found(stored, **wanted)
     assert [(point.id, point.score) for point in parts] == [(point.id, point.score) for point in whole]
     for point in parts:
@@ -154,7 +154,7 @@ def test_payloads_are_weighed_as_they_come(stored: Asked, monkeypatch: pytest.Mo
         return len(stored.run(page_of(stored.store, stored.name, page, budget=budget)))
 
     for at_once in (100, 7):
-        monkeypatch.setattr("hybridtei.store.pages.FILLED_AT_ONCE", at_once)
+        monkeypatch.setattr("hybridtei.store.base.FILLED_AT_ONCE", at_once)
         both = PayloadBudget(2 * size)
         assert [spent(both), spent(both)] == [40, 40]
         for budget in (both, PayloadBudget(size - 1)):

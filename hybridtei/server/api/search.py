@@ -142,7 +142,7 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
 
 async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
     from hybridtei.search.searcher import QueryModel, Searcher
-    from hybridtei.store.pages import PayloadBudget
+    from hybridtei.store.base import PayloadBudget
 
     texts = request.texts
     context = stores.embedder(await stores.schemas.of(request.collection))

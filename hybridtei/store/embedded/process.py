@@ -28,8 +28,8 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
+from hybridtei.store.embedded.conversions import Plain, config_of, plain_id, plain_point, plain_scored, point_of
 from hybridtei.store.embedded.queries import filter_of, payload_selector, request_of
-from hybridtei.store.embedded.types_on_disk import Plain, config_of, plain_id, plain_point, plain_scored, point_of
 from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import qdrant_edge as edge
 
-from hybridtei.store.embedded.types_on_disk import Plain, member, optional, vector_of
+from hybridtei.store.embedded.conversions import Plain, member, optional, vector_of
 
 _MATCHES = {
     "value": "MatchValue",

@@ -1,23 +1,32 @@
 """The embedded engine as a store: a folder here, owned by a process of its own.
 
-Knows the store's words and the owner's calls; the engine itself is loaded only there, since it holds Python's lock for whole
-calls, panics, and is ruined by a point that it should have refused.
+The engine is loaded only in that process, since it holds Python's lock for whole calls, panics, and is ruined by a point that
+it should have refused. The process starts at the first call, and again after it died. It executes one call at a time and the
+others wait here: a call whose caller was cancelled is never executed, and no more of them wait than can be answered in time. A
+call that waits when the process dies may or may not have been done; it raises StoreUnavailable, and since points carry ids
+that never change, asking again is safe.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from qdrant_client import models
 
-from hybridtei.errors import StoreError
+from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.store.base import CollectionSchema, PointId
 from hybridtei.store.collection import check_name, check_names, plain_of, schema_from
-from hybridtei.store.embedded.owner import Owner
 from hybridtei.store.points import batches, checked
+from hybridtei.system import child_process
+from hybridtei.system.frames import HEADER, frame, unframe
 
 READ_ASIDE = 500  # points: to make models of more would hold up the event loop
 
@@ -160,3 +169,191 @@ def _vectors(vectors: Mapping[str, Any] | None) -> Any:
 
 def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
     return wanted if isinstance(wanted, bool) else list(wanted)
+
+
+START_S = 60.0
+CLOSE_S = 120.0
+MAX_WAITING = 1000  # calls, however fast they are: each holds its arguments
+NEWEST_SHARE = 0.1  # of a mean duration, what the newest call counts for
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call, framed, and where its answer goes."""
+
+    name: str
+    message: bytes
+    answer: asyncio.Future[Any]
+
+
+class Owner:
+    """The process and the connection to it. Used from one event loop."""
+
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded.process")
+
+    def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._folder = os.path.abspath(path)  # the process works elsewhere
+        self._clock = clock
+        self._starting: asyncio.Task[None] | None = None
+        self._waiting: dict[_Call, None] = {}  # whose callers wait, the first asked first; the sent one among them
+        self._sent: _Call | None = None  # with the process, whether or not its caller still waits
+        self._sent_s = 0.0
+        self._mean_s: dict[str, float] = {}  # how long the process takes for a call of this name
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it runs."""
+        return self._process.pid if self._process is not None and self._writer is not None else None
+
+    async def ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
+        """The answer. Raises StoreError as the owner words it, StoreUnavailable if it dies or takes too long, and
+        StoreAtCapacity at once if so many calls wait that this one would not be answered within `timeout_s`."""
+        self._admit(timeout_s)
+        asked = _Call(call, frame([call, arguments]), asyncio.get_running_loop().create_future())
+        self._waiting[asked] = None
+        try:
+            await self._started()  # which has a bound of its own
+            async with asyncio.timeout(timeout_s):
+                self._send_next()
+                return await asked.answer
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"{self.path}: the embedded Qdrant engine has not answered for {timeout_s:g} s: it may be building an index; "
+                "try later, or raise `qdrant_timeout`"
+            ) from error
+        finally:
+            del self._waiting[asked]
+
+    def _admit(self, timeout_s: float | None) -> None:
+        """Raises StoreAtCapacity where the calls that wait already will take longer than the bound of this one."""
+        waiting = len(self._waiting)
+        if timeout_s is None or waiting == 0:
+            return
+        expected_s = sum(self._mean_s.get(call.name, 0.0) for call in self._waiting)
+        if waiting >= MAX_WAITING or expected_s > timeout_s:
+            raise StoreAtCapacity(
+                f"{self.path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one more "
+                f"would not be answered within {timeout_s:g} s (qdrant-timeout): try again later"
+            )
+
+    def _send_next(self) -> None:
+        """Send the call that has waited longest, unless one is with the process."""
+        if self._sent is not None or self._writer is None:
+            return
+        self._sent = next((call for call in self._waiting if not call.answer.done()), None)
+        if self._sent is not None:
+            self._sent_s = self._clock()
+            self._writer.write(self._sent.message)
+
+    def _answered(self, word: str, answer: Any) -> None:
+        """Hand the sent call its answer, if its caller still waits, and send the next."""
+        call, self._sent = self._sent, None
+        assert call is not None
+        took_s = self._clock() - self._sent_s
+        mean_s = self._mean_s.get(call.name, took_s)
+        self._mean_s[call.name] = mean_s + (took_s - mean_s) * NEWEST_SHARE
+        if not call.answer.done():
+            if word == "done":
+                call.answer.set_result(answer)
+            else:
+                call.answer.set_exception(StoreError(f"embedded Qdrant: {answer}"))
+        self._send_next()
+
+    async def close(self) -> None:
+        """The owner answers what it was asked, flushes and ends."""
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        writer, process = self._writer, self._process
+        if writer is None or process is None:
+            return
+        if self._waiting:
+            await asyncio.wait([call.answer for call in self._waiting], timeout=CLOSE_S)
+        writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if self._listening is not None:
+            await self._listening
+
+    async def _started(self) -> None:
+        """The process runs. All who ask while it starts wait for the one start, which a cancelled caller does not stop."""
+        if self._closed:
+            raise StoreError(f"{self.path}: the store is closed")
+        if self._writer is None:
+            if self._starting is None or self._starting.done():
+                self._starting = asyncio.create_task(self._start())
+                self._starting.add_done_callback(
+                    lambda start: start.cancelled() or start.exception()
+                )  # seen, if by nobody else
+            await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child_process.command(*self.command, self._folder, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                cwd=child_process.NEUTRAL,
+                env={**child_process.environment(), "RUST_BACKTRACE": "0"},
+            )
+        except OSError as error:
+            ours.close()
+            raise StoreUnavailable(f"{self.path}: the process of the embedded Qdrant engine does not start: {error}") from error
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            async with asyncio.timeout(START_S):
+                word, message = await _receive(reader)
+        except (TimeoutError, EOFError, ConnectionError) as error:
+            word, message = (
+                "dead",
+                f"{self.path}: the process of the embedded Qdrant engine ended, or hung, at its start: {error}",
+            )
+        if word != "ready":
+            writer.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise StoreError(str(message)) if word == "refused" else StoreUnavailable(str(message))
+        self._process, self._writer = process, writer
+        self._listening = asyncio.create_task(self._listen(reader, writer, process))
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
+    ) -> None:
+        """Hands answers to their callers, until there are no more; then fails the calls that still wait."""
+        try:
+            while True:
+                self._answered(*await _receive(reader))
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            self._writer = self._sent = None
+            for call in self._waiting:
+                if not call.answer.done():
+                    call.answer.set_exception(
+                        StoreUnavailable(
+                            f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
+                        )
+                    )
+            writer.close()
+            with contextlib.suppress(ProcessLookupError):
+                if not self._closed:
+                    process.kill()
+            await process.wait()
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return unframe(await reader.readexactly(length))

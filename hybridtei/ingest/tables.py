@@ -16,7 +16,7 @@ import orjson
 
 from hybridtei.errors import LoadError
 from hybridtei.ingest.chunking import Document, Rejected
-from hybridtei.ingest.sources.records import Line, ReadOptions, Unfit, bounded_lines, decoded, excerpt, id_of, text_and_rest
+from hybridtei.ingest.records import Line, ReadOptions, Unfit, bounded_lines, decoded, excerpt, id_of, text_and_rest
 
 ROWS = 64  # read at a time
 MAX_COLUMN_BYTES = 64_000_000  # of a row group's column, if it is more than so many times what it is in the file:

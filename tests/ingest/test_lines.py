@@ -7,8 +7,8 @@ from io import BytesIO
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.ingest.sources import records as lines
-from hybridtei.ingest.sources.records import bounded_lines
+from hybridtei.ingest import records as lines
+from hybridtei.ingest.records import bounded_lines
 
 
 @given(

@@ -11,15 +11,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MEMORY = 1_500_000_000  # address space of the reading process; what it needs without a bomb is a third of it
 READ = """
 import resource, sys, json
 from pathlib import Path
 import pyarrow, pyarrow.parquet, pyarrow.compute
 from hybridtei.ingest.chunking import Rejected
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import documents_of, source_files
+from hybridtei.ingest.records import ReadOptions
+from hybridtei.ingest.files import documents_of, source_files
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())
 pyarrow.set_cpu_count(1)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from hybridtei.ingest.chunking import Document, Rejected
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.tables import read_csv, read_jsonl, read_parquet
+from hybridtei.ingest.records import ReadOptions
+from hybridtei.ingest.tables import read_csv, read_jsonl, read_parquet
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 

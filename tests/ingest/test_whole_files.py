@@ -8,8 +8,8 @@ import pytest
 from pypdf import PdfWriter
 
 from hybridtei.ingest.chunking import Document, Rejected
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.whole_files import read_whole
+from hybridtei.ingest.files import read_whole
+from hybridtei.ingest.records import ReadOptions
 
 
 def read(path: Path, data: bytes, **options) -> Document | Rejected:

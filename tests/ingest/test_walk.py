@@ -9,8 +9,8 @@ import pytest
 
 from hybridtei.errors import InvalidInput
 from hybridtei.ingest.chunking import Document
-from hybridtei.ingest.sources.records import ReadOptions
-from hybridtei.ingest.sources.walk import documents_of, source_files
+from hybridtei.ingest.files import documents_of, source_files
+from hybridtei.ingest.records import ReadOptions
 
 
 def labels(source: Path, name: str | None = None) -> list[str]:

@@ -1,0 +1,253 @@
+"""The files that SOURCE names, and the documents in each: plain text, Markdown, HTML and PDF are one document a file.
+
+SOURCE is a file, a BEIR folder, or a folder of any of them; files come in the same order every time. A file's label is the
+folder's name and the path below it, so that a collection stays the same when the folder moves. Hidden files are left out, and
+so are links that lead out of the folder; folders behind links are not entered at all. What an ingest itself writes is no
+source either: collections of the embedded engine, and files of rejected records.
+
+A reader yields documents one after the other, and holds one record, or one small file, at a time. What cannot become a
+document is yielded as a `Rejected` with its place and the reason; no reader stops at it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.records import ReadOptions, Unfit, excerpt
+from hybridtei.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+
+NEEDS_EXTRA = "{kind} files need {package}: pip install 'hybridtei[qdrant]'"
+HTML_BLOCKS = (
+    "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
+    "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
+)
+HTML_UNSEEN = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head")
+BREAK = "\x1e"  # stands for the end of a block until white space is folded
+CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
+HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+MAX_PAGES = 20_000
+
+Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
+
+
+def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejected:
+    """The file as a document whose id is its label. Raises LoadError without the library its kind needs."""
+    data = b""
+    try:
+        size = path.stat().st_size
+        if size > options.max_file_bytes:
+            raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
+        data = path.read_bytes()
+        title, text = PARSERS[path.suffix.lower()](data, options)
+        if len(text) > options.max_document_characters:
+            raise Unfit(f"the text has {len(text)} characters, allowed are {options.max_document_characters}")
+        if not text.strip():
+            raise Unfit("holds no text")
+    except ValueError as error:
+        return Rejected(source, "file", str(error), excerpt(data), source)
+    return Document(source, source, text, title, {}, "file")
+
+
+def _utf8(data: bytes) -> str:
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+        raise Unfit(f"not UTF-8: byte {mark + error.start} of the file") from None
+
+
+def _plain(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    return None, _utf8(data)
+
+
+def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """Left as written, for that is how it reads best; a heading of the first level that opens it is its title."""
+    text = _utf8(data).strip()
+    first, _, rest = text.partition("\n")
+    heading = HEADING.match(first)
+    return (heading[1], rest) if heading and rest.strip() else (None, text)
+
+
+def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """What a reader sees of it, a block a line; scripts, styles and the head left out."""
+    try:
+        from selectolax.lexbor import LexborHTMLParser
+    except ImportError as error:
+        raise LoadError(NEEDS_EXTRA.format(kind="HTML", package="selectolax")) from error
+    tree = LexborHTMLParser(_html_text(data))
+    named = tree.css_first("title")
+    title = " ".join(named.text().split()) if named is not None else None
+    tree.strip_tags(list(HTML_UNSEEN))
+    for node in tree.css(HTML_BLOCKS):
+        node.insert_before(BREAK)
+        node.insert_after(BREAK)
+    seen = tree.body.text(deep=True, separator="") if tree.body is not None else ""
+    lines = (" ".join(block.split()) for block in seen.split(BREAK))
+    return title or None, "\n".join(line for line in lines if line)
+
+
+def _html_text(data: bytes) -> str:
+    """UTF-8, or else what the page says it is."""
+    try:
+        return _utf8(data)
+    except Unfit:
+        declared = CHARSET.search(data[:2048])
+        if declared is None:
+            raise
+        try:
+            return data.decode(declared[1].decode())
+        except (LookupError, UnicodeDecodeError):
+            raise Unfit(f"not in the encoding it declares, {declared[1].decode()}") from None
+
+
+def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """The text of its pages; raises Unfit for those of pictures only."""
+    try:
+        import pypdf
+    except ImportError as error:
+        raise LoadError(NEEDS_EXTRA.format(kind="PDF", package="pypdf")) from error
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it tells of every oddity it can live with
+    try:
+        reader = pypdf.PdfReader(BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise Unfit("the PDF is encrypted")
+        pages: list[str] = []
+        characters = 0
+        for number, page in enumerate(reader.pages):
+            pages.append(page.extract_text().encode(errors="replace").decode())
+            characters += len(pages[-1])
+            if characters > options.max_document_characters or number >= MAX_PAGES:
+                raise Unfit(f"more than {options.max_document_characters} characters or {MAX_PAGES} pages")
+        title = reader.metadata.title if reader.metadata is not None else None
+    except Unfit:
+        raise
+    except Exception as error:  # a broken file raises whatever its bytes led to
+        raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
+    text = "\n\n".join(page.strip() for page in pages if page.strip())
+    if not text:
+        raise Unfit("the PDF holds no text: its pages may be pictures")
+    return (str(title).strip() or None) if title else None, text
+
+
+PARSERS: dict[str, Parse] = {
+    **dict.fromkeys((".txt", ".text"), _plain),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    ".pdf": _pdf,
+}
+
+
+TABLES = {
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    ".parquet": read_parquet,
+}
+KINDS = (*TABLES, *PARSERS)
+QUARANTINE = ".quarantine.jsonl"  # what the name of such a file ends in, if the user gives none
+COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # of a file that vanished, or of a link to none
+BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to read: its label in ids and payloads, its size, and when it was changed. `unreadable`: why it cannot be read; it
+    may be a folder then."""
+
+    path: Path
+    label: str
+    size: int
+    modified_ns: int
+    unreadable: str | None = None
+
+
+def source_files(source: Path, name: str | None = None, quarantine: Path | None = None) -> Iterator[SourceFile]:
+    """Every file of `source`, whether there is a reader for it or not. `name` stands for the source's own in labels;
+    `quarantine` is left out.
+
+    Raises InvalidInput if it is not there, or is a file of another kind, and OSError if it is a folder that cannot be read.
+    """
+    root, label = source.resolve(), label_of(source, name)
+    if root.is_dir():
+        entries = sorted(root.iterdir())
+        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None)
+        return
+    if not root.exists():
+        raise InvalidInput(f"{source}: no such file or folder")
+    if root.suffix.lower() not in KINDS:
+        raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
+    found = root.stat()
+    yield SourceFile(root, label, found.st_size, found.st_mtime_ns)
+
+
+def label_of(source: Path, name: str | None = None) -> str:
+    """What the labels of all its files begin with; a single file's label."""
+    return name or _printable(source.resolve().name) or "root"
+
+
+def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
+    """What a file holds, and after each document how many bytes of the file are behind it. Raises LoadError without the library
+    that its kind needs."""
+    suffix = file.path.suffix.lower()
+    try:
+        if file.unreadable is not None:
+            yield Rejected(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
+        elif suffix in TABLES:
+            yield from TABLES[suffix](file.path, file.label, options)
+        elif suffix in PARSERS:
+            yield read_whole(file.path, file.label, options), file.size
+        else:
+            kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
+            yield Rejected(file.label, "file", f"no reader for {kind}"), file.size
+    except OSError as error:
+        yield Rejected(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
+
+
+def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | None) -> Iterator[SourceFile]:
+    names = {entry.name for entry in entries}
+    if names >= COLLECTION:
+        return
+    if {BEIR_CORPUS, BEIR_QUERIES} <= names:
+        entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
+    for entry in entries:
+        here = f"{label}/{_printable(entry.name)}"
+        if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
+            continue
+        try:
+            found = entry.stat()
+            if stat.S_ISDIR(found.st_mode):
+                below = [] if entry.is_symlink() else sorted(entry.iterdir())
+            elif not stat.S_ISREG(found.st_mode):  # a pipe would be waited for until for ever
+                continue
+        except OSError as error:
+            if error.errno not in GONE:
+                yield SourceFile(entry, here, 0, 0, error.strerror or str(error))
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            yield from _below(below, root, here, quarantine)
+        elif _is_within(entry, root):
+            yield SourceFile(entry, here, found.st_size, found.st_mtime_ns)
+
+
+def _is_within(entry: Path, root: Path) -> bool:
+    """Of links, where they lead."""
+    return Path(os.path.realpath(entry)).is_relative_to(root)
+
+
+def _printable(name: str) -> str:
+    """A file system's name may be no text at all."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+__all__ = ["Document", "SourceFile", "documents_of", "label_of", "source_files"]
