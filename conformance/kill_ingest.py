@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hybridtei.config import StoreConfig
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
-from hybridtei.store.open import open_store
+from hybridtei.store import open_store
 
 NAME = "killed"
 WORDS = ["wing", "flow", "layer", "heat", "shock", "plate", "body", "mach", "pressure", "boundary", "speed", "cone", "jet"]

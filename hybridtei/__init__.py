@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from hybridtei.search.query import score_requests as score_requests
     from hybridtei.search.searcher import QueryModel as QueryModel
     from hybridtei.search.searcher import Searcher as Searcher
+    from hybridtei.store import open_store as open_store
     from hybridtei.store.collection import check_fits as check_fits
     from hybridtei.store.collection import create_arguments as create_arguments
     from hybridtei.store.collection import query_arguments as query_arguments
     from hybridtei.store.collection import schema_for as schema_for
-    from hybridtei.store.open import open_store as open_store
     from hybridtei.store.points import as_lists as as_lists
     from hybridtei.store.points import point_id as point_id
     from hybridtei.store.points import to_points as to_points
@@ -76,7 +76,7 @@ _NAMES_OF = {
     "hybridtei.search.query": "filter_from hybrid_query score_requests",
     "hybridtei.search.searcher": "QueryModel Searcher",
     "hybridtei.store.collection": "check_fits create_arguments schema_for query_arguments",
-    "hybridtei.store.open": "open_store",
+    "hybridtei.store": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",
     "hybridtei.tasks.classify": "Prediction",
     "hybridtei.tasks.tag": "Span",

@@ -26,8 +26,8 @@ from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model, rank_by
 from hybridtei.search.searcher import Searcher
+from hybridtei.store import open_store, place_of, with_default
 from hybridtei.store.collection import check_name
-from hybridtei.store.open import open_store, place_of, with_default
 
 CHART_KINDS = (".png", ".svg", ".pdf")
 COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")

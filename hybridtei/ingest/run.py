@@ -28,9 +28,9 @@ from hybridtei.ingest.pipeline import Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
+from hybridtei.store import open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_name, schema_for, tokenizer_sha256
-from hybridtei.store.open import open_store, place_of, state_folder, with_default
 from hybridtei.tasks.base import Model
 
 Tell = Callable[[str], None]

@@ -23,8 +23,8 @@ from hybridtei.load import text_model
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.options import SearchOptions, SearchResult
 from hybridtei.search.searcher import QueryModel, Rank, Searcher
+from hybridtei.store import open_store, with_default
 from hybridtei.store.base import Store
-from hybridtei.store.open import open_store, with_default
 from hybridtei.text.tokenizer import Token, Tokenizer
 
 

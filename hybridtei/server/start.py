@@ -100,7 +100,7 @@ def serve_several(
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
     """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
-    from hybridtei.store.open import open_store
+    from hybridtei.store import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:

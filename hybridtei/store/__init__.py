@@ -1,3 +1,74 @@
-"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`."""
+"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`.
 
+Where vectors go if nobody says where: `./qdrant`, which `ingest`, `search` and `eval` share. It is in the working folder and in
+plain sight, unlike a cache, which others may empty, and which nobody thinks of when they clean up.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import LoadError, StoreError
+from hybridtei.system.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from hybridtei.store.base import Store
+
+DEFAULT_PATH = "qdrant"
 MAX_LIMIT = 100_000  # points that one query may ask for
+
+
+def with_default(config: StoreConfig) -> StoreConfig:
+    """The settings, with the folder `./qdrant` where they name no store."""
+    if config.qdrant_url is not None or config.qdrant_path is not None:
+        return config
+    return msgspec.structs.replace(config, qdrant_path=DEFAULT_PATH)
+
+
+def place_of(config: StoreConfig) -> str:
+    """The store, for people."""
+    if config.qdrant_url is not None:
+        return f"Qdrant at {config.qdrant_url}"
+    return f"embedded Qdrant in {Path(config.qdrant_path or DEFAULT_PATH).resolve()}"
+
+
+def state_folder(config: StoreConfig) -> Path:
+    """Where ingests remember what a store has: in its own folder, or in the user's cache, by the server's address."""
+    if config.qdrant_url is None:
+        return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
+    return cache_folder("ingest") / f"server-{blake2b(config.qdrant_url.rstrip('/').encode(), digest_size=8).hexdigest()}"
+
+
+def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
+    """The store that the settings name; None if they name none. It connects, or starts its process, when first asked.
+
+    `patient`: calls to a server that is away are tried again for `qdrant_patience`; else they fail within two seconds.
+    Raises StoreError if both or an unusable one is named, LoadError if software for it is missing.
+    """
+    if config.qdrant_url is None and config.qdrant_path is None:
+        return None
+    if config.qdrant_url is not None and config.qdrant_path is not None:
+        raise StoreError(
+            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
+        )
+    _require("qdrant_client" if config.qdrant_url is not None else "qdrant_edge")
+    if config.qdrant_url is not None:
+        from hybridtei.store.server import ServerStore
+
+        return ServerStore(config, patient=patient)
+    from hybridtei.store.embedded.store import EdgeStore
+
+    assert config.qdrant_path is not None
+    return EdgeStore(config.qdrant_path, timeout_s=config.qdrant_timeout)
+
+
+def _require(*modules: str) -> None:
+    for module in ("qdrant_client", *modules):
+        if find_spec(module) is None:
+            raise LoadError(f"the package `{module}` is missing: pip install 'hybridtei[qdrant]'")

@@ -13,8 +13,8 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.config import StoreConfig
+from hybridtei.store import DEFAULT_PATH, state_folder, with_default
 from hybridtei.store.embedded.store import EdgeStore
-from hybridtei.store.open import DEFAULT_PATH, state_folder, with_default
 from tests.ingest.small_ingest import points
 from tests.server.live import serving
 

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.store.open import open_store
+from hybridtei.store import open_store
 
 
 def test_no_settings_no_store() -> None:
@@ -43,7 +43,7 @@ def test_missing_software_is_named_with_its_extra(tmp_path: Path) -> None:
         "u.find_spec = lambda name, *a: None if name == sys.argv[1] else real(name, *a)\n"
         "from hybridtei.config import StoreConfig\n"
         "from hybridtei.errors import LoadError\n"
-        "from hybridtei.store.open import open_store\n"
+        "from hybridtei.store import open_store\n"
         "assert not any(name.split('.')[0].startswith('qdrant_') for name in sys.modules)\n"
         "try: open_store(StoreConfig(qdrant_path='x'))\n"
         "except LoadError as error: print(error)\n"
