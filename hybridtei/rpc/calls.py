@@ -14,17 +14,21 @@ connection of a client that takes nothing is closed. gRPC tells that a message w
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from grpc.aio import EOF
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError
-from hybridtei.rpc import sockets
 from hybridtei.rpc.errors import refusing
 from hybridtei.server.http import limits
 
@@ -209,7 +213,7 @@ class Exchange:
 
     def _close(self) -> None:
         log.warning("%s; the connection is closed", UNREAD)
-        asyncio.get_running_loop().run_in_executor(None, sockets.close, self.context.peer())
+        asyncio.get_running_loop().run_in_executor(None, close_connection, self.context.peer())
 
 
 def _unread_seconds(size: int) -> float:
@@ -265,3 +269,40 @@ def _refusal(error: HybridTeiError) -> Any:
             raise error
 
     return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+OPEN_FILES = "/dev/fd"  # of this process, on Linux and macOS
+Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
+
+
+def close_connection(peer: str) -> None:
+    """Close the connection from `peer`, as gRPC writes it (`ipv4:127.0.0.1:1234`). It takes 3 µs for each file that is open."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    wanted = _address(host.strip("[]"), int(port))
+    for one in _connections():
+        with suppress(OSError):  # it has no other side, or none any more
+            if _address(*one.getpeername()[:2]) == wanted:
+                one.shutdown(socket.SHUT_RDWR)  # gRPC notices, and closes its own
+
+
+def _address(host: str, port: int) -> Address:
+    """What IPv6 calls an address of IPv4 is that address."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address, port
+
+
+def _connections() -> Iterator[socket.socket]:
+    """The process's sockets, each under a number that is ours while it is looked at."""
+    for name in os.listdir(OPEN_FILES):
+        try:
+            number = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            one = socket.socket(fileno=number)
+        except OSError:  # another kind of file
+            os.close(number)
+            continue
+        with one:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                yield one

@@ -103,14 +103,14 @@ def test_an_answer_that_waits_for_room_is_given_when_others_leave():
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_the_connection_of_one_peer_is_closed_and_no_other(family):
-    from hybridtei.rpc import sockets
+    from hybridtei.rpc.calls import close_connection
 
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
     with socket.create_server((host, 0), family=family) as listening, ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(listening.getsockname()[:2], timeout=HANG)) for _ in range(3)]
         accepted = [stack.enter_context(listening.accept()[0]) for _ in clients]
         port = clients[1].getsockname()[1]
-        sockets.close(f"ipv4:{host}:{port}" if family == socket.AF_INET else f"ipv6:%5B{host}%5D:{port}")
+        close_connection(f"ipv4:{host}:{port}" if family == socket.AF_INET else f"ipv6:%5B{host}%5D:{port}")
         assert clients[1].recv(1) == b""
         for place in (0, 2):
             accepted[place].sendall(b"x")
