@@ -26,7 +26,7 @@ RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
 ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
-RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.embedded import embedded_model; embedded_model()"
+RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()"
 
 
 # torch's wheels for CUDA carry its libraries themselves: an image of NVIDIA's below would hold them twice. The driver is the
@@ -47,7 +47,7 @@ RUN python -m venv --without-pip /opt/hybridtei \
        python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN_WHEEL}"; \
        fi
 ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
-RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.embedded import embedded_model; embedded_model()"
+RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()"
 
 
 # What both images share: a user without rights, TEI's variables and entry point. PORT may be 80 for that user, since Docker

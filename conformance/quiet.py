@@ -33,7 +33,7 @@ from typing import Any
 import httpx
 
 from conformance.quiet_trace import CALLS, Finding, findings
-from hybridtei.checkpoint.embedded import embedded_model
+from hybridtei.checkpoint.files import embedded_model
 
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "notebooks" / "workshop"

@@ -12,8 +12,7 @@ from hybridtei.backends.base import Backend, Quickened
 from hybridtei.backends.memory import Measured
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
-from hybridtei.checkpoint.embedded import embedded_model
-from hybridtei.checkpoint.files import check_links, resolve
+from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig

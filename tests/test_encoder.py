@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from hybridtei.backends import tuning
-from hybridtei.checkpoint.embedded import HEADS, PACKAGE
+from hybridtei.checkpoint.files import HEADS, PACKAGE
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead, UsageError

@@ -15,8 +15,8 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hybridtei.checkpoint.rankers import KNOWN, OWN_FILE, QWEN3
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.checkpoint.templates import KNOWN, OWN_FILE, QWEN3
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedHead
 from tests import tiny, tolerances, vocabulary

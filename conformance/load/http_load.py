@@ -37,7 +37,7 @@ import psutil
 import uvloop
 from tokenizers import Tokenizer
 
-from hybridtei.checkpoint.embedded import embedded_model
+from hybridtei.checkpoint.files import embedded_model
 
 QUERY, PASSAGE = (5, 30), (100, 250)
 

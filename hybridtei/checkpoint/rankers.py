@@ -1,17 +1,142 @@
-"""Decoders that rank: their head and their template, as they were trained, or made a classifier of."""
+"""Decoders that rank: the template by which one judges whether a document answers a query, and its head.
+
+A template is found in this order: our own file beside the model, the chat template that sentence-transformers renders, what is
+known of a family by its name. A config.json says nothing of it, and bare text without it ranks almost at random.
+
+A template is part of the checkpoint and may hold special tokens. Query and document come from users: special tokens in them are
+read as plain text (`text.reader`).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hybridtei.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
+from hybridtei.checkpoint.files import read_object
 from hybridtei.checkpoint.modules import Modules, logit_score
 from hybridtei.checkpoint.sizes import read_vocabulary
-from hybridtei.checkpoint.templates import PairTemplate, find_template
 from hybridtei.checkpoint.weights import sentence_config
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+
+OWN_FILE = "hybridtei_rerank.json"
+SLOT = re.compile(r"\{(instruction|query|document)\}")
+
+
+class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
+
+    `prefix` and `suffix` are whole however long a pair is; `body` is cut. It has places for {query}, {document} and perhaps
+    {instruction}, which is `instruction` where a request brings none. `yes` and `no`: the words whose logits are compared.
+    """
+
+    prefix: str
+    body: str
+    suffix: str
+    instruction: str = ""
+    yes: str = "yes"
+    no: str | None = "no"
+
+
+QWEN3 = PairTemplate(
+    prefix=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    ),
+    body="<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
+    suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+)
+# (what a path to the model says, its model_type) -> its template
+KNOWN: Mapping[tuple[str, str], PairTemplate] = {(r"qwen3[-_]?reranker", "qwen3"): QWEN3}
+
+
+def find_template(
+    folder: Path, model_type: str, chat: Mapping[str, Any] | None, instruction: str | None
+) -> PairTemplate | None:
+    """The template of a model, or None. `chat`: what sentence-transformers says of rendering messages; `instruction`: its
+    default prompt. Raises LoadError, naming the file."""
+    if (folder / OWN_FILE).exists():
+        return _own(folder / OWN_FILE)
+    if chat is not None:
+        return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction)
+    path = str(folder.resolve())
+    named = (known for (name, family), known in KNOWN.items() if family == model_type and re.search(name, path, re.IGNORECASE))
+    return next(named, None)
+
+
+def _own(file: Path) -> PairTemplate:
+    try:
+        own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{file}: should describe a template: {error}") from error
+    _check_slots(file, own.body)
+    return own
+
+
+def _check_slots(file: Path, body: str) -> None:
+    lacking = {"query", "document"} - set(SLOT.findall(body))
+    if lacking:
+        raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
+
+
+def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
+    """Rendered once with marks in place of texts, and cut at its special tokens around them."""
+    file = folder / "chat_template.jinja"
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    if not isinstance(source, str):
+        raise LoadError(f"{file}: missing, and sentence-transformers would ask this model by it")
+    marks = {name: f"\ue000{name}\ue001" for name in ("instruction", "query", "document")}
+    roles = {"query": marks["query"], "document": marks["document"]}
+    if instruction:
+        roles = {"system": marks["instruction"], **roles}
+    messages = [{"role": role, "content": mark if flat else [{"type": "text", "text": mark}]} for role, mark in roles.items()]
+    text = _rendered(file, source, messages, settings)
+    text = text.replace("\ue000", "{").replace("\ue001", "}")
+    slots = [*SLOT.finditer(text)]
+    _check_slots(file, text)
+    specials = _special_tokens(folder)
+    ends = [match.end() for match in specials.finditer(text, 0, slots[0].start())]
+    starts = [match.start() for match in specials.finditer(text, slots[-1].end())]
+    begin, end = (ends or [0])[-1], (starts or [len(text)])[0]
+    return PairTemplate(text[:begin], text[begin:end], text[end:], instruction or "")
+
+
+def _rendered(file: Path, source: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> str:
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise UnsupportedArchitecture(
+            f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+        ) from error
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.globals["raise_exception"] = raise_exception
+    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
+    try:
+        return environment.from_string(source).render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=False, **tokens
+        )
+    except Exception as error:  # the template may raise anything
+        raise LoadError(f"{file}: cannot be rendered for a query and a document: {error}") from error
+
+
+def _special_tokens(folder: Path) -> re.Pattern[str]:
+    """Matches any token that `tokenizer.json` adds to the vocabulary; nothing, where there is none."""
+    added = read_object(folder / "tokenizer.json").get("added_tokens") or []
+    contents = [str(token.get("content")) for token in added if isinstance(token, dict) and token.get("content")]
+    return re.compile("|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True)) or r"(?!)")
 
 
 def language_ranker(

@@ -29,9 +29,8 @@ from hybridtei.checkpoint.modules import (
     splade_activation,
     transformer_folder,
 )
-from hybridtei.checkpoint.rankers import language_ranker
+from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
 from hybridtei.checkpoint.sizes import check_sizes, read_vocabulary
-from hybridtei.checkpoint.templates import PairTemplate
 from hybridtei.checkpoint.weights import Weights, max_input_length, sentence_config
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 

@@ -16,7 +16,7 @@ from tokenizers import Encoding as RawEncoding
 
 from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.checkpoint.late import Side
-from hybridtei.checkpoint.templates import SLOT, PairTemplate
+from hybridtei.checkpoint.rankers import SLOT, PairTemplate
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.text.prompts import Prompts
 from hybridtei.text.tokenizer import Direction, Text, Token, Tokenizer

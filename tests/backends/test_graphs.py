@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hybridtei.backends import graphs
 from hybridtei.backends.graphs import Graph, cache_folder, find_graph, graph_name
 from hybridtei.batch import Positions
-from hybridtei.checkpoint.embedded import embedded_model
+from hybridtei.checkpoint.files import embedded_model
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.errors import LoadError
 from tests import tiny

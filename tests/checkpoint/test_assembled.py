@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hybridtei.checkpoint import embedded
-from hybridtei.checkpoint import embedded as assembled
-from hybridtei.checkpoint.embedded import INSTALL, WEIGHTS, assembled_model
+from hybridtei.checkpoint import files
+from hybridtei.checkpoint.files import INSTALL, WEIGHTS, assembled_model
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
@@ -56,7 +55,7 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
-    folder, upstream = assembled_model(), embedded._packaged_model()
+    folder, upstream = assembled_model(), files._packaged_model()
     assert upstream is not None
     ours, theirs = load_file(folder / WEIGHTS), load_file(upstream / WEIGHTS)
     assert theirs.keys() - ours.keys() == NOT_THERE
@@ -67,9 +66,9 @@ def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
 
 
 def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
-    folder, upstream = assembled_model(), embedded._packaged_model()
+    folder, upstream = assembled_model(), files._packaged_model()
     assert upstream is not None
-    for name in assembled._configuration():
+    for name in files._configuration():
         assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
     ours, theirs = (json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream))
     assert ours["truncation"].pop("direction") == "Right"  # what a tokenizer does that does not say
@@ -82,7 +81,7 @@ def test_vectors_equal_those_from_upstreams_file(cache: Path, monkeypatch: pytes
     outputs = ("dense", "sparse", "multivector")
     config = ModelConfig(backend=backend)  # type: ignore[arg-type]
     theirs = Encoder.load(config=config).encode(TEXTS, outputs)
-    monkeypatch.setattr(embedded, "PACKAGE", "hybridtei_no_such_package")
+    monkeypatch.setattr(files, "READY_PACKAGE", "hybridtei_no_such_package")
     ours = Encoder.load(config=config).encode(TEXTS, outputs)
     np.testing.assert_array_equal(ours.dense, theirs.dense)
     assert ours.sparse is not None
@@ -99,9 +98,9 @@ def test_vectors_equal_those_from_upstreams_file(cache: Path, monkeypatch: pytes
 def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     hashed: list[str] = []
-    sha256_of = assembled.sha256_of
-    monkeypatch.setattr(assembled, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
-    monkeypatch.setattr(assembled, "SOURCE_PACKAGE", "hybridtei_no_such_package")
+    sha256_of = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+    monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     assert {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")} == written
     assert hashed == ["tokenizer.json", WEIGHTS]
 
@@ -125,10 +124,10 @@ def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, 
 
 @pytest.mark.slow
 def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
-    code = "from hybridtei.checkpoint.embedded import assembled_model; assembled_model()"
+    code = "from hybridtei.checkpoint.files import assembled_model; assembled_model()"
     starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(4)]
     assert [process.wait() for process in starting] == [0] * 4
-    assert assembled._is_whole(assembled_model())
+    assert files._is_whole(assembled_model())
     assert parts(empty) == []
     shutil.rmtree(empty)
 
@@ -137,24 +136,24 @@ def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
 
 
 def test_without_the_package_it_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembled, "SOURCE_PACKAGE", "hybridtei_no_such_package")
+    monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     with pytest.raises(MissingArtifact, match=INSTALL):
         assembled_model()
 
 
-@pytest.mark.parametrize("name", [assembled.DATA, assembled.TOKENIZER])
+@pytest.mark.parametrize("name", [files.DATA, files.TOKENIZER])
 def test_a_package_with_something_else_in_it_is_refused(
     empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    source = assembled._source()
+    source = files._source()
     other = tmp_path / "other"
     (other / "onnx").mkdir(parents=True)
-    for each in (assembled.DATA, assembled.TOKENIZER):
+    for each in (files.DATA, files.TOKENIZER):
         (other / each).symlink_to(source / each)
     (other / name).unlink()
     (other / name).write_bytes(b"something else")
-    monkeypatch.setattr(assembled, "_source", lambda: other)
-    with pytest.raises(LoadError, match=f"{other / name}: sha256 .*{assembled.SOURCE_SHA256[name]}"):
+    monkeypatch.setattr(files, "_source", lambda: other)
+    with pytest.raises(LoadError, match=f"{other / name}: sha256 .*{files.SOURCE_SHA256[name]}"):
         assembled_model()
     (other / name).unlink()
     with pytest.raises(MissingArtifact, match=str(other / name)):
@@ -162,10 +161,10 @@ def test_a_package_with_something_else_in_it_is_refused(
 
 
 def test_an_index_that_leads_elsewhere_is_refused(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = json.loads(assembled.INDEX.read_text())
+    index = json.loads(files.INDEX.read_text())
     index["embeddings.LayerNorm.bias"][0] += 4
     (tmp_path / "tensors.json").write_text(json.dumps(index))
-    monkeypatch.setattr(assembled, "INDEX", tmp_path / "tensors.json")
+    monkeypatch.setattr(files, "INDEX", tmp_path / "tensors.json")
     with pytest.raises(LoadError, match=rf"{empty}.*model\.safetensors: comes out with sha256"):
         assembled_model()
     assert not list(empty.rglob(WEIGHTS + "*"))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.templates import PairTemplate
+from hybridtei.checkpoint.rankers import PairTemplate
 from tests.engine import small
 from tests.server.conftest import labelled
 from tests.server.live import HANG, serving
