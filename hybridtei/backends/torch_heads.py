@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hybridtei.backends.host_copy import Arrays
 from hybridtei.batch import Head, PackedBatch, kept_tokens
-from hybridtei.heads.classify import Layer, classify, tag
-from hybridtei.heads.dense import DenseLayer, dense, multivector
+from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, tag
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.ragged import Offsets, Ragged, offsets_of

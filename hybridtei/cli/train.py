@@ -12,7 +12,7 @@ from hybridtei.cli import settings
 from hybridtei.errors import HybridTeiError, LoadError
 
 ABOUT = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
-ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.heads`, which imports torch
+ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.models`, which imports torch
 DROPS = ("first", "specials", "none")
 
 

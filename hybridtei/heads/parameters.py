@@ -13,8 +13,7 @@ from torch import Tensor
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
-from hybridtei.heads.classify import Layer, Norm
-from hybridtei.heads.dense import DenseLayer
+from hybridtei.heads.pooled import DenseLayer, Layer, Norm
 from hybridtei.heads.sparse import LexicalWeights
 
 # One for each name in `layers.ACTIVATIONS`.

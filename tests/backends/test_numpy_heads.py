@@ -19,9 +19,9 @@ from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.heads import dense as torch_dense
 from hybridtei.heads import parameters
-from hybridtei.heads.dense import multivector
+from hybridtei.heads import pooled as torch_dense
+from hybridtei.heads.pooled import multivector
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
 from hybridtei.ragged import Offsets, offsets_of
 from hybridtei.trunk.layout import PackedLayout

@@ -10,8 +10,8 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from hybridtei.checkpoint.modules import DenseModule
-from hybridtei.heads.dense import POOLINGS, dense
 from hybridtei.heads.parameters import dense_layer
+from hybridtei.heads.pooled import POOLINGS, dense
 from hybridtei.ragged import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import kept_tokens
-from hybridtei.heads.dense import multivector
+from hybridtei.heads.pooled import multivector
 from hybridtei.ragged import offsets_of
 from tests import tolerances
 

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from hybridtei.heads.train.heads import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix, text_of_token
-from hybridtei.heads.train.states import TokenStates, autocast
+from hybridtei.heads.train.models import (
+    MultiVectorHead,
+    SparseHead,
+    TokenStates,
+    autocast,
+    keep_tokens,
+    maxsim,
+    term_matrix,
+    text_of_token,
+)
 
 WARMUP = 0.05  # share of the steps over which the learning rate rises; after them it falls linearly to 0
 

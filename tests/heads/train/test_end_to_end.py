@@ -15,9 +15,9 @@ from transformers import BertConfig, BertModel
 
 from hybridtei import cli
 from hybridtei.cli.train import ACTIVATIONS, DROPS
-from hybridtei.heads.train import heads
+from hybridtei.heads.train import models as heads
+from hybridtei.heads.train.models import load_trunk
 from hybridtei.heads.train.run import train
-from hybridtei.heads.train.states import load_trunk
 from notebooks.write_flags import command_parsers
 
 WORDS = [f"w{number}" for number in range(60)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hybridtei.heads.train.fit import neighbour_groups
-from hybridtei.heads.train.heads import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
+from hybridtei.heads.train.models import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
 
 
 def unit_rows(count: int, width: int, seed: int) -> Tensor:

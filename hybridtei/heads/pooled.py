@@ -1,4 +1,7 @@
-"""Dense vectors: collapse each sequence to one row, then the checkpoint's Dense layers. Raw: not cut, not normalised."""
+"""Pooling, then linear layers: dense vectors (not cut, not normalised), multi-vectors, and logits of texts or of tokens.
+
+Layers of a classifier's head run in float32 whatever the trunk's dtype.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import layer_norm, linear
 
+from hybridtei.checkpoint.classifiers import ScorePooling
 from hybridtei.trunk.layout import PackedLayout
 
 Pool = Callable[[Tensor, PackedLayout], Tensor]
@@ -58,3 +62,39 @@ def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: 
 def multivector(hidden: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Project the kept tokens: float[t, h], bool[t] -> float[t', d]. Source: BGE-M3, Chen et al. 2024, section 3.2."""
     return linear(hidden[kept], weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm with its parameters."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+Layer = DenseLayer | Norm
+
+SCORE_POOLINGS: Mapping[ScorePooling, Callable[[Tensor, PackedLayout], Tensor]] = {
+    "cls": lambda hidden, layout: layout.first(hidden),
+    "mean": lambda hidden, layout: layout.mean(hidden),
+    "lasttoken": lambda hidden, layout: layout.last(hidden),
+}
+
+
+def classify(hidden: Tensor, layout: PackedLayout, pooling: ScorePooling, layers: Sequence[Layer]) -> Tensor:
+    """Logits of each sequence: float[t, h] -> float32[n, l]."""
+    if pooling == "late":
+        return layout.mean(tag(hidden, layers))
+    return tag(SCORE_POOLINGS[pooling](hidden, layout), layers)
+
+
+def tag(rows: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """Logits of each row: float[t, h] -> float32[t, l]."""
+    rows = rows.float()
+    for layer in layers:
+        if isinstance(layer, Norm):
+            rows = layer_norm(rows, rows.shape[-1:], layer.weight, layer.bias, layer.eps)
+        else:
+            rows = layer.activation(linear(rows, layer.weight, layer.bias))
+    return rows
