@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from hybridtei import cli
-from hybridtei.cli import settings
-from hybridtei.cli.flags import group_of
+from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 
 PAGE = Path(__file__).parent / "flags.md"
@@ -32,13 +31,13 @@ def page() -> str:
     """The whole file."""
     parsers = command_parsers()
     parts = [HEAD, "## Settings\n"]
-    for kind in settings.ALL:
+    for kind in SETTINGS:
         takers = [name for name, parser in parsers.items() if _takes(parser, kind)]
         parts.append(f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n")
         parts.append(_table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind)))
     parts.append("## Flags of single commands\n")
     for name, parser in parsers.items():
-        taken = [kind for kind in settings.ALL if _takes(parser, kind)]
+        taken = [kind for kind in SETTINGS if _takes(parser, kind)]
         common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {"hf_api_token"}
         own = [action for action in parser._actions if action.dest not in {*common, "help"}]
         if own:
@@ -50,8 +49,8 @@ def page() -> str:
 def command_parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command of `hybridtei`, by its name."""
     commands = argparse.ArgumentParser(prog="hybridtei").add_subparsers()
-    for command in cli.COMMANDS:
-        command.add(commands)
+    for add in cli.COMMANDS:
+        add(commands)
     return dict(commands.choices)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from hybridtei.cli import COMMANDS, explicit_booleans, settings
-from hybridtei.cli.flags import from_flags
+from hybridtei.cli import COMMANDS, explicit_booleans
+from hybridtei.cli.flags import SETTINGS, from_flags
 from hybridtei.errors import UsageError
 from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
@@ -179,7 +179,7 @@ def parses(words: list[str]) -> None:
     given = vars(parser.parse_args(explicit_booleans(words[1:])))
     if isinstance(given.get("model_id"), list):
         given["model_id"] = given["model_id"][0]
-    for kind in settings.ALL:
+    for kind in SETTINGS:
         from_flags(kind, given, {})
 
 

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Sequence
 
 from hybridtei import __version__
-from hybridtei.cli import embed, evaluate, export, ingest, search, serve, settings, train, tune
-from hybridtei.cli.flags import boolean_flags
+from hybridtei.cli import embed, export, ingest, measure, search, serve, train
+from hybridtei.cli.flags import SETTINGS, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError
 
-COMMANDS = (serve, embed, ingest, search, evaluate, train, export, tune)
+# What adds a command and its flags, in the order of the help.
+COMMANDS = (
+    *(serve.add, embed.add, ingest.add, search.add, measure.add_eval),
+    *(train.add, export.add, measure.add_tune),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add(commands)
+    for add in COMMANDS:
+        add(commands)
     return _run(parser, argv)
 
 
@@ -58,7 +62,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:
     """`--flag` -> `--flag=true` where no true or false follows, or a bare flag would swallow the next word."""
-    flags = boolean_flags(*settings.ALL)
+    flags = boolean_flags(*SETTINGS)
     following = [*argv[1:], ""]
     return [
         f"{word}=true" if word in flags and after not in ("true", "false") else word

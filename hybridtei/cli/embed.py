@@ -14,17 +14,16 @@ import orjson
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Head
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import CHUNK, Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError
 from hybridtei.outputs import Embeddings
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `embed` and its flags."""
-    parser = settings.new_parser(commands, "embed", "embed a file of texts")
+    parser = new_parser(commands, "embed", "embed a file of texts")
     parser.usage = "%(prog)s FILE --output FILE [flags]"
     parser.add_argument("file", metavar="FILE", help="texts: .txt, one a line; or .jsonl, one object or string a line")
     parser.add_argument("--output", "-o", required=True, metavar="FILE", help="where to: .jsonl, .npz or .parquet")
@@ -36,7 +35,7 @@ def add(commands: settings.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command; the number of texts goes to standard error."""
-    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     from hybridtei.encoder import Encoder
 
     encoder = Encoder.load(config=model, engine=engine)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError, UsageError
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `export` and its flags."""
-    parser = settings.new_parser(commands, "export", "write a model as ONNX files, for others too")
+    parser = new_parser(commands, "export", "write a model as ONNX files, for others too")
     parser.usage = "%(prog)s MODEL OUT [flags], or %(prog)s MODEL [OUT] --graph-only"
     parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
     parser.add_argument("out", metavar="OUT", nargs="?", help="folder to write [default of a graph: the cache here]")
@@ -32,7 +31,7 @@ def add(commands: settings.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write a model as ONNX files with their weights, or its graph alone."""
-    model = msgspec.structs.replace(settings.read(arguments, ModelConfig), model_id=arguments.model)
+    model = msgspec.structs.replace(read_settings(arguments, ModelConfig), model_id=arguments.model)
     if arguments.graph_only:
         _write_graph(model, arguments.out)
         return

@@ -7,6 +7,7 @@ refused for numbers and booleans; a boolean flag may stand bare; no flag is give
 from __future__ import annotations
 
 import argparse
+import os
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
@@ -14,10 +15,12 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from hybridtei.config import Kind, fields_of, unwrapped
+from hybridtei.config import EngineConfig, Kind, ModelConfig, ServerConfig, StoreConfig, fields_of, unwrapped
 from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
+SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
+Commands = Any  # argparse does not name what `add_subparsers` gives
 BOOLEANS = {"true": True, "false": False}
 GIVEN = "settings_given"  # in a namespace: the flags that have come already
 
@@ -169,3 +172,27 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
     if default in (None, (), msgspec.NODEFAULT):
         return ""
     return f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
+
+
+def new_parser(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    """A command's parser: no abbreviated flags, and a first line of help that does not repeat them all."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    return parser
+
+
+def read_settings(arguments: argparse.Namespace, kind: type[S]) -> S:
+    """Settings of one kind. Raises UsageError."""
+    return from_flags(kind, vars(arguments), os.environ)
+
+
+def read_engine(arguments: argparse.Namespace) -> EngineConfig:
+    """The engine's settings. Raises UsageError, also for two that exclude each other."""
+    engine = read_settings(arguments, EngineConfig)
+    if engine.default_prompt is not None and engine.default_prompt_name is not None:
+        raise UsageError("`default-prompt` and `default-prompt-name` exclude each other")
+    return engine
+
+
+def deprecations(arguments: argparse.Namespace) -> list[str]:
+    """Return a warning for each older name that was used."""
+    return [warning for kind in SETTINGS for warning in outdated(kind, vars(arguments), os.environ)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags, add_options, options_from
+from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.ingest.options import IngestOptions
@@ -19,9 +18,9 @@ NO_FLAGS = (
 )
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `ingest` and its flags."""
-    parser = settings.new_parser(commands, "ingest", ABOUT)
+    parser = new_parser(commands, "ingest", ABOUT)
     parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
     parser.add_argument("source", metavar="SOURCE", help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR")
     add_options(parser, IngestOptions, without=NO_FLAGS)
@@ -33,8 +32,8 @@ def add(commands: settings.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ingest, and print the summary; return the exit status."""
-    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    store = settings.read(arguments, StoreConfig)
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     from hybridtei.ingest.run import run_ingest

@@ -6,8 +6,7 @@ import argparse
 import sys
 from importlib.util import find_spec
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags, add_options, options_from
+from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.search.options import SearchFields, SearchOptions
@@ -15,9 +14,9 @@ from hybridtei.search.options import SearchFields, SearchOptions
 ABOUT = "Search a collection: dense and sparse candidates, fused, ranked again by multi-vectors or by a reranker."
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `search` and its flags."""
-    parser = settings.new_parser(commands, "search", ABOUT)
+    parser = new_parser(commands, "search", ABOUT)
     parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("query", metavar="QUERY")
@@ -34,8 +33,8 @@ def add(commands: settings.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print what was found; the exit status."""
-    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    store = settings.read(arguments, StoreConfig)
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
     needs_client()
     import msgspec
 

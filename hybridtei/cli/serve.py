@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags
+from hybridtei.cli.flags import Commands, add_flags, deprecations, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
@@ -23,9 +22,9 @@ log = logging.getLogger("hybridtei")
 ABOUT = "Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's flags, variables and routes."
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `serve` and its flags."""
-    fill(settings.new_parser(commands, "serve", ABOUT))
+    fill(new_parser(commands, "serve", ABOUT))
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +40,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Load the model or models, then listen: until then the port refuses connections."""
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
-    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    server, store = settings.read(arguments, ServerConfig), settings.read(arguments, StoreConfig)
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
     memory.limit_heaps()  # while there is one thread, and nothing that starts others is imported
     from hybridtei.observability import logs, tracing
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     log.info(
         "%s", described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
     )
-    for warning in settings.outdated(arguments):
+    for warning in deprecations(arguments):
         log.warning("%s", warning)
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
     if server.otlp_endpoint is not None:

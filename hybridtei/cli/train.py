@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hybridtei.cli import settings
+from hybridtei.cli.flags import Commands, new_parser
 from hybridtei.errors import HybridTeiError, LoadError
 
 ABOUT = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
@@ -16,9 +16,9 @@ ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.models`, which imports
 DROPS = ("first", "specials", "none")
 
 
-def add(commands: settings.Commands) -> None:
+def add(commands: Commands) -> None:
     """Add the command `train` and its flags."""
-    parser = settings.new_parser(commands, "train", ABOUT)
+    parser = new_parser(commands, "train", ABOUT)
     parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER (--pairs FILE... | --translations FILE...) [flags]"
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
     output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybridtei.cli import ingest, serve
-from hybridtei.cli.flags import from_flags
-from hybridtei.cli.settings import ALL
+from hybridtei.cli.flags import SETTINGS, from_flags
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig, fields_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-OURS = frozenset(field.name.upper() for kind in ALL for field, _, _ in fields_of(kind))
+OURS = frozenset(field.name.upper() for kind in SETTINGS for field, _, _ in fields_of(kind))
 REPORTS = frozenset({"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"})  # of libraries, turned off
 OTHERS = frozenset({"HYBRIDTEI_CACHE", "HF_HUB_OFFLINE", "PATH", "PYTHONUNBUFFERED"}) | REPORTS
 DEVICE = frozenset({"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import group_of
+from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from notebooks import write_flags
 from notebooks.execute import FOLDER
@@ -16,7 +15,7 @@ FLAG = re.compile(r"`(--[a-z-]+)")
 def flags(*groups: str) -> set[str]:
     return {
         f"--{field.name.replace('_', '-')}"
-        for kind in settings.ALL
+        for kind in SETTINGS
         for field, _, meta in fields_of(kind)
         if not groups or group_of(kind, meta) in groups
     }

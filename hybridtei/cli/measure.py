@@ -1,4 +1,4 @@
-"""`eval`: how good and how fast each way of searching is, on a folder of documents, queries and judgements."""
+"""`eval` measures every way of searching a judged collection; `tune`, backends and batch sizes on this machine."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from hybridtei.cli import settings
-from hybridtei.cli.flags import add_flags
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.cli.search import needs_client
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 
 ABOUT = "Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."
 
 
-def add(commands: settings.Commands) -> None:
+def add_eval(commands: Commands) -> None:
     """Add the command `eval` and its flags."""
-    parser = settings.new_parser(commands, "eval", ABOUT)
+    parser = new_parser(commands, "eval", ABOUT)
     parser.usage = "%(prog)s BEIR_FOLDER [flags]"
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
     parser.add_argument("--collection", metavar="NAME", help="ingested first if it is not there [default: the folder's name]")
@@ -27,13 +26,13 @@ def add(commands: settings.Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_eval)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_eval(arguments: argparse.Namespace) -> int:
     """Ingest if the collection is missing, measure, and print the report; return the exit status."""
-    model, engine = settings.read(arguments, ModelConfig), settings.read_engine(arguments)
-    store = settings.read(arguments, StoreConfig)
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
     needs_client()
     from hybridtei.evaluate.run import EvaluateRequest, as_json, as_table, check_chart, run_evaluation, write_chart
 
@@ -50,3 +49,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chart is not None:
         write_chart(evaluation, Path(arguments.chart))
     return 0
+
+
+def add_tune(commands: Commands) -> None:
+    """Add the command `tune` and its flags."""
+    parser = new_parser(commands, "tune", "measure which backend and batch size suit this machine")
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, (ModelConfig, EngineConfig))
+    parser.set_defaults(run=run_tune)
+
+
+def run_tune(arguments: argparse.Namespace) -> None:
+    """Measure, and print each line as it comes."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    from hybridtei.backends.tune import tune as measured
+    from hybridtei.load import find_model
+
+    for line in measured(model, find_model(model), engine):
+        print(line, flush=True)
