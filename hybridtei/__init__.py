@@ -24,6 +24,7 @@ from hybridtei.system import child_process
 
 if TYPE_CHECKING:
     from hybridtei.batch import Head as Head
+    from hybridtei.batch import Ragged as Ragged
     from hybridtei.config import EngineConfig as EngineConfig
     from hybridtei.config import ModelConfig as ModelConfig
     from hybridtei.config import NamedModel as NamedModel
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hybridtei.integrations.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
-    from hybridtei.ragged import Ragged as Ragged
     from hybridtei.search.local import LocalSearch as LocalSearch
     from hybridtei.search.local import query_model as query_model
     from hybridtei.search.local import rank_by as rank_by
@@ -65,12 +65,11 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
 _NAMES_OF = {
-    "hybridtei.batch": "Head",
+    "hybridtei.batch": "Head Ragged",
     "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
     "hybridtei.encoder": "Encoder Ranked",
     "hybridtei.integrations.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
-    "hybridtei.ragged": "Ragged",
     "hybridtei.search.local": "LocalSearch query_model rank_by",
     "hybridtei.search.options": "SearchHit SearchOptions SearchResult",
     "hybridtei.search.query": "filter_from hybrid_query score_requests",

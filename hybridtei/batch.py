@@ -1,4 +1,7 @@
-"""One tokenised input, and many of them packed into one forward pass.
+"""Ragged arrays, one tokenised input, and many of them packed into one forward pass.
+
+A ragged array is rows of unequal length as one flat array of values and the offsets between them, from the tokenizer to the
+wire. Taking a row is a slice, never a copy.
 
 A packed batch has no padding: sequence i is `input_ids[cu_seqlens[i]:cu_seqlens[i+1]]`. Backends that need a rectangle
 call `pad()`. Position ids begin at the family's offset (RoBERTa's first token has position pad_token_id + 1).
@@ -6,14 +9,13 @@ call `pad()`. Position ids begin at the family's offset (RoBERTa's first token h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hybridtei.ragged import Offsets, offsets_of
 
 Ids = NDArray[np.int64]
 
@@ -166,3 +168,60 @@ def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids
         kept = ~np.isin(input_ids, special_ids)
     counts = np.add.reduceat(kept, cu_seqlens[:-1]) if len(kept) else np.zeros(0)
     return kept, offsets_of(counts.astype(np.int64))
+
+
+Offsets = NDArray[np.int64]
+Indices = Sequence[int] | NDArray[np.intp]
+
+
+def offsets_of(lengths: Sequence[int] | NDArray[Any]) -> Offsets:
+    """Row lengths int[n] -> offsets int64[n+1], beginning with 0."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
+    """Where in the flat values the given rows lie, in the order of `rows`: int64[sum of their lengths]."""
+    picked = np.asarray(rows, dtype=np.intp)
+    lengths = np.diff(offsets)[picked]
+    first_of_row = offsets[:-1][picked]
+    return np.repeat(first_of_row - offsets_of(lengths)[:-1], lengths) + np.arange(lengths.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """`n` rows in `values[t, ...]`; row i is `values[offsets[i]:offsets[i+1]]`."""
+
+    values: NDArray[Any]
+    offsets: Offsets
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[NDArray[Any]]) -> Ragged:
+        """Join at least one row; all must agree in dtype and in all dimensions but the first."""
+        return cls(np.concatenate(rows), offsets_of([len(row) for row in rows]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self.row(i) for i in range(len(self)))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def row(self, i: int) -> NDArray[Any]:
+        """A view of row i."""
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def take(self, rows: Indices) -> Ragged:
+        """The given rows, in the given order, as a copy."""
+        offsets = offsets_of(self.lengths[np.asarray(rows, dtype=np.intp)])
+        return Ragged(self.values[gather_index(self.offsets, rows)], offsets)
+
+    @staticmethod
+    def concat(parts: Sequence[Ragged]) -> Ragged:
+        """One Ragged with the rows of all parts, in order."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))

@@ -13,15 +13,14 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
-from hybridtei.batch import EMBEDDINGS, Encoding, Head
+from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, fields_of
 from hybridtei.engine.core import EngineCore
-from hybridtei.engine.local import run_all
+from hybridtei.engine.engine import run_all
 from hybridtei.errors import EmptyInput, InvalidInput, UsageError
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged
 from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.classify import Classified, Classify, Prediction

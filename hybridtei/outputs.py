@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head
-from hybridtei.ragged import Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.batch import Head, Indices, Offsets, Ragged, gather_index, offsets_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from hybridtei.batch import Ragged
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged
 
 WIDTH = 7
 DENSE = arrays.arrays(

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybridtei.batch import PackedBatch
-from hybridtei.ragged import Offsets
+from hybridtei.batch import Offsets, PackedBatch
 
 TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # Attention starts a block for each sequence and head, empty ones too: a few sizes keep those few.

@@ -13,11 +13,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, PackedBatch, Padding, kept_tokens
+from hybridtei.batch import Head, PackedBatch, Padding, Ragged, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged
 from hybridtei.system.cpu import LaneKind
 
 Gate = Callable[[PackedBatch], object]

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridtei.backends.graph_weights import old_name
-from hybridtei.backends.numpy_heads import through
+from hybridtei.backends.host import through
 from hybridtei.backends.onnx_bytes import declarations, product_graph
 from hybridtei.backends.onnx_session import Lent, open_session
+from hybridtei.batch import Offsets
 from hybridtei.checkpoint.layers import EXACT, TANH, LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats, SparseVectors
-from hybridtei.ragged import Offsets
 from hybridtei.system.cpu import available_cores
 
 SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB

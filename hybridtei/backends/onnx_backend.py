@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.feeds import Feed, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph_weights import graph_tensors, word_table, word_tables
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.host_heads import HostHeads
+from hybridtei.backends.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.backends.onnx_session import Lent, open_session

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.host_heads import HostHeads
+from hybridtei.backends.host import Feed, HostHeads, Sizes, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_bytes import inputs
 from hybridtei.batch import PackedBatch, Padding

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.host_copy import Arrays
-from hybridtei.batch import Head, PackedBatch, kept_tokens
+from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens, offsets_of
 from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, tag
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
-from hybridtei.ragged import Offsets, Ragged, offsets_of
 from hybridtei.trunk.families import LogitsOf
 from hybridtei.trunk.layout import PackedLayout
 

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
-from hybridtei.engine.cache import ResultCache
-from hybridtei.engine.scheduler import EXPRESS_TOKENS, CallerPlace, FairQueue, Waiting, choose, is_starving, lane_for, share
+from hybridtei.engine.scheduler import (
+    EXPRESS_TOKENS,
+    CallerPlace,
+    FairQueue,
+    ResultCache,
+    Waiting,
+    choose,
+    is_starving,
+    lane_for,
+    share,
+)
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.cpu import LaneKind
 

@@ -1,22 +1,27 @@
-"""From awaiting callers to a device's lanes and back: the engine of one model on its device.
+"""Runs a model's queue: `Engine` for callers on an event loop, by a device's lanes; `run_all` for a caller that blocks.
 
-One wake-up a batch, whatever the number of its callers.
+`Engine` wakes its loop once a batch, however many requests the batch completes. `run_all` starts threads that end with the
+queue. A pass over all cores has little to share out where texts are short, and its threads meet after each operation; as many
+passes of one thread each do not. A few short texts are the exception: they make one pass.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter_ns
 from typing import Protocol
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
-from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import Batch, EngineCore, EngineRequest
 from hybridtei.engine.device import Device, Member
+from hybridtei.engine.scheduler import LEAST_SHARE_TOKENS, ResultCache
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
 from hybridtei.outputs import HeadOutputs, Timings
@@ -189,3 +194,35 @@ class Engine:
             arrived = self._waiters.get(request)
             if arrived is not None and not arrived.done():
                 arrived.set_result(None)
+
+
+def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
+    """Until nobody waits; `callers` passes at once, of which `advance` is told how many sequences each did. Raises what a pass
+    raised, once the others have ended."""
+    if callers == 1 or core.waiting_tokens <= LEAST_SHARE_TOKENS:
+        while (batch := core.take()) is not None:
+            core.give(batch, backend.forward(batch.packed, wide=True))
+            advance(len(batch.packed))
+        return
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                batch = core.take()
+            if batch is None:
+                return
+            try:
+                parts = batch.split(backend.forward(batch.packed))
+            except BaseException as error:
+                with lock:
+                    core.fail(batch, error)
+                    core.fail_all(error)
+                raise
+            with lock:
+                core.settle(batch, parts)
+                advance(len(batch.packed))
+
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
+        for done in [pool.submit(work) for _ in range(callers)]:
+            done.result()

@@ -15,11 +15,10 @@ import httpx
 import numpy as np
 import orjson
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.ragged import Ragged, offsets_of
 from hybridtei.system.retry import Retries
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)

@@ -18,10 +18,9 @@ import msgspec
 import numpy as np
 from qdrant_client import models
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, Ragged
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.ragged import Ragged
 from hybridtei.search.explain import TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, Ragged
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.ragged import Ragged
 from hybridtei.server.context import Context
 from hybridtei.tasks.vectors import RANGED, Precision, quantized, read_ranges
 

@@ -11,11 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head
+from hybridtei.batch import Encoding, Head, Ragged, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged, offsets_of
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.vectors import cut, strongest, unit, without
 from hybridtei.text.reader import Input, read_side

@@ -10,10 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Ids
+from hybridtei.batch import Ids, Offsets, Ragged, offsets_of
 from hybridtei.errors import LoadError, NotANumber
 from hybridtei.outputs import Floats, SparseVectors
-from hybridtei.ragged import Offsets, Ragged, offsets_of
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 from hybridtei.trunk.interface import is_causal
 from hybridtei.trunk.kernels import choice, flash
 from hybridtei.trunk.kernels.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts

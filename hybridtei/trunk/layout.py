@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.ragged import Offsets
+from hybridtei.batch import Offsets
 from hybridtei.trunk.kernels.sdpa import per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel, Sequences
 

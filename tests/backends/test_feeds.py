@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.feeds import Feed, Sizes, end_to_end, in_rectangle, padding_of
+from hybridtei.backends.host import Feed, Sizes, end_to_end, in_rectangle, padding_of
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.outputs import Floats
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends import numpy_heads
-from hybridtei.backends.host_heads import HostHeads
+from hybridtei.backends import host
+from hybridtei.backends.host import HostHeads
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
 from hybridtei.checkpoint.spec import read_spec
@@ -23,7 +23,6 @@ from hybridtei.heads import parameters
 from hybridtei.heads import pooled as torch_dense
 from hybridtei.heads.pooled import multivector
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
-from hybridtei.ragged import Offsets, offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances
 from tests.sampled import crossed
@@ -57,18 +56,18 @@ def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
 
 
 def test_every_activation_has_a_twin_in_both() -> None:
-    assert set(numpy_heads.ACTIVATIONS) == set(parameters.ACTIVATIONS) == set(layers.ACTIVATIONS)
+    assert set(host.ACTIVATIONS) == set(parameters.ACTIVATIONS) == set(layers.ACTIVATIONS)
 
 
 def test_every_pooling_has_a_twin_in_both() -> None:
-    assert set(numpy_heads.POOLINGS) == set(torch_dense.POOLINGS) == set(modules.POOLINGS)
+    assert set(host.POOLINGS) == set(torch_dense.POOLINGS) == set(modules.POOLINGS)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 @given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
 def test_activations_agree(name: str, values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
-    ours, theirs = numpy_heads.ACTIVATIONS[name](x), parameters.ACTIVATIONS[name](torch.from_numpy(x))
+    ours, theirs = host.ACTIVATIONS[name](x), parameters.ACTIVATIONS[name](torch.from_numpy(x))
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
@@ -78,7 +77,7 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: float) -> None:
     x = np.full((2, 3), value, dtype=np.float32)
     theirs = parameters.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(numpy_heads.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+    np.testing.assert_allclose(host.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
@@ -86,13 +85,13 @@ def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: flo
 def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
     hidden, cu_seqlens = rows(lengths, 5, seed)
     layout = PackedLayout(cu_seqlens)
-    close(numpy_heads.POOLINGS[mode](hidden, cu_seqlens), torch_dense.POOLINGS[mode](torch.from_numpy(hidden), layout))
+    close(host.POOLINGS[mode](hidden, cu_seqlens), torch_dense.POOLINGS[mode](torch.from_numpy(hidden), layout))
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
 def test_long_texts_are_pooled_as_well(mode: str) -> None:
     hidden, cu_seqlens = rows([3000, 1, 8192], 4)
-    ours = numpy_heads.POOLINGS[mode](hidden + 1, cu_seqlens)
+    ours = host.POOLINGS[mode](hidden + 1, cu_seqlens)
     theirs = torch_dense.POOLINGS[mode](torch.from_numpy(hidden + 1).double(), PackedLayout(cu_seqlens))
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=tolerances.WEIGHTS["float32"], atol=0)
 
@@ -108,14 +107,14 @@ def test_dense_agrees(modes: list[str], bias: bool) -> None:
     stack = [layer(20, width, "tanh", bias=bias), layer(7, 20, "gelu", bias=bias, seed=1)]
     twins = [torch_dense.DenseLayer(*tensors(one), parameters.ACTIVATIONS[one.activation]) for one in stack]
     for count in range(len(stack) + 1):
-        ours = numpy_heads.dense(hidden, cu_seqlens, modes, stack[:count])
+        ours = host.dense(hidden, cu_seqlens, modes, stack[:count])
         close(ours, torch_dense.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1, 50])
 def test_layer_norm_agrees(scale: float) -> None:
     words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
-    close(numpy_heads.layer_norm(words), lexical_inputs(torch.empty(0), torch.from_numpy(words), ["embedding"]))
+    close(host.layer_norm(words), lexical_inputs(torch.empty(0), torch.from_numpy(words), ["embedding"]))
 
 
 @pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
@@ -126,7 +125,7 @@ def test_lexical_agrees(activation: str | None) -> None:
     assert bias is not None
     hidden = tensors(first) if activation else (None, None)
     twin = LexicalWeights(weight, bias, *hidden, parameters.ACTIVATIONS[activation] if activation else None)
-    ours = numpy_heads.lexical(inputs, (first, last) if activation else (last,))
+    ours = host.lexical(inputs, (first, last) if activation else (last,))
     close(ours, lexical(torch.from_numpy(inputs), twin))
     assert (ours >= 0).all()
     assert (ours > 0).any()
@@ -137,17 +136,17 @@ def test_the_projection_of_multivectors_agrees(bias: bool) -> None:
     hidden, _ = rows(SIZES)
     projection = layer(12, tiny.HIDDEN, bias=bias)
     everything = torch.ones(len(hidden), dtype=torch.bool)
-    close(numpy_heads.through(hidden, projection), multivector(torch.from_numpy(hidden), everything, *tensors(projection)))
+    close(host.through(hidden, projection), multivector(torch.from_numpy(hidden), everything, *tensors(projection)))
 
 
 def test_no_head_writes_into_its_input() -> None:
     hidden, cu_seqlens = rows(SIZES)
     before = hidden.copy()
     for mode in modules.POOLINGS:
-        numpy_heads.dense(hidden, cu_seqlens, [mode], [layer(3, tiny.HIDDEN, name) for name in ("relu",)])
+        host.dense(hidden, cu_seqlens, [mode], [layer(3, tiny.HIDDEN, name) for name in ("relu",)])
     for name in layers.ACTIVATIONS:
-        numpy_heads.ACTIVATIONS[name](hidden)
-    numpy_heads.layer_norm(hidden)
+        host.ACTIVATIONS[name](hidden)
+    host.layer_norm(hidden)
     np.testing.assert_array_equal(hidden, before)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from deploy import scale
 from deploy.scale import LAPTOP, LAYOUTS, PAGE, SERVER, Facts, Layout
+from hybridtei.batch import Ragged
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.ragged import Ragged
 from hybridtei.store.points import POINT_OVERHEAD, size_of, to_points
 from hybridtei.tasks import vectors as quantize
 

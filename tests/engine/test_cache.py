@@ -6,10 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, Head
-from hybridtei.engine.cache import ENTRY_BYTES, ResultCache
+from hybridtei.batch import Encoding, Head, Ragged
+from hybridtei.engine.scheduler import ENTRY_BYTES, ResultCache
 from hybridtei.outputs import HeadOutputs, SparseVectors
-from hybridtei.ragged import Ragged
 
 DENSE = frozenset({Head.DENSE})
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Padding, Positions
-from hybridtei.engine.cache import ResultCache
 from hybridtei.engine.core import LOOK_AHEAD, EngineCore
-from hybridtei.engine.scheduler import PATIENCE_NS
+from hybridtei.engine.scheduler import PATIENCE_NS, ResultCache
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind

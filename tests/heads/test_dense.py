@@ -9,10 +9,10 @@ import torch
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from hybridtei.batch import offsets_of
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.heads.parameters import dense_layer
 from hybridtei.heads.pooled import POOLINGS, dense
-from hybridtei.ragged import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances
 

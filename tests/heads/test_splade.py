@@ -14,14 +14,13 @@ from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.heads import sparse as module
 from hybridtei.heads.sparse import splade as formula
-from hybridtei.ragged import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances, vocabulary
 

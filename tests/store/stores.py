@@ -14,9 +14,9 @@ from uuid import uuid4
 import numpy as np
 from qdrant_client import models
 
+from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.ragged import Ragged
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.embedded.store import EdgeStore
 from tests.store.memory_store import MemoryStore

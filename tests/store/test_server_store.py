@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
+from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, InvalidPoint, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.ragged import Ragged
 from hybridtei.search.query import hybrid_query
 from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import check_fits

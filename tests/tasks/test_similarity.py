@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.batch import Ragged, offsets_of
 from hybridtei.outputs import SparseVectors
-from hybridtei.ragged import Ragged, offsets_of
 from hybridtei.tasks import vectors as similarity
 from hybridtei.tasks.vectors import maxsim, sparse_dot
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 from hybridtei.tasks.vectors import strongest
 
 WIDTH = 9

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import pack
+from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
-from hybridtei.ragged import Ragged, offsets_of
 from hybridtei.tasks.tag import Tag, Tagged
 from tests.engine import small
 

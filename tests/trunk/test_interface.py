@@ -11,10 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.batch import Encoding, pack
+from hybridtei.batch import Encoding, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.ragged import offsets_of
 from hybridtei.trunk.families import PACKED
 from hybridtei.trunk.interface import NAME, is_causal, register
 from hybridtei.trunk.layout import PackedLayout

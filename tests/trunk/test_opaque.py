@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 import torch
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.opaque import meant, opaque
 from tests.trunk.kernels import textbook

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
-from hybridtei.ragged import Ragged
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from hybridtei.batch import Ragged
 from hybridtei.outputs import Embeddings, Floats, SparseVectors
-from hybridtei.ragged import Ragged
 
 FLOAT32, ARRAY16, ARRAY32 = 0xCA, 0xDC, 0xDD
 FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 from hybridtei.trunk.kernels.sequences import Sequences
 
 PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens

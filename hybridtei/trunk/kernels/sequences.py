@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.batch import Ragged
 from hybridtei.outputs import SparseVectors
-from hybridtei.ragged import Ragged
 from hybridtei.server.api.tei import SparseValue
 from hybridtei.server.http import writers as encoding
 

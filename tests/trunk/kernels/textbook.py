@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hybridtei.ragged import offsets_of
+from hybridtei.batch import offsets_of
 from hybridtei.trunk.kernels.sequences import Sequences
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]
