@@ -23,11 +23,10 @@ from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.cpu import LaneKind
 from hybridtei.tasks.base import Model, Task
-from hybridtei.tasks.classify import Classified, Classify, Prediction
+from hybridtei.tasks.classify import Classified, Classify, Prediction, best_first
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag
-from hybridtei.tasks.vectors import best_first
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 

@@ -1,9 +1,11 @@
-"""How many inputs may be inside at once. Over HTTP nobody waits for a permit: a request is refused at once. Over gRPC, streams
-and reranking wait, and carry their permits into the tasks they start, so that the same handlers serve both.
+"""How many inputs may be inside at once (`Admission`), and for how long (`Deadlines`).
 
-A request of many inputs goes through in several turns with the same permits. A few of those at once could hold them all for
-minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit. So do those
-who wait: one stream of many messages would keep everybody else out.
+Over HTTP nobody waits for a permit: a request is refused at once. Over gRPC, streams and reranking wait, and carry permits
+into the tasks they start, so that the same handlers serve both.
+
+A request of many inputs goes through in several turns with the same permits. A few of those at once could hold all permits for
+minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit. Callers that
+wait leave a share too: one stream of many messages would keep everybody else out.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import asyncio
 import fcntl
 import os
 import tempfile
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, MutableSequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableSequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from mmap import mmap
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from hybridtei.errors import Overloaded
+from hybridtei.errors import Overloaded, TimedOut
 
+T = TypeVar("T")
 SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns
 RESERVE = 8  # of so many permits, one is not given to those who wait
 GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
@@ -211,3 +215,62 @@ def shared_memory(places: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, places * PLACE_BYTES)
     return descriptor
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A task, by when it should be done, and how many wanted it cancelled before."""
+
+    task: asyncio.Task[Any]
+    deadline: float
+    cancelling: int
+    late: bool = False
+
+
+class Deadlines:
+    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's thread.
+
+    `asyncio.timeout` would make and cancel a timer for each request, which costs as much as tokenising a short text. Here all
+    share the bound, so the one that began first is the first to be late, and a single timer waits for it.
+    """
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._running: dict[_Running, None] = {}  # who began first stands first
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result. Raises TimedOut, once it has been cancelled and is done with that."""
+        task = asyncio.current_task()
+        if not self._seconds or task is None:
+            return await work
+        running = _Running(task, self._clock() + self._seconds, task.cancelling())
+        self._running[running] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if running.late and task.uncancel() <= running.cancelling:
+                raise TimedOut(f"no answer within {self._seconds:g} seconds (request-timeout): try again later") from None
+            raise
+        finally:
+            self._running.pop(running, None)
+
+    def close(self) -> None:
+        """Nobody is late any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._running.clear()
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._clock()
+        for running in [*self._running]:
+            if running.deadline > now:
+                self._timer = asyncio.get_running_loop().call_later(running.deadline - now, self._look)
+                return
+            del self._running[running]
+            running.late = True
+            running.task.cancel()

@@ -21,11 +21,12 @@ from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
 from hybridtei.engine.core import Batch, EngineCore, EngineRequest
-from hybridtei.engine.timeouts import Watchdog
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.system.cpu import LaneKind, lower_priority
 
 JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
+LOOK_SECONDS = 1.0  # at most, between looks at overdue passes
+LOOKS = 4  # within a bound, at least
 STOP_SECONDS = 2.0  # that the end of a process waits for passes that nobody waits for any more
 
 log = logging.getLogger(__name__)
@@ -277,3 +278,46 @@ class Device:
     def _wake_all(self) -> None:
         for condition in self._work.values():
             condition.notify_all()
+
+
+class Watchdog:
+    """Watches what runs in other threads, for `seconds` of `clock` each; 0: nothing."""
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watched: dict[int, tuple[float, Callable[[], object]]] = {}  # the oldest first
+        self._next = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        if self._seconds:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def begin(self, overdue: Callable[[], object]) -> int:
+        """Something begins; the number that `end` wants. `overdue`: called from the watchdog's thread, at most once."""
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._watched[number] = (self._clock() + self._seconds, overdue)
+            return number
+
+    def end(self, number: int) -> None:
+        """It has ended; no call begins from now on."""
+        with self._lock:
+            self._watched.pop(number, None)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(LOOK_SECONDS, self._seconds / LOOKS)):
+            now = self._clock()
+            with self._lock:
+                late = [number for number, (deadline, _) in self._watched.items() if deadline <= now]
+                calls = [self._watched.pop(number)[1] for number in late]
+            for call in calls:
+                call()

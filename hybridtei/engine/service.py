@@ -18,12 +18,11 @@ from typing import Any, Generic, TypeVar
 
 from hybridtei.backends.base import Backend
 from hybridtei.config import EngineConfig, default_tokenization_workers
-from hybridtei.engine.admission import Admission, Bounds
+from hybridtei.engine.admission import Admission, Bounds, Deadlines
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.engine import Engine, EngineClient
 from hybridtei.engine.scheduler import ResultCache
-from hybridtei.engine.timeouts import Deadlines
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Timings

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hybridtei.engine import channel
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.ingest.chunking import Rejected, payload_of
 from hybridtei.ingest.ledger import Ledger, Quarantine
@@ -31,6 +30,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import patiently
 from hybridtei.store.points import checked, point_id, to_points
+from hybridtei.system import frames
 
 IDS_AT_ONCE = 1000
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
@@ -257,7 +257,7 @@ class HeldDocument:
 
     def add(self, pieces: Sequence[Piece], embeddings: Embeddings) -> None:
         """A row for each piece."""
-        frame = b"".join(channel.encode(embeddings))
+        frame = b"".join(frames.encode(embeddings))
         self._vectors.write(frame)
         self._parts.append((list(pieces), len(frame)))
 
@@ -265,7 +265,7 @@ class HeldDocument:
         """As they were added."""
         self._vectors.seek(0)
         for pieces, size in self._parts:
-            yield pieces, channel.decode(self._vectors.read(size))
+            yield pieces, frames.decode(self._vectors.read(size))
 
     def close(self) -> None:
         """Give memory and file back."""

@@ -17,13 +17,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from hybridtei.engine import channel
 from hybridtei.errors import BackendError
 from hybridtei.ingest.chunking import Chunk, Document, Rejected
 from hybridtei.ingest.embedders import embed_each
 from hybridtei.ingest.files import SourceFile
 from hybridtei.ingest.prepare import Batch, Pending, Piece
 from hybridtei.outputs import Embeddings
+from hybridtei.system import frames
 
 Vectors = tuple[Embeddings, list[str | None]]
 
@@ -121,12 +121,12 @@ def unpacked(data: bytes) -> Sent:
 
 def packed_vectors(vectors: Vectors) -> bytes:
     """Rows, and for each text why it has none, or None."""
-    return b"".join(channel.encode(vectors))
+    return b"".join(frames.encode(vectors))
 
 
 def unpacked_vectors(data: bytes) -> Vectors:
     """Arrays are views of the bytes."""
-    embeddings, reasons = channel.decode(data)
+    embeddings, reasons = frames.decode(data)
     return embeddings, reasons
 
 

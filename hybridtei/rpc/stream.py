@@ -25,8 +25,8 @@ from hybridtei.server.api import rerank as ranking
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.rerank import rerank_task
-from hybridtei.tasks.vectors import best_first
 
 STREAM_PAYLOADS = 16  # so many bodies of --payload-limit bytes may the texts of one stream hold
 GROUPS_INSIDE = 64  # queries of one stream that are worked on at once

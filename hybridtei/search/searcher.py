@@ -37,8 +37,8 @@ from hybridtei.store.base import (
     page_of,
 )
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
+from hybridtei.tasks.embed import cut, unit
 from hybridtei.tasks.rerank import declared_weights
-from hybridtei.tasks.vectors import cut, unit
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]

@@ -11,7 +11,7 @@ from hybridtei.batch import Head, Ragged
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.server.context import Context
-from hybridtei.tasks.vectors import RANGED, Precision, quantized, read_ranges
+from hybridtei.tasks.embed import RANGED, Precision, quantized, read_ranges
 
 Kind = Literal["dense", "multivector"]
 Quantise = Callable[[Floats], Any]

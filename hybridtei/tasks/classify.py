@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import UnsupportedHead
+from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.vectors import best_first, probabilities, refuse_nan
 from hybridtei.text.tokenizer import Direction, Text
 
 
@@ -70,3 +70,34 @@ class Classify(ListTask):
     def join(self, answers: Sequence[Classified]) -> Classified:
         """All rows, in order."""
         return Classified(np.concatenate([answer.scores for answer in answers]), answers[0].labels)
+
+
+def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
+    """float32[n, l] -> float32[n, l]. `multi_label`: each label is judged by itself, as `problem_type` may say."""
+    return sigmoid(logits) if multi_label or logits.shape[1] == 1 else softmax(logits)
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), without overflow."""
+    from scipy.special import expit
+
+    return np.asarray(expit(x))
+
+
+def softmax(logits: Floats) -> Floats:
+    """Over the last axis; shifted by the largest logit, so that nothing overflows."""
+    with np.errstate(over="ignore"):  # a difference beyond float32 is -inf, whose power is 0
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def refuse_nan(values: Floats) -> Floats:
+    """The values. Raises NotANumber if any is none: half precision overflows to it, and a sort would hide it."""
+    if np.isnan(values).any():
+        raise NotANumber
+    return values
+
+
+def best_first(scores: Floats) -> NDArray[np.intp]:
+    """Places of float32[n] in descending order. TEI sorts stably upwards and turns that round: ties in reverse order."""
+    return np.argsort(scores, kind="stable")[::-1]

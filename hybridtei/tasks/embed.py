@@ -5,18 +5,19 @@ Everything in which two requests may differ without needing two forward passes (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, Ragged, offsets_of
+from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidDimensions, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, LoadError, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.vectors import cut, strongest, unit, without
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
@@ -194,3 +195,91 @@ class LookUp(ListTask):
         return Embeddings(
             sparse=SparseVectors(found.values, model.query_weights[found.values], found.offsets, len(model.query_weights))
         )
+
+
+SMALLEST_NORM = 1e-12
+
+
+def unit(rows: Floats) -> Floats:
+    """Rows scaled to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
+    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
+    scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
+    return np.asarray(rows * scale[:, None])
+
+
+def cut(rows: Floats, dimensions: int | None) -> Floats:
+    """The first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
+    return rows if dimensions is None else rows[:, :dimensions]
+
+
+def cosine(one: Floats, many: Floats) -> Floats:
+    """Cosine of float32[d] to each row of float32[n, d]: float32[n]."""
+    return np.asarray(unit(many) @ unit(one[None])[0])
+
+
+Precision = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+RANGED: frozenset[str] = frozenset({"int8", "uint8"})
+BUCKETS = 255
+
+
+def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) -> NDArray[np.generic]:
+    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], least and most."""
+    if precision == "float":
+        return rows
+    if precision == "float16":
+        return rows.astype(np.float16)
+    if precision in ("binary", "ubinary"):
+        bits = np.packbits(rows > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    assert ranges is not None
+    least = ranges[0]
+    steps = (ranges[1] - least) / np.float32(BUCKETS)
+    places = np.clip(np.floor((rows - least) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
+    return np.asarray(places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8))
+
+
+def ranges_of(rows: Floats) -> Floats:
+    """The range of each dimension among these: float32[n, d] -> float32[2, d]."""
+    return np.stack([rows.min(axis=0), rows.max(axis=0)])
+
+
+def read_ranges(path: str | Path) -> dict[str, Floats]:
+    """Of a `.npz` file: `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; of a `.npy`: `dense`.
+
+    Raises LoadError.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"dense": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path}: not a file of ranges: {error}") from error
+    for name, array in arrays.items():
+        if array.ndim != 2 or len(array) != 2 or array.dtype.kind != "f" or not (array[0] <= array[1]).all():
+            raise LoadError(f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]")
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
+    """int64[t], float32[t] of `n` sequences -> n sparse vectors over `width` ids, without the removed ids and zeros.
+
+    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
+    """
+    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
+    kept = weights > 0
+    if removed:
+        kept &= ~np.isin(input_ids, list(removed))
+    key = sequence[kept] * width + input_ids[kept]
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], weights[kept][order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    merged = np.maximum.reduceat(values, first) if len(first) else values
+    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
+    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
+
+
+def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
+    """The same vectors, less some of their columns."""
+    kept = ~np.isin(vectors.indices, list(removed))
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    lengths = np.bincount(row[kept], minlength=len(vectors))
+    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

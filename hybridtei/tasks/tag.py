@@ -14,7 +14,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.vectors import refuse_nan, softmax
+from hybridtei.tasks.classify import refuse_nan, softmax
 from hybridtei.text.tokenizer import Direction
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hybridtei.engine.timeouts import Deadlines
+from hybridtei.engine.admission import Deadlines
 from hybridtei.errors import TimedOut
 from tests.engine.clock import Clock
 

@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Encoding, Head, Ragged, offsets_of
 from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.engine.channel import PREFIX, decode, encode
 from hybridtei.engine.remote import RunMessage
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings
+from hybridtei.system.frames import PREFIX, decode, encode
 from tests.engine import small
 
 values = st.recursive(

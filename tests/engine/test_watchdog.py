@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from hybridtei.batch import PackedBatch
-from hybridtei.engine.device import Device
-from hybridtei.engine.timeouts import Watchdog
+from hybridtei.engine.device import Device, Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.system.cpu import LaneKind
 from tests.engine.clock import Clock

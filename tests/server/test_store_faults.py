@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from hybridtei.engine.timeouts import Deadlines
+from hybridtei.engine.admission import Deadlines
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded.process import Folder, FolderError
 from hybridtei.store.embedded.store import EdgeStore, Owner

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import Ragged, offsets_of
 from hybridtei.outputs import SparseVectors
-from hybridtei.tasks import vectors as similarity
-from hybridtei.tasks.vectors import maxsim, sparse_dot
+from hybridtei.tasks import rerank as similarity
+from hybridtei.tasks.rerank import maxsim, sparse_dot
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 

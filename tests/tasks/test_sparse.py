@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
-from hybridtei.tasks.vectors import strongest
+from hybridtei.tasks.embed import strongest
 
 WIDTH = 9
 TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))

@@ -22,8 +22,7 @@ from hybridtei.server.inputs import Texts, direction, parse_predict
 from hybridtei.server.registry import CLASSIFY
 from hybridtei.server.routing import Route
 from hybridtei.tasks.base import Task
-from hybridtei.tasks.classify import Classified, Classify
-from hybridtei.tasks.vectors import best_first, sigmoid, softmax
+from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, softmax
 from hybridtei.text.tokenizer import Text
 
 OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]

@@ -30,8 +30,7 @@ from hybridtei.server.inputs import Inputs, direction, parse_inputs
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import smaller_vectors
-from hybridtei.tasks.embed import Embed, InputType
-from hybridtei.tasks.vectors import Precision, cosine, cut
+from hybridtei.tasks.embed import Embed, InputType, Precision, cosine, cut
 
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]

@@ -22,8 +22,7 @@ from hybridtei.server.inputs import Inputs, check_inputs, parse_inputs
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import smaller_vectors
-from hybridtei.tasks.embed import Embed, InputType
-from hybridtei.tasks.vectors import Precision
+from hybridtei.tasks.embed import Embed, InputType, Precision
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]

@@ -25,8 +25,7 @@ from hybridtei.server.http.errors import row_of
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import NO_NAMES, Models
 from hybridtei.server.routing import Route
-from hybridtei.tasks.embed import Embed, InputType
-from hybridtei.tasks.vectors import cut, unit
+from hybridtei.tasks.embed import Embed, InputType, cut, unit
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")

@@ -19,8 +19,8 @@ from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import Route
+from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
-from hybridtei.tasks.vectors import best_first
 
 
 class RerankWeights(Struct, frozen=True):

@@ -21,9 +21,8 @@ from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.inputs import Inputs
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import Route
-from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.embed import Embed, unit
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
-from hybridtei.tasks.vectors import unit
 
 Side = str | list[str] | None
 

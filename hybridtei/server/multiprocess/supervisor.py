@@ -25,9 +25,8 @@ import uvloop
 from hybridtei.backends.base import Backend
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.admission import Admission, shared_memory
-from hybridtei.engine.channel import Channel
 from hybridtei.engine.device import STOP_SECONDS
-from hybridtei.engine.remote import EngineServer, RemoteBackend
+from hybridtei.engine.remote import Channel, EngineServer, RemoteBackend
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry

@@ -20,8 +20,7 @@ from typing import Any
 import uvicorn
 
 from hybridtei.engine.admission import Admission
-from hybridtei.engine.channel import Channel, receive_now, send_now
-from hybridtei.engine.remote import RemoteEngine
+from hybridtei.engine.remote import Channel, RemoteEngine
 from hybridtei.engine.service import EngineService
 from hybridtei.load import text_model
 from hybridtei.observability import logs
@@ -30,6 +29,7 @@ from hybridtei.server.app import create_app
 from hybridtei.server.http.limits import allow_files
 from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import DrainingServer, reloader, settings_of
+from hybridtei.system.frames import receive_now, send_now
 
 REPORT_SECONDS = 1.0
 SCRAPE_SECONDS = 2.0  # after which a worker tells what it knows by itself
