@@ -43,7 +43,7 @@ HybridTeiError
 │   └─ WeightMismatch        weights and configuration disagree
 └─ UsageError                at start only: a setting has a value it cannot have
 
-A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/http/errors.py` maps them to
+A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/routing.py` maps them to
 statuses and wire names, in one table that a test walks. Refusals of a body before it is read (`BodyError` in
 `server/http/body.py`) are not in the tree: they hold a status and TEI's words, and only the server raises and catches them.
 """

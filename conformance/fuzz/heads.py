@@ -406,7 +406,7 @@ class Generator:
 
 
 def zstd_compress(data: bytes) -> bytes:
-    from hybridtei.server.http.content_coding import zstd
+    from hybridtei.server.http.writers import zstd
 
     return bytes(zstd.compress(data, 3))
 

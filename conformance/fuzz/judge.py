@@ -48,7 +48,7 @@ def unpacked(reply: Reply) -> bytes:
     if coding == "gzip":
         return gzip.decompress(reply.body)
     if coding == "zstd":
-        from hybridtei.server.http.content_coding import zstd
+        from hybridtei.server.http.writers import zstd
 
         return bytes(zstd.decompress(reply.body))
     return reply.body

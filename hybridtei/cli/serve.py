@@ -14,7 +14,7 @@ from hybridtei.cli.flags import Commands, add_flags, deprecations, new_parser, r
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
-from hybridtei.server.http.auth import is_sendable
+from hybridtei.server.http.security import is_sendable
 from hybridtei.system import memory
 
 log = logging.getLogger("hybridtei")

@@ -20,9 +20,9 @@ from hybridtei.server.api import embed as embeddings
 from hybridtei.server.api import tei
 from hybridtei.server.api.classify import predict as classified
 from hybridtei.server.api.ops import facts
+from hybridtei.server.api.tei import TruncationDirection, parse_inputs
+from hybridtei.server.api.tei import direction as direction_of
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.inputs import TruncationDirection, parse_inputs
-from hybridtei.server.inputs import direction as direction_of
 from hybridtei.tasks.embed import Embed
 
 ROWS, METADATA = 1, 2  # fields of every answer that a pass gives

@@ -30,7 +30,7 @@ from grpc.aio import EOF
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError
 from hybridtei.rpc.errors import refusing
-from hybridtei.server.http import limits
+from hybridtei.server.http import connection
 
 LOOK_SECONDS = 1.0  # between looks for calls that have waited too long
 DRAIN_SECONDS = 1.0  # how long a stopping server waits for the next message of an open call
@@ -218,7 +218,7 @@ class Exchange:
 
 def _unread_seconds(size: int) -> float:
     """That a client may take over an answer of so many bytes."""
-    return limits.UNREAD_SECONDS + size / UNREAD_BYTES_PER_SECOND
+    return connection.UNREAD_SECONDS + size / UNREAD_BYTES_PER_SECOND
 
 
 Handle = Callable[[Exchange], Awaitable[bytes | None]]  # what it returns is the answer of a call that has one

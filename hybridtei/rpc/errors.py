@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError, NoKey, WrongModel
-from hybridtei.server.http.errors import row_of
+from hybridtei.server.routing import row_of
 
 DETAIL_BYTES = 4_000  # clients take some 8 kB of metadata, and what is not ASCII counts three times
 log = logging.getLogger(__name__)

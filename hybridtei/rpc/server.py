@@ -16,9 +16,8 @@ from hybridtei.config import ServerConfig
 from hybridtei.observability.tracing import Recorder
 from hybridtei.rpc import health, services
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
-from hybridtei.server.http.auth import Authenticator
-from hybridtei.server.http.limits import Unsent
-from hybridtei.server.http.tls import Certificate
+from hybridtei.server.http.connection import Unsent
+from hybridtei.server.http.security import Authenticator, Certificate
 from hybridtei.server.registry import Models
 
 CALLS = 2048  # of `tei.v1` that may be open at once

@@ -22,8 +22,8 @@ from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply, headers_of
-from hybridtei.server.http.auth import Authenticator, Role
-from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.server.http.connection import SMALL_BYTES, Unsent
+from hybridtei.server.http.security import Authenticator, Role
 from hybridtei.server.registry import Able, Models
 
 ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait

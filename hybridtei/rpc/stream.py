@@ -24,7 +24,7 @@ from hybridtei.rpc.answers import side, told
 from hybridtei.server.api import rerank as ranking
 from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.rerank import rerank_task
 

@@ -36,12 +36,11 @@ from hybridtei.server.api import (
 from hybridtei.server.api.search import StoreBounds
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.dispatch import litestar_route
-from hybridtei.server.http.auth import Authenticator, Keyring
 from hybridtei.server.http.body import Keyless
+from hybridtei.server.http.connection import Refusals, Unsent
 from hybridtei.server.http.edge import ALIASES, Edge
 from hybridtei.server.http.error_responses import HANDLERS
-from hybridtei.server.http.limits import Refusals, Unsent
-from hybridtei.server.http.tls import certificate_of
+from hybridtei.server.http.security import Authenticator, Keyring, certificate_of
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import Route

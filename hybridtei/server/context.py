@@ -20,7 +20,7 @@ from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, NoIn
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Embeddings, Load, Usage
-from hybridtei.server.inputs import Inputs
+from hybridtei.server.api.tei import Inputs
 from hybridtei.tasks.base import Task
 from hybridtei.tasks.embed import Embed
 

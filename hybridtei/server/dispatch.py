@@ -25,15 +25,13 @@ from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived, as_handler
 from hybridtei.server.api.search import StoreContext
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
-from hybridtei.server.http.auth import authenticator_of, check_key, is_keyless
 from hybridtei.server.http.body import read_plain
-from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
-from hybridtei.server.http.content_coding import FORM, Form, wanted_form, written
+from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.edge import ALIAS
 from hybridtei.server.http.error_responses import error_handlers
-from hybridtei.server.http.limits import SMALL_BYTES, Unsent
-from hybridtei.server.http.writers import piecewise
+from hybridtei.server.http.security import authenticator_of, check_key, is_keyless
+from hybridtei.server.http.writers import FORM, Form, piecewise, wanted_form, written
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import Route
 

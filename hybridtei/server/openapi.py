@@ -14,8 +14,7 @@ import msgspec
 
 from hybridtei import __version__
 from hybridtei.server.api.qdrant_inference import InferenceError
-from hybridtei.server.http.errors import ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse, Route
 
 ERRORS = {
     "400": "Empty input",

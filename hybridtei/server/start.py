@@ -20,11 +20,9 @@ from hybridtei.load import LoadedModel, load_model
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
 from hybridtei.server.context import Context
-from hybridtei.server.http.auth import Keyring
-from hybridtei.server.http.metrics_port import MetricsPort, attached, reserved
-from hybridtei.server.http.tls import certificate_of
+from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.registry import Entry, Models
-from hybridtei.server.run import run_server
+from hybridtei.server.run import MetricsPort, attached, reserved, run_server
 from hybridtei.system.cpu import LaneKind
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridtei.errors import AnswersUnsent
 from hybridtei.rpc.stream import DEFAULT_PARALLEL, InOrder, parallel_requests
-from hybridtei.server.http.limits import SMALL_BYTES, Unsent
+from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 
 LIMIT = 1_000_000
 

@@ -48,7 +48,7 @@ def unread(rpc: Rpc, name: str, count: int) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("name", ["EmbedAll", "EmbedAllStream"])
 def test_a_client_that_takes_nothing_is_cut_off_and_nothing_is_kept(monkeypatch, name):
     monkeypatch.setattr(calls.OpenCalls.__init__, "__kwdefaults__", {"look_seconds": 0.01})
-    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 0.2, raising=False)
     monkeypatch.setattr("hybridtei.rpc.calls.UNREAD_BYTES_PER_SECOND", 1e12, raising=False)
     with rpc_serving(WIDE) as rpc, unread(rpc, name, 2) as opened:
         assert [code_of_unread(call) for call in opened] == ["UNAVAILABLE"] * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.server.http.auth import Keyring, read_keys
+from hybridtei.server.http.security import Keyring, read_keys
 from tests.rpc.live import Rpc, rpc_serving
 from tests.server.live import JSON, POSTS
 

@@ -12,15 +12,13 @@ from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
-from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest
+from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest, Texts, direction, parse_predict
 from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.decoding import decode
-from hybridtei.server.http.errors import ListedErrorResponse
 from hybridtei.server.http.writers import scored
-from hybridtei.server.inputs import Texts, direction, parse_predict
 from hybridtei.server.registry import CLASSIFY
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.base import Task
 from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, softmax
 from hybridtei.text.tokenizer import Text

@@ -12,14 +12,12 @@ from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
-from hybridtei.server.api.tei import Size
+from hybridtei.server.api.tei import Inputs, Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.http.errors import OpenAICompatErrorResponse
 from hybridtei.server.http.writers import as_base64
-from hybridtei.server.inputs import Inputs
 from hybridtei.server.registry import EMBED
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import OpenAICompatErrorResponse, Route
 from hybridtei.server.vector_dtypes import Quantise, quantiser
 from hybridtei.tasks.embed import Embed, InputType
 

@@ -19,14 +19,16 @@ from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
+    Inputs,
     SimilarityParameters,
     SimilarityRequest,
     Size,
     SparseValue,
+    direction,
+    parse_inputs,
 )
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers
-from hybridtei.server.inputs import Inputs, direction, parse_inputs
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.routing import Route
 from hybridtei.server.vector_dtypes import smaller_vectors

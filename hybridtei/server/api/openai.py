@@ -13,14 +13,12 @@ from hybridtei.errors import HybridTeiError, InvalidInput, NoInputs, Unsupported
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.embed import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, wanted
-from hybridtei.server.api.tei import Id, OpenAICompatUsage, Size
+from hybridtei.server.api.tei import Id, Inputs, OpenAICompatUsage, Size, check_inputs, parse_inputs
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
-from hybridtei.server.http.errors import OpenAICompatErrorResponse
 from hybridtei.server.http.writers import Pieces
-from hybridtei.server.inputs import Inputs, check_inputs, parse_inputs
 from hybridtei.server.registry import EMBED
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import OpenAICompatErrorResponse, Route
 from hybridtei.server.vector_dtypes import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType, Precision
 

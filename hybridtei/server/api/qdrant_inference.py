@@ -21,10 +21,9 @@ from hybridtei.outputs import Embeddings, Load
 from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.errors import row_of
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import NO_NAMES, Models
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import Route, row_of
 from hybridtei.tasks.embed import Embed, InputType, cut, unit
 
 Vector = Literal["dense", "sparse", "multivector"]

@@ -12,13 +12,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Load, Usage
-from hybridtei.server.api.tei import OpenAICompatUsage, Size
+from hybridtei.server.api.tei import OpenAICompatUsage, Size, TruncationDirection, direction
 from hybridtei.server.context import Context, Reply, envelope, used
 from hybridtei.server.http.decoding import decode_by_field
-from hybridtei.server.http.errors import ListedErrorResponse
-from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.server.registry import RANK
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
 

@@ -12,8 +12,8 @@ from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.classify import run_checked
+from hybridtei.server.api.tei import TruncationDirection, direction
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.inputs import TruncationDirection, direction
 from hybridtei.server.registry import TAG
 from hybridtei.server.routing import Route
 from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken

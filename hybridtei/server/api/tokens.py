@@ -13,12 +13,10 @@ from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.server.api.tei import DecodeRequest, Id, SimpleToken, TokenizeRequest
+from hybridtei.server.api.tei import DecodeRequest, Id, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.content_coding import FORM
 from hybridtei.server.http.decoding import decode_by_field
-from hybridtei.server.http.writers import Packed, Written, list_head, to_json, to_msgpack
-from hybridtei.server.inputs import parse_ids
+from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.routing import Route
 from hybridtei.text.tokenizer import Token
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
-from hybridtei.server.http.content_coding import BrokenCoding, TooLong, UnknownCoding, unfolded
+from hybridtei.server.http.writers import BrokenCoding, TooLong, UnknownCoding, unfolded
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer

@@ -1,15 +1,30 @@
-"""What the protocol tells the application about a request's client: whether it went away, and whether its body can still come.
-And the transport that an answer is written to.
+"""Connections: their bounds, how many bytes of answers they have not taken, and what the application learns of a request's
+client.
 
-The former stands in a scope's extensions, because ASGI servers tell of a disconnect only to whoever waits in `receive`.
+Whether a client disconnected, or its body can still come, stands in a scope's extensions: ASGI servers tell of a disconnect
+only to whoever waits in `receive`. `Refusals` is the one counter of requests and connections that were refused at a bound, by
+setting.
+
+A body has to come at a thousand bytes a second, less a grace period: a client that sends a byte now and then would otherwise
+hold a place for weeks without ever standing still.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import logging
+import resource
 import socket
 from asyncio import Transport
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from hybridtei.config import ServerConfig
+from hybridtei.errors import AnswersUnsent
+from hybridtei.observability.metrics import Registry
 
 # In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Disconnect.
 BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
@@ -88,3 +103,177 @@ class GatheredTransport:
     def close(self) -> None:
         self.flush()
         self._transport.close()
+
+
+BODY_BYTES_PER_SECOND = 1000  # and as many of an answer
+UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
+FILES_BESIDE = 256  # that a process opens besides its connections
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """`hybridtei_refusals{limit="payload_limit"}` and its like, and `hybridtei_departed_connections`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._counter = registry.counter("hybridtei_refusals")
+        self._departed = registry.counter("hybridtei_departed_connections")
+
+    def count(self, limit: str | None) -> None:
+        """A bound was reached; None: it was refused for something else."""
+        if limit is not None:
+            self._counter.add(limit=limit)
+
+    def departed(self) -> None:
+        """In a crowd, a connection was closed by its client before what it had sent was read."""
+        self._departed.add()
+
+    def counted(self, limit: str) -> int:
+        """So far."""
+        return int(self._counter.value(limit=limit))
+
+
+def _nobody(limit: str = "") -> None:
+    """Nobody counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached, and
+    `departed` of each connection that was closed before what it had sent was read. `unsent` counts what clients do not read."""
+
+    connections: int
+    head_bytes: int
+    head_seconds: float
+    body_seconds: float
+    unread_seconds: float
+    unsent: Unsent
+    refused: Callable[[str], object] = _nobody
+    departed: Callable[[], object] = _nobody
+
+    @classmethod
+    def of(cls, server: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None) -> ConnectionLimits:
+        counts = (_nobody, _nobody) if refusals is None else (refusals.count, refusals.departed)
+        return cls(
+            server.max_connections,
+            server.header_limit,
+            server.header_timeout,
+            server.body_timeout,
+            UNREAD_SECONDS,
+            unsent or Unsent(server.max_unsent_bytes),
+            *counts,
+        )
+
+    def body_deadline(self, began: float, heard: float, size: int) -> float:
+        """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
+        return min(heard, began + size / BODY_BYTES_PER_SECOND) + self.body_seconds
+
+    def unread_deadline(self, began: float, read: float, size: int) -> float:
+        """By when more of an answer has to be read, of which `size` bytes were, the last of them when it was `read`."""
+        return min(read, began + size / BODY_BYTES_PER_SECOND) + self.unread_seconds
+
+
+def allow_files(connections: int) -> None:
+    """Have the operating system allow so many connections, or warn that it does not."""
+    wanted = connections + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= wanted:
+        return
+    allowed = wanted if hard == unlimited else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (ValueError, OSError):
+        allowed = soft
+    if allowed < wanted:
+        log.warning("the system allows %d open files: fewer than --max-connections (%d) takes", allowed, connections)
+
+
+SMALL_BYTES = 1_000_000  # an answer of no more does not wait
+SHARE_LEFT = 4  # to small answers, one byte of so many
+WAIT_SECONDS = 30.0  # longer than a client that reads nothing is kept
+
+
+class Unsent:
+    """How many `bytes` of answers are encoded, or about to be, and not yet taken by the system. For one event loop."""
+
+    def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.bytes = 0
+        self._limit = limit
+        self._large_limit = limit - limit // SHARE_LEFT
+        self._wait_seconds = wait_seconds
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._limit
+
+    def check(self) -> None:
+        """To be called before any work for a request. Raises AnswersUnsent at the bound."""
+        if self.is_full:
+            raise self._refusal()
+
+    def add(self, size: int) -> None:
+        """Count `size` bytes more, or fewer where it is negative."""
+        self.bytes += size
+        if size < 0 and self._waiting:
+            self._serve()
+
+    async def room(self, size: int) -> int:
+        """Wait until an answer of about `size` bytes may be encoded, in order of arrival.
+
+        Returns how many bytes were counted for it, which the caller has to take back. An answer of more than all is let in
+        alone. Raises AnswersUnsent after `wait_seconds`, or at once if as much as the bound waits already.
+        """
+        size = min(size, self._large_limit)
+        if self._waiting_bytes + size > self._limit:
+            raise self._refusal()
+        turn = asyncio.get_running_loop().create_future()
+        entry = (size, turn)
+        self._waiting.append(entry)
+        self._waiting_bytes += size
+        self._serve()
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await turn
+        except BaseException as error:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self._waiting_bytes -= size
+                self._serve()
+            else:
+                self.add(-size)  # its turn came in the same moment
+            if isinstance(error, TimeoutError):
+                raise self._refusal() from None
+            raise
+        return size
+
+    def _serve(self) -> None:
+        while self._waiting and self.bytes + self._waiting[0][0] <= self._large_limit:
+            size, turn = self._waiting.popleft()
+            self._waiting_bytes -= size
+            self.bytes += size
+            if not turn.done():
+                turn.set_result(None)
+
+    def _refusal(self) -> AnswersUnsent:
+        return AnswersUnsent(
+            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
+            "(max-unsent-bytes): try again later"
+        )
+
+
+def bound(hostname: str, port: int) -> socket.socket:
+    """`hostname`: an IP address. Raises OSError, naming the address."""
+    version = ipaddress.ip_address(hostname).version
+    listening = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if version == 6:
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        listening.bind((hostname, port))
+    except OSError as error:
+        listening.close()
+        raise OSError(f"cannot listen on {hostname}:{port}: {error.strerror}") from error
+    return listening

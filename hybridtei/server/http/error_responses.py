@@ -19,7 +19,7 @@ from litestar.response.base import ASGIResponse
 from hybridtei.errors import HybridTeiError
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.connection import ClientDisconnected
-from hybridtei.server.http.errors import ErrorResponse
+from hybridtei.server.routing import ErrorResponse
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from hybridtei.server.http.connection import (
     CROWD,
     DISCONNECT,
     SLOW_BODY,
+    ConnectionLimits,
     Disconnect,
     GatheredTransport,
     is_disconnected,
 )
-from hybridtei.server.http.limits import ConnectionLimits
 
 HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's

@@ -30,10 +30,9 @@ from hybridtei.engine.remote import Channel, EngineServer, RemoteBackend
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry
-from hybridtei.server.http.limits import bound
-from hybridtei.server.http.metrics_port import MetricsPort
+from hybridtei.server.http.connection import bound
 from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
-from hybridtei.server.run import BACKLOG, announce, end_at_once
+from hybridtei.server.run import BACKLOG, MetricsPort, announce, end_at_once
 from hybridtei.system import child_process, memory
 
 WATCH_SECONDS = 0.2  # between looks at the engine

@@ -26,7 +26,7 @@ from hybridtei.load import text_model
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
-from hybridtei.server.http.limits import allow_files
+from hybridtei.server.http.connection import allow_files
 from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import DrainingServer, reloader, settings_of
 from hybridtei.system.frames import receive_now, send_now

@@ -14,7 +14,7 @@ from hybridtei.server.api.tei import TokenizeRequest
 from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
-from hybridtei.server.http.content_coding import FORM, Form, written
+from hybridtei.server.http.writers import FORM, Form, written
 from tests.engine import small
 
 TEXT = "one two three"

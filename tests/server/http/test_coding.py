@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hybridtei.server.http.content_coding import (
+from hybridtei.server.http.writers import (
     GZIP_FROM_BYTES,
     MOST_PARTS,
     PLAIN,

@@ -11,7 +11,7 @@ import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.observability.tracing import CURRENT
-from hybridtei.server.http.auth import FLAG_NAME, Key, Keyring, is_sendable, read_keys
+from hybridtei.server.http.security import FLAG_NAME, Key, Keyring, is_sendable, read_keys
 from tests.server.http.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
 from tests.server.live import JSON, process, serving
 from tests.server.test_serve import until

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.server import run
-from hybridtei.server.http.limits import BODY_BYTES_PER_SECOND, FILES_BESIDE, ConnectionLimits, allow_files
+from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, ConnectionLimits, allow_files
 from tests.engine import small
 from tests.server.clock import SteppedClock
 from tests.server.http.test_protocol import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
@@ -221,7 +221,7 @@ def test_beyond_twice_as_many_nobody_is_told():
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, close):
     monkeypatch.setattr(run, "KEEP_ALIVE_SECONDS", SOON)
-    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", SOON)
+    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", SOON)
     body = json.dumps({"inputs": ["one two three " * 20] * 32}).encode()
     head = POST.replace(b"/embed ", b"/embed_all ") + close + b"content-length: %d\r\n\r\n" % len(body)
     large = small.model_spec(hidden_size=1024)  # of whose states an answer has some 20 MB: no kernel takes all of it

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.metrics_port import MetricsPort, reserved
+from hybridtei.server.run import MetricsPort, reserved
 
 
 def url_of(port: MetricsPort) -> str:

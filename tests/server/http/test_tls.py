@@ -16,7 +16,7 @@ import pytest
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError
-from hybridtei.server.http.tls import certificate_of
+from hybridtei.server.http.security import certificate_of
 from tests.rpc.live import free_port, start
 from tests.server.live import HANG, JSON, process, serving
 from tests.server.test_serve import until
@@ -172,7 +172,7 @@ def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobo
 
 
 def test_a_handshake_has_its_time(files, monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.tls.HANDSHAKE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.security.HANDSHAKE_SECONDS", 0.1, raising=False)
     with (
         serving(server=files, verify=trusting(files)) as running,
         socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client,

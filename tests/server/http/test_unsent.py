@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.server.http.limits import Unsent
+from hybridtei.server.http.connection import Unsent
 from tests.engine import small
 from tests.server.http.test_limits import refusals
 from tests.server.http.test_protocol import GET, connected
@@ -69,7 +69,7 @@ def received(client: socket.socket, most: int) -> bytes:
 
 
 def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
+    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
     monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
@@ -88,7 +88,7 @@ def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch
 
 
 def test_a_client_that_reads_nothing_is_cut_off_by_name(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.limits.UNREAD_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 0.2, raising=False)
     with serving(WIDE) as running, unread(running, 1) as (client,):
         name = client.getsockname()
         until(lambda: running.backend.forwards >= 1)
