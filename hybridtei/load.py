@@ -1,28 +1,46 @@
-"""Composition root: configuration + checkpoint -> a model ready to run. Alone names concrete backends, and late."""
+"""Composition root: configuration + checkpoint -> a model ready to run; and which models one process serves.
+
+Alone names concrete backends. Several models come from repeated `--model-id`, or from a TOML file of `[[model]]` tables:
+
+    [[model]]
+    model_id = "minilm-hybrid"
+
+    [[model]]
+    model_id = "/models/reranker"
+    alias = "rerank"
+    dtype = "int8"
+
+The keys of a table are the fields of `NamedModel`; what a table leaves out is taken from the flags.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from hybridtei.backends import tuning
-from hybridtei.backends.base import Backend, Quickened
+from hybridtei.backends.base import Accelerated, Backend
 from hybridtei.backends.memory import Measured
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system import memory as heap
+from hybridtei.system import memory
 from hybridtei.tasks.base import Model
-from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader
-from hybridtei.text.tokenizer import Tokenizer
+from hybridtei.text.tokenizer import Prompts, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +83,9 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
         budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
-    heap.trim()
-    if isinstance(backend, Quickened):
-        backend.quicken()
+    memory.trim()
+    if isinstance(backend, Accelerated):
+        backend.accelerate()
     return LoadedModel(model, backend, budget)
 
 
@@ -168,3 +186,56 @@ def _warm_up(backend: Backend, tokens: int) -> None:
     spec = backend.spec
     longest = Encoding(np.full(tokens, min(spec.vocab_size - 1, spec.positions.offset), dtype=np.int64))
     backend.forward(pack([longest], spec.heads, spec.positions))
+
+
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
+    """The models of a file. Raises LoadError, naming the file, the table and the key."""
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: cannot be read as a list of models: {error}") from error
+    tables = content.get("model")
+    if not isinstance(tables, list) or not tables or set(content) != {"model"}:
+        raise LoadError(f"{path}: should hold nothing but [[model]] tables, at least one")
+    return distinct([named_model(table, flags, f"{path}: model {number}") for number, table in enumerate(tables, 1)])
+
+
+def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> NamedModel:
+    """One table over the flags. Raises LoadError, beginning with `where`."""
+    unknown = sorted(set(table) - set(NamedModel.__struct_fields__))
+    if unknown:
+        raise LoadError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(NamedModel.__struct_fields__)}")
+    model_id = table.get("model_id")
+    if not isinstance(model_id, str):
+        raise LoadError(f"{where}: `model_id` should be a text")
+    try:
+        model = msgspec.convert({**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}, NamedModel)
+    except msgspec.ValidationError as error:
+        raise LoadError(f"{where}: {error}") from None
+    if not ALIAS.fullmatch(model.alias):
+        raise LoadError(f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores")
+    return model
+
+
+def from_ids(model_ids: Sequence[str], flags: ModelConfig) -> list[NamedModel]:
+    """The models of repeated flags. Raises LoadError."""
+    return distinct([named_model({"model_id": model_id}, flags, model_id) for model_id in model_ids])
+
+
+def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
+    """The same. Raises LoadError if two share a name."""
+    seen: set[str] = set()
+    for model in models:
+        if model.alias in seen:
+            raise LoadError(f"two models are called {model.alias!r}: give one of them another `alias`")
+        seen.add(model.alias)
+    return [*models]
+
+
+def default_alias(model_id: str) -> str:
+    """Last part of a path or hub id."""
+    return model_id.rstrip("/").rpartition("/")[2]

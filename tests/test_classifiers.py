@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hybridtei.backends.graphs import cache_folder, graph_name
+from hybridtei.backends.graphs import graph_name, graphs_folder
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
@@ -127,7 +127,7 @@ def test_a_graph_of_the_trunk_serves_its_classifiers_too(
         pytest.skip(f"{name} is not installed")
     folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
     spec = read_spec(folder)
-    target = cache_folder() / graph_name(spec)
+    target = graphs_folder() / graph_name(spec)
     if not target.exists():
         exported(spec).write(target)
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.backends.graphs import cache_folder, graph_name
+from hybridtei.backends.graphs import graph_name, graphs_folder
 from hybridtei.backends.int8 import int8_graph
 from hybridtei.backends.select import DTYPES, why_not
 from hybridtei.checkpoint.spec import read_spec
@@ -57,7 +57,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
     """A checkpoint with every kind of output, whose graph is known."""
     found: Path = request.getfixturevalue(request.param)
-    target = cache_folder() / graph_name(read_spec(found))
+    target = graphs_folder() / graph_name(read_spec(found))
     if not target.exists():
         spec = read_spec(found)
         graph = exported(spec)

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from hybridtei.backends.graphs import cache_folder, graph_name
+from hybridtei.backends.graphs import graph_name, graphs_folder
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
@@ -185,7 +185,7 @@ def test_a_graph_serves_queries_that_are_not_seen_too(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # or other tests would find the graph
     folder = pylate(tmp_path / "model")
     spec = read_spec(folder)
-    target = cache_folder() / graph_name(spec)
+    target = graphs_folder() / graph_name(spec)
     if not target.exists():
         exported(spec).write(target)
     agree(folder, Encoder.load(config=ModelConfig(model_id=str(folder), backend=name)))

@@ -44,9 +44,9 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
     lengths: list[list[int]] = []
     forward = TorchBackend.forward
 
-    def counted(backend: TorchBackend, batch: PackedBatch, *, wide: bool = False) -> Any:
+    def counted(backend: TorchBackend, batch: PackedBatch, *, use_all_cores: bool = False) -> Any:
         lengths.append(batch.lengths.tolist())
-        return forward(backend, batch, wide=wide)
+        return forward(backend, batch, use_all_cores=use_all_cores)
 
     monkeypatch.setattr(TorchBackend, "forward", counted)
     loaded(bert)

@@ -122,7 +122,7 @@ def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
 
 def taken(way: str, backend: Any, bench: Bench) -> str | None:
     """Change a backend to a way from the one before; why that cannot be, or None."""
-    from hybridtei.backends.quickening import Wishes
+    from hybridtei.backends.acceleration import AccelerationOptions
     from hybridtei.trunk.fused_qkv import fuse
 
     options, faster = bench.options, backend.faster
@@ -134,7 +134,9 @@ def taken(way: str, backend: Any, bench: Bench) -> str | None:
         if faster.graphs is None:
             return f"batches cannot be recorded with {backend.trunk.attention.name}"
     if way == "compiled" and way in options.ways:
-        faster.wishes = Wishes(graphs=True, compiled="true", compiler="aot_eager" if options.cpu_smoke else "inductor")
+        faster.options = AccelerationOptions(
+            graphs=True, compiled="true", compiler="aot_eager" if options.cpu_smoke else "inductor"
+        )
         faster.begin()
         if not faster.compiling.ended.wait(min(COMPILE_SECONDS, max(bench.clock.left, 0))):
             return "the compiler was not done in time"

@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import nn
 
+from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.cuda_graphs import Recorder
-from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import DTYPES, TorchBackend
 from hybridtei.backends.torch_heads import HeadWeights
 from hybridtei.batch import Head, Positions
@@ -109,8 +109,8 @@ def make(shape: Shape, *, dtype: str, device: str, joined: bool = True) -> Made:
         heads=frozenset({Head.DENSE, Head.TOKENS}),
     )
     trunk = Trunk(model, spec, torch.device(device))
-    wishes = Wishes(graphs=True, recorder=None if device.startswith("cuda") else _called_again)
-    backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()), wishes=wishes)
+    acceleration = AccelerationOptions(graphs=True, recorder=None if device.startswith("cuda") else _called_again)
+    backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()), acceleration=acceleration)
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     causal = any(is_causal(module) for module in model.modules())

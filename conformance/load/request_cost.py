@@ -52,9 +52,8 @@ def serve(port: int) -> None:
     from hybridtei.server.app import create_app
     from hybridtei.server.run import run_server
     from hybridtei.tasks.base import Model
-    from hybridtei.text.prompts import Prompts
     from hybridtei.text.reader import TextReader
-    from hybridtei.text.tokenizer import Tokenizer
+    from hybridtei.text.tokenizer import Prompts, Tokenizer
 
     class NoCost(FakeBackend):
         """Ready rows: the fake's own arithmetic on 384 columns would cost as much as the server."""

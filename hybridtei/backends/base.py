@@ -27,8 +27,9 @@ class Backend(Protocol):
     fills_cores: bool
     forwards: int
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
-        """Trunk once, each wanted head once. `wide`: nothing else is in a hurry, so it may use more than its own thread.
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """Trunk once, each head of the batch once. `use_all_cores`: nothing else waits, so the pass may use more than its own
+        thread.
 
         Raises BackendError.
         """
@@ -42,9 +43,9 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Quickened(Protocol):
+class Accelerated(Protocol):
     """A backend that can become faster while it serves."""
 
-    def quicken(self) -> None:
+    def accelerate(self) -> None:
         """Begin to make what makes later passes faster; no pass waits for it. Called once a model is loaded and measured."""
         ...

@@ -7,7 +7,7 @@ compared with the modules before it takes their place; whatever fails or differs
 Off unless on a GPU: there it saves launches and trips to memory; on a CPU nearly all time goes into products, which it leaves
 to the same library, and the compiler, a minute of it, would take the cores and the interpreter from those who are served.
 
-The surprise: what is ready is never compiled again. A batch it has no code for (of one token) is computed by the modules, since
+What is ready is never compiled again. A batch it has no code for (of one token) is computed by the modules, since
 to compile at that point would be to wait.
 """
 
@@ -27,7 +27,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from hybridtei.backends.shortage import is_short_of_memory
+from hybridtei.backends.out_of_memory import is_out_of_memory
 from hybridtei.batch import PackedBatch
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.opaque import meant, opaque
@@ -156,7 +156,7 @@ class Compiling:
             try:
                 return call(placed, layout)
             except Exception as error:
-                if is_short_of_memory(error):
+                if is_out_of_memory(error):
                     raise
                 trunk.instead = None
                 self._refuse(error)

@@ -5,7 +5,7 @@ at once; `buckets` says to which shapes a batch is padded for it. The first batc
 recording is made behind it, by a thread of its own, while nothing else is launched. It is played once and compared with what
 it was made of before any text sees it. Whatever fails ends recordings for good, with one line in the log.
 
-The surprise: buffers and intermediate values are shared by all recordings, since passes follow each other on one stream; each
+Buffers and intermediate values are shared by all recordings, since passes follow each other on one stream; each
 leaves its states in the same place, to be read before the next pass is launched.
 """
 
@@ -105,15 +105,15 @@ class Graphs:
             self._background.submit(self._make, bucket)
         return None
 
-    def rider(self, batch: PackedBatch, bucket: Bucket) -> PackedBatch:
-        """A batch as it rides in its bucket: padded, with token types where the model has them."""
+    def bucketed(self, batch: PackedBatch, bucket: Bucket) -> PackedBatch:
+        """Return the batch padded to its bucket, with token types where the model has them."""
         filled = padded(batch, bucket)
         if self._spec.has_token_types and filled.token_type_ids is None:
             return replace(filled, token_type_ids=np.zeros_like(filled.input_ids))
         return filled
 
     def play(self, bucket: Bucket, placed: Placed, offsets: Tensor) -> Tensor:
-        """Last hidden states float[bucket.tokens, h] of a rider, there until the next is played."""
+        """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played."""
         self._fill(bucket, placed, offsets)
         try:
             self._recorded[bucket][0]()
@@ -172,7 +172,7 @@ class Graphs:
 
     def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
-        sample = self.rider(self._sample(bucket), bucket)
+        sample = self.bucketed(self._sample(bucket), bucket)
         integers = sample.input_ids, sample.position_ids, sample.cu_seqlens, sample.token_type_ids
         ids, positions, offsets, types = (
             None if one is None else torch.as_tensor(one, device=self._device) for one in integers

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from hybridtei.backends.graph_names import FREE_SIZES, graph_name
-from hybridtei.backends.graphs import Graph, cache_folder
+from hybridtei.backends.graphs import Graph, graphs_folder
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.backends.traced import Traced, traced
@@ -160,6 +160,6 @@ def _strip(model: onnx.ModelProto) -> None:
 def write_graph(spec: ModelSpec, folder: Path | None = None) -> str:
     """Write a model's graph into a folder, by default the cache of this machine; return a line for people. Raises LoadError."""
     graph = export_graph(spec)
-    target = (folder or cache_folder()) / graph_name(spec)
+    target = (folder or graphs_folder()) / graph_name(spec)
     graph.write(target)
     return f"{target}: {target.stat().st_size} bytes, {len(graph.weights)} tensors from the checkpoint"

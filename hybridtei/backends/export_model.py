@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors, word_table
-from hybridtei.backends.graphs import Graph, cache_folder, read_graph
+from hybridtei.backends.graphs import Graph, graphs_folder, read_graph
 from hybridtei.backends.int8 import Fidelity, Guard, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import FILES, WORDS
@@ -71,7 +71,7 @@ def export_model(
 
 def _graph(spec: ModelSpec, weights: Weights) -> Graph:
     """With the inputs that others know: kept, or made now and kept."""
-    path = cache_folder() / graph_name(spec, RECTANGLE)
+    path = graphs_folder() / graph_name(spec, RECTANGLE)
     if path.is_file():
         graph = read_graph(path, spec)
         OnnxBackend(spec, graph, weights)  # takes it, or says why not

@@ -49,7 +49,7 @@ class FakeBackend:
         self.forwards = 0
         self._counting = threading.Lock()
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Counts a pass that fails, too."""
         with self._counting:
             self.forwards += 1

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.fp8_linear import STEP, Fp8Linear, replace_linears
 from hybridtei.backends.int8 import Fidelity, Guard, compare
-from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import LoadError
@@ -33,13 +33,15 @@ def open_fp8(
     device: str,
     trust_remote_code: bool = False,
     guard: Guard | None = None,
-    wishes: Wishes | None = None,
+    acceleration: AccelerationOptions | None = None,
 ) -> TorchBackend:
     """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
-    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code, wishes=wishes)
+    backend = TorchBackend(
+        spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code, acceleration=acceleration
+    )
     return judged(backend, guard or Guard())
 
 

@@ -1,7 +1,7 @@
 """Matrices in fp8: weights in eight bits with a scale for each output channel, activations with one for each row (a row is a
 token, so a text's vectors do not depend on its neighbours), products summed in float32.
 
-The surprise: no calibration, as the rows' scales are taken as they come. Whether a model bears it is `fp8`'s to judge.
+There is no calibration: the rows' scales are taken as they come. Whether a model bears it is `fp8`'s to judge.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.onnx_bytes import declarations
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
-from hybridtei.system import cache_folder as user_cache
+from hybridtei.system.cache_folder import cache_folder, whole
 
-__all__ = ["SHIPPED", "Graph", "cache_folder", "find_graph", "graph_name", "read_graph"]
+__all__ = ["SHIPPED", "Graph", "graphs_folder", "find_graph", "graph_name", "read_graph"]
 
 APPROXIMATE = b"\x0a\x0bapproximate\x22\x04"  # how an AttributeProto of that name begins, up to its four letters
 SHIPPED = Path(__file__).parent / "onnx_graphs"
@@ -63,7 +63,7 @@ class Graph:
             name: (self.free[name], *shape[1:]) if name in self.free else shape for name, shape in self.weights.items()
         }
         level = 1 if self.held else 9  # weights hardly shrink
-        with user_cache.whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
             for name, data in (("graph.onnx", self.body), ("weights.json", msgspec.json.encode(_Wanted(named, self.held)))):
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
 
@@ -94,9 +94,9 @@ def _size(dim: int | str, config: Mapping[str, Any], path: Path) -> int:
     return size
 
 
-def cache_folder() -> Path:
+def graphs_folder() -> Path:
     """Of graphs exported on this machine."""
-    return user_cache.cache_folder("graphs")
+    return cache_folder("graphs")
 
 
 def find_graph(spec: ModelSpec) -> Path | None:
@@ -105,5 +105,5 @@ def find_graph(spec: ModelSpec) -> Path | None:
     shipped = SHIPPED / name
     if shipped.is_file():  # asked first, since a user without a home folder has no cache
         return shipped
-    exported = cache_folder() / name
+    exported = graphs_folder() / name
     return exported if exported.is_file() else None

@@ -211,13 +211,13 @@ class HostHeads:
         self._classifier = () if head is None else classifier_layers(head, spec.folder, spec.hidden_size)
         self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
 
-    def outputs(self, batch: PackedBatch, hidden: Floats, *, wide: bool = False) -> HeadOutputs:
-        """What the riders of a batch want, from its hidden states float32[t, h]. `wide`: see `Backend.forward`."""
-        sparse, splade = Head.SPARSE in batch.heads, self._mlm
+    def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
+        """Compute the heads that the batch's requests ask for from hidden states float32[t, h]."""
+        sparse, mlm = Head.SPARSE in batch.heads, self._mlm
         return HeadOutputs(
             dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
-            token_weights=self._token_weights(batch, hidden) if sparse and splade is None else None,
-            splade=splade.splade(hidden, batch.cu_seqlens, wide=wide) if sparse and splade is not None else None,
+            token_weights=self._token_weights(batch, hidden) if sparse and mlm is None else None,
+            splade=mlm.splade(hidden, batch.cu_seqlens, use_all_cores=use_all_cores) if sparse and mlm is not None else None,
             multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
             tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
             scores=self._scores(batch, hidden) if Head.SCORES in batch.heads else None,

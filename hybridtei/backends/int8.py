@@ -4,7 +4,7 @@ Each row of activations has a scale of its own (a row is a token), each column o
 quantisation takes one scale for a whole batch: a text's vectors would depend on its neighbours, and it is further off. What
 is not a product stays float32 and comes from the checkpoint.
 
-The surprise: this is also faster than the usual way, since what is quantised once serves query, key and value.
+This is also faster than the usual way, since what is quantised once serves query, key and value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnxruntime as ort
 
 from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors
-from hybridtei.backends.graphs import Graph, cache_folder
+from hybridtei.backends.graphs import Graph, graphs_folder
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_bytes import integer_product_graph
 from hybridtei.backends.sample_texts import SAMPLE
@@ -63,7 +63,7 @@ class Fidelity:
 def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | None = None) -> Graph:
     """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
     gelu = " gelu tanh" if spec.tanh_gelu else ""
-    path = cache_folder() / graph_name(spec, f"int8 {max_weight()} {_digest(spec)}{gelu}")
+    path = graphs_folder() / graph_name(spec, f"int8 {max_weight()} {_digest(spec)}{gelu}")
     if guard is None and path.is_file():  # it passed the usual guard then
         return Graph.read(path, spec.config)
     made, fidelity = make_int8(spec, graph, weights, guard or Guard())

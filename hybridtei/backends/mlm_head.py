@@ -92,16 +92,16 @@ class MlmHead:
         cores = available_cores()
         self._lent = lent = Lent({"matrix": table})
         self._session = open_session(graph, lent, spec.folder, threads)
-        self._wide = open_session(graph, lent, spec.folder, cores) if threads < cores else None
+        self._all_cores = open_session(graph, lent, spec.folder, cores) if threads < cores else None
 
-    def splade(self, hidden: Floats, cu_seqlens: Offsets, *, wide: bool = False) -> SparseVectors:
+    def splade(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> SparseVectors:
         """log(1 + relu(max over tokens of a logit)): float32[t, h] -> n rows of weights over the vocabulary."""
-        strongest = self.strongest(hidden, cu_seqlens, wide=wide)
+        strongest = self.strongest(hidden, cu_seqlens, use_all_cores=use_all_cores)
         return SparseVectors.from_dense(np.log1p(np.maximum(strongest, np.float32(0))))
 
-    def strongest(self, hidden: Floats, cu_seqlens: Offsets, *, wide: bool = False) -> Floats:
+    def strongest(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> Floats:
         """Max over the tokens of a sequence: float32[t, h] -> float32[n, v]. The bias is the same for all, so added last."""
-        session = self._wide if wide and self._wide is not None else self._session
+        session = self._all_cores if use_all_cores and self._all_cores is not None else self._session
         rows = self._transformed(hidden)
         best: Floats | None = None
         for start in range(0, len(rows), SLICE_TOKENS):

@@ -75,7 +75,7 @@ class OnnxBackend:
         cores, folder = available_cores(), self.spec.folder
         self._lent = lent
         self._session = open_session(graph, lent, folder, self._threads)
-        self._wide = open_session(graph, lent, folder, cores) if self._threads < cores else None
+        self._all_cores = open_session(graph, lent, folder, cores) if self._threads < cores else None
         self._inputs = frozenset(node.name for node in self._session.get_inputs())
         self.padding = padding_of(self._inputs)
 
@@ -94,10 +94,10 @@ class OnnxBackend:
                 f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
             )
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            outputs = self._heads.outputs(batch, self._hidden(batch, wide=wide), wide=wide)
+            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
         except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
@@ -110,10 +110,10 @@ class OnnxBackend:
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._session, self._wide, self._lent, self._heads
+        del self._session, self._all_cores, self._lent, self._heads
 
-    def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
-        session = self._wide if wide and self._wide is not None else self._session
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
+        session = self._all_cores if use_all_cores and self._all_cores is not None else self._session
 
         def run(feed: Feed) -> Floats:
             hidden: Floats = session.run([self._output], feed)[0]

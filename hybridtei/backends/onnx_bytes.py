@@ -1,6 +1,6 @@
 """Little ONNX models spelled in bytes, and tensors declared to others, so that serving needs no `onnx` package.
 
-The surprise: two protobuf messages laid end to end are one message with the fields of both, and lists are joined. So the
+Two protobuf messages laid end to end are one message with the fields of both, and lists are joined. So the
 tensors that a graph lacks are declared by appending to it.
 """
 

@@ -7,8 +7,8 @@ third, over all cores. What these cost is memory: each packs the matrices into a
 Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
 sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
 
-The surprise: inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
-address, and the next request whose inputs are copied has them written there, by then into whatever the heap made of it.
+Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
+address, and the next request whose inputs are copied has them written there, by then the memory of something else.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class OpenVinoBackend:
             raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
-        self._inputs = self._models.of(LaneKind.EXPRESS, wide=False).inputs
+        self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self.padding = padding_of(self._inputs)
         self._heads = HostHeads(spec, table, mlm)
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            outputs = self._heads.outputs(batch, self._hidden(batch, wide=wide), wide=wide)
+            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
         except Exception as error:  # the library raises bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
@@ -114,8 +114,8 @@ class OpenVinoBackend:
         """Give the weights back."""
         del self._models
 
-    def _hidden(self, batch: PackedBatch, *, wide: bool) -> Floats:
-        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), wide=wide)
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
+        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores)
         _check_ids(batch, self.spec, self._inputs)
         if self.padding is Padding.ATTENTION:
             return end_to_end(batch, self._inputs, model.run, _grown_sizes)
@@ -140,19 +140,19 @@ class _Models:
         _check_processor(core, precision)
         model = _model(core, graph, tensors)
         if threads > 1:
-            self._wide = self._express = self._bulk = _compile(core, model, precision, threads=threads, streams=1)
+            self._all_cores = self._express = self._bulk = _compile(core, model, precision, threads=threads, streams=1)
             return
-        self._wide = _compile(core, model, precision, threads=cores, streams=1)
+        self._all_cores = _compile(core, model, precision, threads=cores, streams=1)
         if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
-            self._express = self._wide
+            self._express = self._all_cores
         else:
             self._express = _compile(core, model, precision, threads=cores, streams=cores)
         with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
             self._bulk = thread.submit(_compile, core, model, precision, threads=cores, streams=cores).result()
 
-    def of(self, kind: LaneKind, *, wide: bool) -> _Compiled:
-        if wide:
-            return self._wide
+    def of(self, kind: LaneKind, *, use_all_cores: bool) -> _Compiled:
+        if use_all_cores:
+            return self._all_cores
         return self._bulk if kind is LaneKind.BULK else self._express
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridtei.backends.base import Backend, Quickened
+from hybridtei.backends.base import Accelerated, Backend
 from hybridtei.backends.memory import Measured
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError, DeviceLost
@@ -54,11 +54,11 @@ class Replicas:
     def forwards(self, count: int) -> None:
         raise AttributeError("the replicas count their passes themselves")
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Raises DeviceLost if no replica is left."""
         replica = self._take(len(batch.input_ids))
         try:
-            return replica.backend.forward(batch, wide=wide)
+            return replica.backend.forward(batch, use_all_cores=use_all_cores)
         except DeviceLost as error:
             raise self._without(replica, error) from error
         finally:
@@ -70,11 +70,11 @@ class Replicas:
         for replica in self.replicas:
             replica.backend.enter_lane(kind)
 
-    def quicken(self) -> None:
-        """See `Quickened`, of each that can."""
+    def accelerate(self) -> None:
+        """See `Accelerated`, of each that can."""
         for replica in self.replicas:
-            if isinstance(replica.backend, Quickened):
-                replica.backend.quicken()
+            if isinstance(replica.backend, Accelerated):
+                replica.backend.accelerate()
 
     def close(self) -> None:
         """Close all."""

@@ -182,16 +182,16 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
 
 
 def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
-    from hybridtei.backends.quickening import Wishes
+    from hybridtei.backends.acceleration import AccelerationOptions
 
-    wishes = Wishes(graphs=config.cuda_graphs, compiled=config.torch_compile)
+    acceleration = AccelerationOptions(graphs=config.cuda_graphs, compiled=config.torch_compile)
     if dtype == "fp8":
         from hybridtei.backends.fp8 import open_fp8
 
-        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code, wishes=wishes)
+        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
     from hybridtei.backends.torch_backend import TorchBackend
 
-    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, wishes=wishes)
+    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
 
 
 def _devices(config: ModelConfig) -> list[str]:

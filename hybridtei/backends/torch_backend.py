@@ -4,7 +4,7 @@ On a GPU launching a pass and waiting for it are two things: while one thread wa
 batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
 freed in the order of the stream, so two that are under way need the memory of one.
 
-What makes passes faster and takes time to make (`quicken`) is made behind their backs: see `cuda_graphs` and `compiling`.
+What makes passes faster and takes time to make (`accelerate`) is made behind their backs: see `cuda_graphs` and `compiling`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridtei.backends import memory
-from hybridtei.backends.halving import TooLarge, in_halves
+from hybridtei.backends.acceleration import Acceleration, AccelerationOptions
 from hybridtei.backends.host_copy import Arrays, start_copy, to_device
-from hybridtei.backends.quickening import Quickening, Wishes
-from hybridtei.backends.shortage import is_short_of_memory
+from hybridtei.backends.out_of_memory import TooLarge, is_out_of_memory, split_on_oom
 from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, DeviceLost
@@ -50,10 +49,10 @@ class TorchBackend:
         device: str = "cpu",
         trust_remote_code: bool = False,
         loaded: tuple[Trunk, HeadWeights] | None = None,
-        wishes: Wishes | None = None,
+        acceleration: AccelerationOptions | None = None,
     ) -> None:
-        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. `wishes`: what `quicken` is to
-        make. Raises LoadError."""
+        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. `acceleration`: what
+        `accelerate` makes. Raises LoadError."""
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
@@ -72,15 +71,15 @@ class TorchBackend:
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.catch_up()
-        self.faster = Quickening(self, wishes or Wishes())
+        self.faster = Acceleration(self, acceleration or AccelerationOptions())
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
-        """See `Backend.forward`. Teams of threads cost more than they bring here, so `wide` changes nothing.
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Teams of threads cost more than they bring here, so `use_all_cores` changes nothing.
 
         A batch that does not fit is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
         """
         try:
-            return in_halves(self._pass, batch, self.make_room)
+            return split_on_oom(self._pass, batch, self.make_room)
         except BackendError:
             raise
         except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
@@ -95,7 +94,7 @@ class TorchBackend:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 
-    def quicken(self) -> None:
+    def accelerate(self) -> None:
         """Begin to make what makes later passes faster; no pass waits for it. Once a model is loaded and measured."""
         self.faster.begin()
 
@@ -154,7 +153,7 @@ class TorchBackend:
                 wait = self._launch(batch, asked)
             return outputs_of(wait(), batch, asked, self.spec.vocab_size)
         except (RuntimeError, MemoryError) as error:
-            if not is_short_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             fault = f"{error}".splitlines()[0]
         raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
@@ -162,9 +161,9 @@ class TorchBackend:
     def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
         graphs = self.faster.graphs
         bucket = None if graphs is None else graphs.find(batch)
-        rider = batch if graphs is None or bucket is None else graphs.rider(batch, bucket)
-        types = {} if rider.token_type_ids is None else {"token_type_ids": rider.token_type_ids}
-        integers = {"input_ids": rider.input_ids, "position_ids": rider.position_ids, "offsets": rider.cu_seqlens}
+        bucketed = batch if graphs is None or bucket is None else graphs.bucketed(batch, bucket)
+        types = {} if bucketed.token_type_ids is None else {"token_type_ids": bucketed.token_type_ids}
+        integers = {"input_ids": bucketed.input_ids, "position_ids": bucketed.position_ids, "offsets": bucketed.cu_seqlens}
         there = to_device({**integers, **types, **asked.integers}, self.device)
         riding = Placed(there["input_ids"], there["position_ids"], there.get("token_type_ids"))
         placed = riding.first(len(batch.input_ids))

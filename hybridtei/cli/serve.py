@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.models is None and len(model_ids) < 2:
         start.serve_one(model, engine, server, store)
         return
-    from hybridtei.model_list import from_ids, read_models
+    from hybridtei.load import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
     start.serve_several(models, engine, server, store, model)

@@ -74,14 +74,14 @@ class EngineRequest:
 class Batch:
     """A packed batch, who waits for each of its sequences, and from which lane's queue they came.
 
-    `wide`: short, and nothing else runs or waits, so the pass may use all of the processor to end the sooner.
+    `use_all_cores`: the batch is short and nothing else runs or waits, so the pass may use every core and end sooner.
     """
 
     packed: PackedBatch
     rows: Sequence[Sequence[CallerPlace]]
     taken_ns: int
     kind: LaneKind = LaneKind.BULK
-    wide: bool = False
+    use_all_cores: bool = False
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
@@ -241,8 +241,9 @@ class EngineCore:
         heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))
         packed = pack([waiting.encoding for waiting in chosen], heads, self._positions)
         alone = kind is LaneKind.EXPRESS and self._out == 0 and not len(self)
-        wide = alone and len(packed.input_ids) <= EXPRESS_TOKENS  # beside others, a second thread costs more than it brings
-        batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, wide)
+        # Beside other passes, a second thread costs more than it brings.
+        use_all_cores = alone and len(packed.input_ids) <= EXPRESS_TOKENS
+        batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, use_all_cores)
         for request, _ in batch.callers:
             request.queue_ns += now_ns - request.added_ns
         return batch

@@ -199,7 +199,7 @@ class Device:
         one = _Pass(member, batch)
         watched = self._watchdog.begin(partial(self._give_up, one))
         try:
-            parts = batch.split(member.backend.forward(batch.packed, wide=batch.wide))
+            parts = batch.split(member.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
         except DeviceLost:  # nor will any other pass succeed
             raise
         except PartlyFailed as error:

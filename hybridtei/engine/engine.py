@@ -201,7 +201,7 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
     raised, once the others have ended."""
     if callers == 1 or core.waiting_tokens <= LEAST_SHARE_TOKENS:
         while (batch := core.take()) is not None:
-            core.give(batch, backend.forward(batch.packed, wide=True))
+            core.give(batch, backend.forward(batch.packed, use_all_cores=True))
             advance(len(batch.packed))
         return
     lock = threading.Lock()

@@ -120,7 +120,7 @@ class RemoteBackend:
     fills_cores: bool = False
     forwards: int = 0
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         raise BackendError("the model is in another process")
 

@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Scope
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
-from hybridtei.model_list import default_alias
+from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import recorder_for
 from hybridtei.server import invocations

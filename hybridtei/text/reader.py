@@ -18,8 +18,7 @@ from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.rankers import SLOT, PairTemplate
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
-from hybridtei.text.prompts import Prompts
-from hybridtei.text.tokenizer import Direction, Text, Token, Tokenizer
+from hybridtei.text.tokenizer import Direction, Prompts, Text, Token, Tokenizer
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)

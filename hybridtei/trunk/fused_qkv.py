@@ -1,7 +1,7 @@
 """Query, key and value by one product where a family has three Linear layers for them: one launch instead of three.
 
 No family's code is touched: the layer it calls first computes all three parts and keeps two of them for the calls that follow
-with the same tensor. The surprise: what is kept is only a shortcut. A call with any other tensor, from another thread or in
+with the same tensor. What is kept is only a shortcut: a call with any other tensor, from another thread or in
 another order, computes its part by itself, so nothing depends on who called before. What is kept is let go with the last part.
 """
 

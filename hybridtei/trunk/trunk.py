@@ -1,6 +1,6 @@
 """A loaded encoder at work: packed batches in, last hidden states out, without padding where the family allows it.
 
-The surprise: a batch is one row of `t` tokens, `input_ids[1, t]`; explicit position ids and the layout, handed in as a keyword
+A batch is one row of `t` tokens, `input_ids[1, t]`; explicit position ids and the layout, handed in as a keyword
 argument that travels down to our attention function, are all that tells the sequences apart. Knows no file.
 """
 

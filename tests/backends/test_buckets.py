@@ -48,21 +48,21 @@ def test_a_padded_batch_begins_with_the_batch_and_fills_its_bucket(lengths: list
     bucket = Sizes(TOKENS[-1], 512).of(asked)
     if bucket is None:
         return
-    rider = padded(asked, bucket)
-    assert len(rider) == bucket.sequences
-    assert len(rider.input_ids) == len(rider.position_ids) == rider.cu_seqlens[-1] == bucket.tokens
-    np.testing.assert_array_equal(rider.input_ids[: len(asked.input_ids)], asked.input_ids)
-    np.testing.assert_array_equal(rider.position_ids[: len(asked.input_ids)], asked.position_ids)
-    np.testing.assert_array_equal(rider.cu_seqlens[: len(asked) + 1], asked.cu_seqlens)
-    assert (rider.lengths >= 0).all()
-    assert rider.max_seqlen <= bucket.longest
-    assert set(rider.position_ids) <= set(asked.position_ids)
+    bucketed = padded(asked, bucket)
+    assert len(bucketed) == bucket.sequences
+    assert len(bucketed.input_ids) == len(bucketed.position_ids) == bucketed.cu_seqlens[-1] == bucket.tokens
+    np.testing.assert_array_equal(bucketed.input_ids[: len(asked.input_ids)], asked.input_ids)
+    np.testing.assert_array_equal(bucketed.position_ids[: len(asked.input_ids)], asked.position_ids)
+    np.testing.assert_array_equal(bucketed.cu_seqlens[: len(asked) + 1], asked.cu_seqlens)
+    assert (bucketed.lengths >= 0).all()
+    assert bucketed.max_seqlen <= bucket.longest
+    assert set(bucketed.position_ids) <= set(asked.position_ids)
 
 
 def test_a_batch_that_fills_its_bucket_gets_empty_sequences_only() -> None:
     asked = batch([60, 4])
-    rider = padded(asked, Bucket(64, 4, 64))
-    assert rider.lengths.tolist() == [60, 4, 0, 0]
+    bucketed = padded(asked, Bucket(64, 4, 64))
+    assert bucketed.lengths.tolist() == [60, 4, 0, 0]
 
 
 @pytest.mark.parametrize("lengths", [[5], [64], [1] * 64, [128] * 16])
@@ -101,8 +101,8 @@ def test_padding_changes_no_text(tmp_path: Path, model_type: str) -> None:
         asked = batch(lengths, spec.positions, spec.vocab_size)
         bucket = sizes(1000, spec.max_input_length).of(asked)
         assert bucket is not None
-        rider = padded(asked, bucket)
-        found = states(backend.trunk, rider, bucket.longest)[: len(asked.input_ids)]
+        bucketed = padded(asked, bucket)
+        found = states(backend.trunk, bucketed, bucket.longest)[: len(asked.input_ids)]
         expected = states(backend.trunk, asked)
         np.testing.assert_allclose(found, expected, atol=tolerances.HIDDEN["float32"], rtol=0)
         for start, end in zip(asked.cu_seqlens, asked.cu_seqlens[1:], strict=False):

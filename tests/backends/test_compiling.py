@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.compiling import NEAR, Compiling
-from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -49,11 +49,11 @@ class Counting:
         return run
 
 
-def opened(folder: Path, compiler: Any, **wishes: Any) -> tuple[TorchBackend, Compiling]:
+def opened(folder: Path, compiler: Any, **acceleration: Any) -> tuple[TorchBackend, Compiling]:
     spec = read_spec(folder, pooling="mean")
-    backend = TorchBackend(spec, wishes=Wishes(compiled="true", compiler=compiler, **wishes))
+    backend = TorchBackend(spec, acceleration=AccelerationOptions(compiled="true", compiler=compiler, **acceleration))
     backend.trunk.kernel = by_offsets
-    backend.quicken()
+    backend.accelerate()
     assert backend.faster.compiling is not None
     return backend, backend.faster.compiling
 
@@ -84,10 +84,10 @@ def deviations(backend: TorchBackend) -> list[float]:
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str, joined: bool) -> None:
     compiler = Counting()
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
-    backend = TorchBackend(spec, wishes=Wishes(compiled="true", compiler=compiler))
+    backend = TorchBackend(spec, acceleration=AccelerationOptions(compiled="true", compiler=compiler))
     if joined:
         fuse(backend.trunk.model)
-    backend.quicken()
+    backend.accelerate()
     compiling = backend.faster.compiling
     assert compiling is not None
     assert compiling.ended.wait(HANG)
@@ -229,18 +229,18 @@ def test_closed_while_it_compiles_nothing_comes_of_it(bert: Path) -> None:
 
 def test_a_family_that_does_not_run_packed_is_not_compiled(tmp_path: Path) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "mpnet"), pooling="mean")
-    backend = TorchBackend(spec, wishes=Wishes(compiled="true", compiler=failing))
-    backend.quicken()
+    backend = TorchBackend(spec, acceleration=AccelerationOptions(compiled="true", compiler=failing))
+    backend.accelerate()
     assert backend.faster.compiling is None
 
 
 EXITING = """
 import sys
-from hybridtei.backends.quickening import Wishes
+from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.checkpoint.spec import read_spec
-backend = TorchBackend(read_spec(sys.argv[1], pooling="mean"), wishes=Wishes(compiled="true"))
-backend.quicken()
+backend = TorchBackend(read_spec(sys.argv[1], pooling="mean"), acceleration=AccelerationOptions(compiled="true"))
+backend.accelerate()
 assert not backend.faster.compiling.ended.wait(float(sys.argv[2]))
 print("gone")
 """
@@ -266,8 +266,8 @@ def test_a_process_may_end_while_it_compiles(bert: Path, seconds: str) -> None:
 def test_on_a_gpu_what_is_compiled_computes_what_the_modules_do(tmp_path: Path, model_type: str, dtype: str) -> None:
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
     exact = TorchBackend(spec, dtype=dtype, device="cuda")
-    backend = TorchBackend(spec, dtype=dtype, device="cuda", wishes=Wishes(graphs=True, compiled="auto"))
-    backend.quicken()
+    backend = TorchBackend(spec, dtype=dtype, device="cuda", acceleration=AccelerationOptions(graphs=True, compiled="auto"))
+    backend.accelerate()
     compiling = backend.faster.compiling
     assert compiling is not None
     assert compiling.ended.wait(600)

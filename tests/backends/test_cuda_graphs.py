@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends import cuda_graphs
+from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.compiling import BUSY_WITH_DEVICE
 from hybridtei.backends.cuda_graphs import Graphs, Recorder, Replay
-from hybridtei.backends.quickening import Wishes
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -74,9 +74,9 @@ def batch(backend: TorchBackend, lengths: list[int], seed: int = 0, *, typed: bo
 
 
 def opened(folder: Path, recorder: Callable[[], Recorder], pooling: str | None = None) -> tuple[TorchBackend, Graphs]:
-    backend = TorchBackend(read_spec(folder, pooling=pooling), wishes=Wishes(graphs=True, recorder=recorder))
+    backend = TorchBackend(read_spec(folder, pooling=pooling), acceleration=AccelerationOptions(graphs=True, recorder=recorder))
     backend.trunk.kernel = by_offsets
-    backend.quicken()
+    backend.accelerate()
     assert backend.faster.graphs is not None
     return backend, backend.faster.graphs
 
@@ -267,9 +267,9 @@ def test_on_a_gpu_what_is_played_is_what_is_launched(
     kind: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     spec = read_spec(folder_of(kind, request, tmp_path), pooling=None if kind == "hybrid" else "mean")
-    backend = TorchBackend(spec, dtype=dtype, device="cuda", wishes=Wishes(graphs=True))
+    backend = TorchBackend(spec, dtype=dtype, device="cuda", acceleration=AccelerationOptions(graphs=True))
     exact = TorchBackend(spec, dtype=dtype, device="cuda")
-    backend.quicken()
+    backend.accelerate()
     graphs = backend.faster.graphs
     if graphs is None:
         pytest.skip(f"{backend.trunk.attention.name} cannot be recorded")
@@ -286,9 +286,9 @@ def test_on_a_gpu_what_is_played_is_what_is_launched(
 @pytest.mark.gpu
 @ON_GPU
 def test_on_a_gpu_recordings_leave_room_for_passes(hybrid: Path) -> None:
-    backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda", wishes=Wishes(graphs=True))
+    backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda", acceleration=AccelerationOptions(graphs=True))
     most = backend.most_tokens(100_000, 64, 0.5)
-    backend.quicken()
+    backend.accelerate()
     for lengths in LENGTHS:
         backend.forward(batch(backend, lengths))
     if backend.faster.graphs is not None:

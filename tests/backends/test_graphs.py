@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends import graphs
-from hybridtei.backends.graphs import Graph, cache_folder, find_graph, graph_name
+from hybridtei.backends.graphs import Graph, find_graph, graph_name, graphs_folder
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.files import embedded_model
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
@@ -281,12 +281,12 @@ def test_a_graph_is_found_in_the_package_or_in_the_cache(
 
 def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own"
+    assert graphs_folder() == tmp_path / "own"
     monkeypatch.delenv("HYBRIDTEI_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "hybridtei" / "graphs"
+    assert graphs_folder() == tmp_path / "xdg" / "hybridtei" / "graphs"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "hybridtei" / "graphs"
+    assert graphs_folder() == Path.home() / ".cache" / "hybridtei" / "graphs"
 
 
 def test_the_package_carries_the_graph_of_the_embedded_model(cache: Path) -> None:

@@ -39,9 +39,11 @@ def onnx(folder: Path) -> OnnxBackend:
     return OnnxBackend(spec, graph_of(spec.model_type), Weights.open(folder))
 
 
-def rows(backend: OnnxBackend | TorchBackend, *, wide: bool = False) -> Floats:
+def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) -> Floats:
     spec = backend.spec
-    outputs = backend.forward(pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions), wide=wide)
+    outputs = backend.forward(
+        pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions), use_all_cores=use_all_cores
+    )
     assert outputs.splade is not None
     assert outputs.token_weights is None
     return outputs.splade.to_dense()
@@ -99,7 +101,7 @@ def test_slices_change_nothing(splade: Path, monkeypatch: pytest.MonkeyPatch, si
 
 def test_a_pass_over_all_cores_changes_nothing(splade: Path) -> None:
     backend = onnx(splade)
-    np.testing.assert_allclose(rows(backend, wide=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    np.testing.assert_allclose(rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
 def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade: Path, copied: Copied) -> None:

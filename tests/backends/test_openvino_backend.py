@@ -122,7 +122,7 @@ def test_weights_in_half_precision_are_widened(bert: Path, copied: Copied, store
 def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -> None:
     spec = read_spec(bert)
     models = openvino(spec, dtype=dtype)._models
-    for model in (models._wide, models._express, models._bulk):
+    for model in (models._all_cores, models._express, models._bulk):
         run_time = [operation.rt_info for operation in model._model.get_runtime_model().get_ops()]
         used = {of["runtimePrecision"].astype(str) for of in run_time if of["layerType"].astype(str) == "FullyConnected"}
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
@@ -176,7 +176,7 @@ def test_all_lanes_at_once_compute_what_each_does_alone(hybrid_backend: OpenVino
 
     def lane(place: int) -> HeadOutputs:
         hybrid_backend.enter_lane(LaneKind.EXPRESS if place % 2 else LaneKind.BULK)
-        return run(hybrid_backend, [texts[place % len(texts)]], wide=place % 5 == 0)
+        return run(hybrid_backend, [texts[place % len(texts)]], use_all_cores=place % 5 == 0)
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lane, range(128)))

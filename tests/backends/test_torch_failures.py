@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from hybridtei.backends.quickening import Wishes
-from hybridtei.backends.shortage import is_short_of_memory
+from hybridtei.backends.acceleration import AccelerationOptions
+from hybridtei.backends.out_of_memory import is_out_of_memory
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -110,7 +110,7 @@ def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBac
     ],
 )
 def test_which_errors_are_for_want_of_memory(error: Exception, short: bool) -> None:
-    assert is_short_of_memory(error) is short
+    assert is_out_of_memory(error) is short
 
 
 def test_a_broken_kernel_fails_its_batch_and_the_next_one_works(backend: TorchBackend) -> None:
@@ -197,14 +197,16 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
     spec = read_spec(hybrid)
-    backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda", wishes=Wishes(graphs=True)) for _ in range(2))
+    backend, roomy = (
+        TorchBackend(spec, dtype="float16", device="cuda", acceleration=AccelerationOptions(graphs=True)) for _ in range(2)
+    )
     asked = batch(backend, [64] * 4096)
     expected, before = roomy.forward(asked), backend.forwards
     roomy.close()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (16 << 20)) / total)
     try:
-        backend.quicken()
+        backend.accelerate()
         found = backend.forward(asked)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

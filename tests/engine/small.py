@@ -18,9 +18,8 @@ from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.observability.metrics import Registry
 from hybridtei.tasks.base import Model
-from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import TextReader
-from hybridtei.text.tokenizer import Tokenizer
+from hybridtei.text.tokenizer import Prompts, Tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

@@ -250,7 +250,7 @@ def test_without_express_lanes_everything_is_taken():
     query = queue.add([encoding(5)], DENSE)
     batch = queue.take()
     assert [ticket for ticket, _ in batch.callers] == [query]
-    assert not batch.wide
+    assert not batch.use_all_cores
 
 
 def test_a_short_text_that_is_alone_may_spread():
@@ -259,17 +259,17 @@ def test_a_short_text_that_is_alone_may_spread():
     first = queue.take(kind=LaneKind.EXPRESS)
     queue.add([encoding(6)], DENSE)
     second = queue.take(kind=LaneKind.EXPRESS)  # while the first runs
-    assert (first.wide, second.wide) == (True, False)
+    assert (first.use_all_cores, second.use_all_cores) == (True, False)
     queue.give(first, backend.forward(first.packed))
     queue.fail(second, BackendError("no"))
     queue.add([encoding(7)], DENSE)
     third = queue.take(kind=LaneKind.EXPRESS)
-    assert third.wide
+    assert third.use_all_cores
     queue.give(third, backend.forward(third.packed))
     queue.add(different(3, 30), DENSE)
     queue.take(kind=LaneKind.BULK)
     queue.add([encoding(8)], DENSE)
-    assert not queue.take(kind=LaneKind.EXPRESS).wide  # beside bulk work, one thread of higher priority does more
+    assert not queue.take(kind=LaneKind.EXPRESS).use_all_cores  # beside bulk work, one thread of higher priority does more
 
 
 def test_two_lanes_share_what_waits():

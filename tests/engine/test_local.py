@@ -49,7 +49,7 @@ def test_several_compute_at_once() -> None:
     met = threading.Barrier(2, timeout=120)
 
     class Meeting(FakeBackend):
-        def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
             if self.forwards == 0:
                 met.wait()  # for the other one's first pass
             return super().forward(batch)
@@ -62,7 +62,7 @@ def test_several_compute_at_once() -> None:
 
 def test_a_failure_ends_all_and_is_raised() -> None:
     class Failing(FakeBackend):
-        def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
             if self.forwards > 3:
                 raise BackendError("no memory")
             return super().forward(batch)

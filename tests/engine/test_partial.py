@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.backends.halving import TooLarge, in_halves
+from hybridtei.backends.out_of_memory import TooLarge, split_on_oom
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
@@ -28,10 +28,10 @@ SPEC = small.model_spec()
 class Narrow(FakeBackend):
     """Has room for 20 tokens a pass."""
 
-    def forward(self, batch: PackedBatch, *, wide: bool = False) -> HeadOutputs:
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         if self.gate is not None:
             self.gate(batch)
-        return in_halves(self._room, batch, lambda: None)
+        return split_on_oom(self._room, batch, lambda: None)
 
     def _room(self, batch: PackedBatch) -> HeadOutputs:
         if len(batch.input_ids) > 20:

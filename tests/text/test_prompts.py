@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.text.prompts import Prompts
+from hybridtei.text.tokenizer import Prompts
 
 TABLE = {"query": "search: ", "document": "", "größe": "x"}
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, TokenizerError
-from hybridtei.text.prompts import Prompts
 from hybridtei.text.reader import CHARACTERS_PER_TOKEN, Input, TextReader
-from hybridtei.text.tokenizer import Tokenizer
+from hybridtei.text.tokenizer import Prompts, Tokenizer
 from tests import vocabulary
 
 LIMIT = 8

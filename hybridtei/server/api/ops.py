@@ -15,7 +15,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.model_list import named_model
+from hybridtei.load import named_model
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.edge import ALIAS, PAGE

@@ -31,13 +31,15 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry
 from hybridtei.server.http.connection import bound
-from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
+from hybridtei.server.multiprocess.worker import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, MetricsPort, announce, end_at_once
 from hybridtei.system import child_process, memory
 
 WATCH_SECONDS = 0.2  # between looks at the engine
 RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
 COUNT_SECONDS = 0.5  # that a scrape waits for the other workers
+# Not `-m`: messages name their classes by module, which must not be `__main__`.
+WORKER = "import sys; from hybridtei.server.multiprocess.worker import main; sys.exit(main(sys.argv[1:]))"
 GRACE_SECONDS = 5.0  # after its drain, until a worker is killed
 
 log = logging.getLogger(__name__)
@@ -203,7 +205,7 @@ class Supervisor:
         with engine_there, control_there:
             inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
             process = subprocess.Popen(
-                child_process.command("-m", "hybridtei.server.multiprocess.worker", *map(str, inherited), str(place)),
+                child_process.command("-c", WORKER, *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=memory.with_limited_heaps(child_process.environment()),  # in this folder: it opens the same paths

@@ -1,6 +1,7 @@
 """One of several processes that speak HTTP for one engine: JSON, tokeniser, and of the model nothing but its description.
 
-Its orders come from the process that has the engine, and it does not outlive that one. `workers` starts it.
+Its orders come from the process that has the engine, and it does not outlive that one. `supervisor` starts it. The messages
+of both, besides requests, are defined here.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.admission import Admission
-from hybridtei.engine.remote import Channel, RemoteEngine
+from hybridtei.engine.remote import Channel, RemoteBackend, RemoteEngine
 from hybridtei.engine.service import EngineService
 from hybridtei.load import text_model
 from hybridtei.observability import logs
-from hybridtei.observability.metrics import Registry
+from hybridtei.observability.metrics import Reading, Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.http.connection import allow_files
-from hybridtei.server.multiprocess.messages import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import DrainingServer, reloader, settings_of
 from hybridtei.system.frames import receive_now, send_now
 
@@ -36,6 +37,61 @@ SCRAPE_SECONDS = 2.0  # after which a worker tells what it knows by itself
 HASTE_SECONDS = 1.0  # for answers that say the engine is gone
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """To a worker, first: all that it has to know. The specification comes along, since to read it takes the model's files,
+    and some of those take torch."""
+
+    backend: RemoteBackend
+    budget_tokens: int
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From a worker: it could serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """To a worker: accept connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """To a worker: finish open requests, and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """To a worker: what have you counted?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """From a worker, when asked and once in a while, so that little is forgotten if it dies."""
+
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """From a worker: somebody asks for the metrics of all."""
+
+    number: int
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """To a worker: the metrics of all, as text."""
+
+    number: int
+    text: str
 
 
 class SharedRegistry(Registry):
@@ -197,7 +253,3 @@ def _serve(app: Any, setup: Setup, control: ControlClient, listening: socket.soc
         logging.shutdown()
         os._exit(1)  # whatever a thread may still do, nobody waits for it
     return 0 if server.started and models.dead is None else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.backends.halving import TooLarge, in_halves
+from hybridtei.backends.out_of_memory import TooLarge, split_on_oom
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.errors import BackendError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
@@ -47,7 +47,7 @@ class Memory:
 @given(LENGTHS)
 def test_in_parts_as_at_once(lengths: list[int]) -> None:
     whole, memory = batch(lengths), Memory(40)
-    expected, found = FakeBackend(SPEC).forward(whole), in_halves(memory.run, whole, memory.make_room)
+    expected, found = FakeBackend(SPEC).forward(whole), split_on_oom(memory.run, whole, memory.make_room)
     np.testing.assert_array_equal(found.dense, expected.dense)
     assert found.tokens is not None
     assert expected.tokens is not None
@@ -61,10 +61,10 @@ def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -
     whole, memory = batch(lengths), Memory(room)
     fitting = [i for i, length in enumerate(lengths) if length <= room]
     if len(fitting) == len(lengths):
-        assert len(in_halves(memory.run, whole, memory.make_room).dense) == len(lengths)
+        assert len(split_on_oom(memory.run, whole, memory.make_room).dense) == len(lengths)
         return
     with pytest.raises(BackendError, match="does not fit into memory: no room") as caught:
-        in_halves(memory.run, whole, memory.make_room)
+        split_on_oom(memory.run, whole, memory.make_room)
     if not fitting:
         assert not isinstance(caught.value, PartlyFailed)
         return
@@ -75,7 +75,7 @@ def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -
 
 def test_what_fits_is_asked_for_once() -> None:
     memory = Memory(100)
-    in_halves(memory.run, batch([30, 30]), memory.make_room)
+    split_on_oom(memory.run, batch([30, 30]), memory.make_room)
     assert memory.asked == [60]
     assert memory.made_room == 0
 
@@ -89,7 +89,7 @@ def test_another_fault_is_not_tried_again() -> None:
         raise RuntimeError("a kernel failed")
 
     with pytest.raises(RuntimeError, match="a kernel failed"):
-        in_halves(broken, batch([3, 4]), lambda: None)
+        split_on_oom(broken, batch([3, 4]), lambda: None)
     assert calls == 1
 
 
@@ -103,5 +103,5 @@ def test_the_heads_of_a_part_are_those_of_the_batch() -> None:
             raise TooLarge("no room")
         return backend.forward(asked)
 
-    in_halves(run, batch([3, 4]), lambda: None)
+    split_on_oom(run, batch([3, 4]), lambda: None)
     assert set(seen) == {SPEC.heads}

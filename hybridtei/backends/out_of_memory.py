@@ -1,4 +1,4 @@
-"""A batch that does not fit is computed in halves, and these again in halves, down to single sequences.
+"""Which errors mean that memory does not suffice; and a batch that does not fit, split in halves down to single sequences.
 
 What fits is computed whatever else was in the batch; only a sequence that does not fit by itself fails.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+
+import torch
 
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError, PartlyFailed
@@ -20,7 +22,7 @@ class TooLarge(Exception):
     """A batch needs more memory than there is."""
 
 
-def in_halves(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]) -> HeadOutputs:
+def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]) -> HeadOutputs:
     """`run`, of a batch or of parts of it. `make_room`: called after each that was too large, before the next is tried.
 
     Raises PartlyFailed if sequences are too large by themselves, BackendError if all are; and whatever else `run` raises.
@@ -56,3 +58,12 @@ def _attempt(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch) -> t
         return run(batch), ""
     except TooLarge as error:
         return None, str(error)
+
+
+# What torch and its libraries say where memory is short, when they do not raise OutOfMemoryError.
+OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory, of the device or of the host, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridtei.backends.base import Quickened
+from hybridtei.backends.acceleration import PROBES, AccelerationOptions, probes, weights_of_layer
+from hybridtei.backends.base import Accelerated
 from hybridtei.backends.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS
-from hybridtei.backends.quickening import PROBES, Wishes, probes, weights_of_layer
 from hybridtei.backends.replicas import Replicas
 from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch_backend import TorchBackend
@@ -24,10 +24,10 @@ def test_settings_reach_the_backend(bert: Path) -> None:
     config = ModelConfig(model_id=str(bert), backend="torch", dtype="float32", cuda_graphs=True, torch_compile="true")
     backend = open_backend(config, read_spec(bert))
     assert isinstance(backend, TorchBackend)
-    assert backend.faster.wishes == Wishes(graphs=True, compiled="true")
+    assert backend.faster.options == AccelerationOptions(graphs=True, compiled="true")
     usual = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
     assert isinstance(usual, TorchBackend)
-    assert usual.faster.wishes == Wishes(graphs=False, compiled="auto")
+    assert usual.faster.options == AccelerationOptions(graphs=False, compiled="auto")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -39,19 +39,19 @@ def test_on_a_cpu_the_usual_settings_change_nothing(bert: Path) -> None:
     loaded.backend.close()
 
 
-def test_a_loaded_model_is_quickened_and_not_before(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_model_is_accelerated_and_not_before(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
-    monkeypatch.setattr(TorchBackend, "quicken", lambda backend: passes.append(backend.forwards))
+    monkeypatch.setattr(TorchBackend, "accelerate", lambda backend: passes.append(backend.forwards))
     loaded = load_model(ModelConfig(model_id=str(bert), backend="torch"), EngineConfig(max_batch_tokens=256))
     assert passes == [loaded.backend.forwards]
     assert passes[0] > 0
 
 
-def test_each_replica_is_quickened(bert: Path) -> None:
+def test_each_replica_is_accelerated(bert: Path) -> None:
     spec, player = read_spec(bert), Player()
-    replicas = Replicas([TorchBackend(spec, wishes=Wishes(graphs=True, recorder=player)) for _ in range(2)])
-    assert isinstance(replicas, Quickened)
-    replicas.quicken()
+    replicas = Replicas([TorchBackend(spec, acceleration=AccelerationOptions(graphs=True, recorder=player)) for _ in range(2)])
+    assert isinstance(replicas, Accelerated)
+    replicas.accelerate()
     assert all(replica.backend.faster.graphs is not None for replica in replicas.replicas)
     replicas.close()
 
@@ -60,9 +60,9 @@ def test_recordings_are_counted_and_left_out_where_they_are_too_much(bert: Path)
     lists = MOST_RECORDINGS * BYTES_OF_RECORDING
 
     def reserved(allowed: int, peak: int | None) -> tuple[int, bool]:
-        backend = TorchBackend(read_spec(bert), wishes=Wishes(graphs=True, recorder=Player()))
+        backend = TorchBackend(read_spec(bert), acceleration=AccelerationOptions(graphs=True, recorder=Player()))
         taken = backend.faster.reserved(allowed, lambda tokens: peak)
-        backend.quicken()
+        backend.accelerate()
         return taken, backend.faster.graphs is not None
 
     assert reserved(8 * lists, lists) == (2 * lists, True)

@@ -1,7 +1,7 @@
 """What makes the passes of a torch backend faster once it serves: a compiled pass, recordings for small batches, or neither.
 
-Knows when, where and whether; how is `compiling`'s and `cuda_graphs`' business. The surprise: recordings are of the compiled
-pass, if there is one, so they are made anew when it takes over.
+This module decides when and where; `compiling` and `cuda_graphs` do the work. Recordings are of the compiled pass, if there is
+one, so they are made anew when it takes over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_SHARE = 4  # recordings may take this part of the memory for passes at most
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class AccelerationOptions:
     """`graphs`: record small batches, on a GPU. `compiled`: auto is on a GPU. `compiler`: torch's name of it."""
 
     graphs: bool = False
@@ -43,35 +43,35 @@ class Wishes:
     recorder: Callable[[], Recorder] | None = None
 
 
-class Quickening:
+class Acceleration:
     """Of one backend; `graphs` and `compiling` are None until `begin`, and where there are none."""
 
-    def __init__(self, backend: TorchBackend, wishes: Wishes) -> None:
+    def __init__(self, backend: TorchBackend, options: AccelerationOptions) -> None:
         self.graphs: Graphs | None = None
         self.compiling: Compiling | None = None
-        self._backend, self.wishes = backend, wishes
+        self._backend, self.options = backend, options
         self._on_gpu = backend.device.type == "cuda"
         trunk = backend.trunk
         self._sizes = sizes(weights_of_layer(trunk.model), backend.spec.max_input_length)
-        refused = _why_no_graphs(wishes, trunk.packs, trunk.attention.name, self._sizes, self._on_gpu)
+        refused = _why_no_graphs(options, trunk.packs, trunk.attention.name, self._sizes, self._on_gpu)
         self._records = refused is None
-        if wishes.graphs and refused is not None:
+        if options.graphs and refused is not None:
             log.log(logging.INFO if self._on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
 
     def begin(self) -> None:
         """Record and compile from now on, as wished for; what was begun before is not begun again."""
-        backend, wishes = self._backend, self.wishes
-        if wishes.graphs and self._records and self.graphs is None:
+        backend, options = self._backend, self.options
+        if options.graphs and self._records and self.graphs is None:
             self.graphs = Graphs(
                 backend.trunk,
                 backend.spec,
                 self._sizes,
                 device=backend.device,
-                recorder=wishes.recorder or partial(_recorder, backend.device, backend.stream),
+                recorder=options.recorder or partial(_recorder, backend.device, backend.stream),
                 alone=backend.alone,
                 dtype=backend.dtype,
             )
-        wanted = wishes.compiled == "true" or (wishes.compiled == "auto" and self._on_gpu)
+        wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
         if wanted and backend.trunk.packs and self.compiling is None:
             self.compiling = Compiling(
                 backend.trunk,
@@ -79,7 +79,7 @@ class Quickening:
                 dtype=backend.dtype,
                 device=backend.device,
                 swapped=self._swapped,
-                backend=wishes.compiler,
+                backend=options.compiler,
             )
             self.compiling.start()
 
@@ -88,7 +88,7 @@ class Quickening:
 
         Where that is too much of it there will be no recordings.
         """
-        if not (self.wishes.graphs and self._records):
+        if not (self.options.graphs and self._records):
             return 0
         taken = peak(self._sizes.tokens)
         needed = None if taken is None else taken + MOST_RECORDINGS * BYTES_OF_RECORDING
@@ -147,8 +147,8 @@ def _recorder(device: torch.device, stream: torch.cuda.Stream | None) -> Recorde
     return on_gpu(device, stream)
 
 
-def _why_no_graphs(wishes: Wishes, packs: bool, kernel: str, sizes: Sizes, on_gpu: bool) -> str | None:
-    if wishes.recorder is not None:
+def _why_no_graphs(options: AccelerationOptions, packs: bool, kernel: str, sizes: Sizes, on_gpu: bool) -> str | None:
+    if options.recorder is not None:
         return None
     if not on_gpu:
         return "that is for GPUs"
