@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest.chunking import Chunker, settings_for
-from hybridtei.ingest.embedders import LocalEmbedder, vector_heads
+from hybridtei.ingest.embedders import vector_heads
 from hybridtei.ingest.files import documents_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Tally
@@ -42,7 +42,6 @@ from hybridtei.store.embedded.store import EdgeStore
 
 def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:
     """Tokens a second into a new collection."""
-    heads = vector_heads(encoder.spec.heads, None)
     preparation = Preparation(
         files=list(source_files(source)),
         options=ReadOptions(),
@@ -56,9 +55,7 @@ def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, 
     async def run() -> None:
         store = EdgeStore(str(folder / "qdrant"))
         try:
-            outcome = await ingest(
-                preparation, LocalEmbedder(encoder, heads), store, "rate", schema_for(encoder.spec, model_id)
-            )
+            outcome = await ingest(preparation, encoder, store, "rate", schema_for(encoder.spec, model_id))
             assert outcome.points == outcome.expected == preparation.tally.chunks, outcome
         finally:
             await store.close()

@@ -1,25 +1,26 @@
-"""Chunks into vectors: by an engine in this process, or by a running server over HTTP. Both block; the pipeline has a thread.
+"""Which outputs an ingest stores, a batch of which one text may fail, and a running server as an `Embedder`.
 
-A text that the engine refuses must not take others with it: `embed_each` halves a failing batch until it stands alone.
+A text that an embedder refuses must not take others with it: `embed_each` halves a failing batch until it stands alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, Self
 
 import httpx
 import numpy as np
 import orjson
 
 from hybridtei.batch import Head, Ragged, offsets_of
-from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.system.retry import Retries
+from hybridtei.tasks.embed import InputType
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TEXTS = 16
@@ -34,27 +35,16 @@ BODY_TOO_LARGE = "Failed to buffer the request body: length limit exceeded"  # t
 SHOWN_CHARACTERS = 300  # of an answer, in an error
 
 
-class Embedder(Protocol):
-    """Texts in, rows out in their order; raises RequestError or BackendError where a text is at fault, or may be."""
-
-    heads: frozenset[Head]
-    name: str
-
-    def embed(self, texts: Sequence[str]) -> Embeddings: ...
-
-    def close(self) -> None: ...
-
-
-def vector_heads(available: frozenset[Head], wanted: Sequence[str] | None) -> frozenset[Head]:
+def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
     """The outputs to store: those named, or all that the model has. Raises InvalidInput for one it lacks."""
     has = available & frozenset(VECTORS)
-    if wanted is None:
+    if names is None:
         return has
     known = {head.value: head for head in VECTORS}
-    for name in wanted:
+    for name in names:
         if known.get(name) not in has:
             raise InvalidInput(f"--outputs names {name!r}; the model has {', '.join(sorted(has))}")
-    return frozenset(known[name] for name in wanted)
+    return frozenset(known[name] for name in names)
 
 
 def embed_each(embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
@@ -89,22 +79,6 @@ def _halved(
         middle = len(texts) // 2
         yield from _halved(embed, texts[:middle])
         yield from _halved(embed, texts[middle:])
-
-
-class LocalEmbedder:
-    """The engine in this process."""
-
-    def __init__(self, encoder: Encoder, heads: frozenset[Head]) -> None:
-        self._encoder = encoder
-        self.heads = heads
-        self.name = f"{encoder.backend_name}, {encoder.dtype}, in process"
-
-    def embed(self, texts: Sequence[str]) -> Embeddings:
-        return self._encoder.encode(texts, outputs=self.heads, input_type="document")
-
-    def close(self) -> None:
-        """Give the model's memory back."""
-        self._encoder.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +118,17 @@ class RemoteEmbedder:
     def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 60.0) -> None:
         self._client = _Patient(url, api_key, patience_s)
         self.facts = ServerFacts.read(self._client)
-        self.heads = self.facts.outputs
         self.name = f"{url}, {self.facts.dtype}"
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
 
-    def embed(self, texts: Sequence[str]) -> Embeddings:
-        return Embeddings.concat(list(self._threads.map(self._request, list(self._requests(texts)))))
+    def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
+        """Rows in the order of `texts`, by the server's prompt of the name `input_type`, if it has one."""
+        heads = frozenset(Head(name) for name in outputs)
+        body: dict[str, Any] = {"outputs": sorted(heads), "sparse_format": "qdrant", "truncate": True}
+        if input_type in self.facts.prompts:
+            body["prompt_name"] = input_type
+        request = partial(self._request, heads=heads, body=body)
+        return Embeddings.concat(list(self._threads.map(request, list(self._requests(texts)))))
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -169,13 +148,10 @@ class RemoteEmbedder:
         if request:
             yield request
 
-    def _request(self, texts: list[str]) -> Embeddings:
-        body: dict[str, Any] = {"inputs": texts, "outputs": sorted(self.heads), "sparse_format": "qdrant", "truncate": True}
-        if "document" in self.facts.prompts:
-            body["prompt_name"] = "document"
-        rows = self._client.ask("POST", "/embed_hybrid", body)
-        _check_rows(rows, len(texts), self.heads, self._client.url)
-        return _read_rows(rows, self.heads, self._client.url)
+    def _request(self, texts: list[str], heads: frozenset[Head], body: dict[str, Any]) -> Embeddings:
+        rows = self._client.ask("POST", "/embed_hybrid", {"inputs": texts, **body})
+        _check_rows(rows, len(texts), heads, self._client.url)
+        return _read_rows(rows, heads, self._client.url)
 
 
 def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None:

@@ -10,23 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Iterator, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from hybridtei.batch import Head
 from hybridtei.errors import StoreError
 from hybridtei.ingest.chunking import source_of
-from hybridtei.ingest.embedders import Embedder, embed_each
+from hybridtei.ingest.embedders import embed_each
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import Outcome, Progress
 from hybridtei.ingest.prepare import Batch, Preparation
 from hybridtei.ingest.write import Writer, create_if_missing, missing_documents
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import check_fits
+from hybridtei.store.collection import check_fits, heads_of
+from hybridtei.tasks.embed import Embedder
 
 log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
@@ -40,9 +42,6 @@ class Pipeline(Protocol):
 
     `embedded` counts in the preparation what it skips, puts what it cannot read into its quarantine, and ends early if asked.
     """
-
-    heads: frozenset[Head]
-    name: str
 
     def embedded(self, preparation: Preparation, asked_to_stop: asyncio.Event) -> AsyncGenerator[Embedded]: ...
 
@@ -114,7 +113,7 @@ async def ingest(
     preparation.tally.start()
     try:
         with stopping.on_signals():
-            await _flow(preparation, embedder, writer, progress, stopping)
+            await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
         complete = not stopping.asked.is_set()
         missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
     finally:
@@ -162,7 +161,13 @@ async def _outcome(store: Store, name: str, ledger: Ledger, *, stopped: bool) ->
 
 
 async def _flow(
-    preparation: Preparation, embedder: Embedder | Pipeline, writer: Writer, progress: Progress, stopping: Stopping
+    preparation: Preparation,
+    embedder: Embedder | Pipeline,
+    writer: Writer,
+    progress: Progress,
+    stopping: Stopping,
+    *,
+    heads: frozenset[Head],
 ) -> None:
     prepared: asyncio.Queue[Batch | None] = asyncio.Queue(BETWEEN)
     embedded: asyncio.Queue[Embedded | None] = asyncio.Queue(BETWEEN)
@@ -182,9 +187,10 @@ async def _flow(
         await prepared.put(None)
 
     async def embed(thread: ThreadPoolExecutor, embedder: Embedder) -> None:
+        encode = partial(embedder.encode, outputs=heads, input_type="document")
         while (batch := await prepared.get()) is not None:
             if not stopping.asked.is_set():
-                await embedded.put(await loop.run_in_executor(thread, _embedded, embedder, batch))
+                await embedded.put(await loop.run_in_executor(thread, _embedded, encode, batch))
         await embedded.put(None)
 
     async def write() -> None:
@@ -203,11 +209,11 @@ async def _flow(
     show(0)
 
 
-def _embedded(embedder: Embedder, batch: Batch) -> Embedded:
+def _embedded(encode: Callable[[Sequence[str]], Embeddings], batch: Batch) -> Embedded:
     texts = [piece.chunk.text for piece in batch.pieces]
     if not texts:
         return batch, Embeddings(), []
-    return batch, *embed_each(embedder.embed, texts)
+    return batch, *embed_each(encode, texts)
 
 
 async def _together(*stages: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
-from hybridtei.ingest.embedders import Embedder, LocalEmbedder, RemoteEmbedder, vector_heads
-from hybridtei.ingest.files import QUARANTINE, SourceFile, label_of, source_files
+from hybridtei.ingest.embedders import RemoteEmbedder, vector_heads
+from hybridtei.ingest.files import QUARANTINE, label_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import IngestOptions, Outcome, Summary, Tally
 from hybridtei.ingest.pipeline import Pipeline, ingest
@@ -31,7 +31,7 @@ from hybridtei.load import find_model, text_model
 from hybridtei.store import open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_name, schema_for, tokenizer_sha256
-from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embedder
 
 Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
@@ -49,97 +49,69 @@ def run_ingest(
     store = with_default(store)
     opened = open_store(store)
     assert opened is not None
+    patience_s = 0.0 if opened.kind == "server" else store.qdrant_patience  # a server's store has its own
     ledger = Ledger(state_folder(store) / f"{options.collection}.ledger.jsonl")
     try:
         tell(f"store     {place_of(store)}")
-        parts = _parts(options, files, ledger, quarantine, model=model, engine=engine, store=store, tell=tell)
-        outcome = asyncio.run(_run(parts, opened, tell, quiet=options.quiet))
-        rejected = parts.preparation.quarantine
-        return Summary(
-            options.collection,
-            place_of(store),
-            parts.preparation.tally,
-            outcome,
-            str(rejected.path) if len(rejected) else None,
-            options.delete_missing,
+        reading, remote = _read_options(options), _remote(options, store)
+        if remote is not None and not options.model_named:
+            model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
+        spec = _spec(model, remote)
+        heads = vector_heads(spec.heads, options.outputs)
+        text = text_model(spec, engine)
+        chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
+        embedder = _embedder(options, remote, heads, model, engine)
+        tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
+        tell(f"chunks    {_in_words(chunks)}")
+        preparation = Preparation(
+            files=files,
+            options=reading,
+            chunker=Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks),
+            ledger=ledger,
+            quarantine=Quarantine(quarantine),
+            settings=_settings(model, spec, heads, chunks, reading),
+            tally=Tally(),
+            label=label_of(Path(options.source), options.source_name),
+            delete_missing=options.delete_missing,
         )
+        schema = schema_for(spec, model.model_id, heads=heads)
+        work = _run(options, preparation, embedder, opened, schema, patience_s=patience_s, tell=tell)
+        outcome = asyncio.run(work)
+        path = str(quarantine) if len(preparation.quarantine) else None
+        return Summary(options.collection, place_of(store), preparation.tally, outcome, path, options.delete_missing)
     finally:
         ledger.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """All that the pipeline is made of, but the open store."""
-
-    name: str
-    store: StoreConfig
-    preparation: Preparation
-    embedder: Embedder | Pipeline
-    schema: CollectionSchema
-
-    def close(self) -> None:
-        self.preparation.chunker.close()
-        self.embedder.close()
-
-
-def _parts(
+async def _run(
     options: IngestOptions,
-    files: list[SourceFile],
-    ledger: Ledger,
-    quarantine: Path,
+    preparation: Preparation,
+    embedder: Embedder | Pipeline,
+    store: Store,
+    schema: CollectionSchema,
     *,
-    model: ModelConfig,
-    engine: EngineConfig,
-    store: StoreConfig,
+    patience_s: float,
     tell: Tell,
-) -> _Parts:
-    reading = _read_options(options)
-    remote = _remote(options, store)
-    if remote is not None and not options.model_named:
-        model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
-    spec = _spec(model, remote)
-    heads = vector_heads(spec.heads, options.outputs)
-    text = text_model(spec, engine)
-    chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
-    schema = schema_for(spec, model.model_id, heads=heads)
-    embedder = _pipeline(options, heads, model, engine) if options.engine == "ray" else _embedder(remote, heads, model, engine)
-    tell(f"model     {model.model_id}, {embedder.name}: {', '.join(sorted(heads))}")
-    tell(f"chunks    {_in_words(chunks)}")
-    preparation = Preparation(
-        files=files,
-        options=reading,
-        chunker=_chunker(text, spec, chunks),
-        ledger=ledger,
-        quarantine=Quarantine(quarantine),
-        settings=_settings(model, spec, heads, chunks, reading),
-        tally=Tally(),
-        label=label_of(Path(options.source), options.source_name),
-        delete_missing=options.delete_missing,
-    )
-    return _Parts(options.collection, store, preparation, embedder, schema)
-
-
-async def _run(parts: _Parts, store: Store, tell: Tell, *, quiet: bool) -> Outcome:
-    """The pipeline, and then the store's own finish; the store is closed whatever happens."""
+) -> Outcome:
+    """The pipeline, and then the store's own finish; store, chunker and embedder are closed whatever happens."""
+    name = options.collection
     try:
-        await _reachable(store, parts.name)
-        patience_s = 0.0 if store.kind == "server" else parts.store.qdrant_patience  # a server's store has its own
-        outcome = await ingest(
-            parts.preparation, parts.embedder, store, parts.name, parts.schema, patience_s=patience_s, quiet=quiet
-        )
+        await _reachable(store, name)
+        outcome = await ingest(preparation, embedder, store, name, schema, patience_s=patience_s, quiet=options.quiet)
         if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
             tell("indexing")
-            await store.optimize(parts.name)
+            await store.optimize(name)
         return outcome
     except CollectionMismatch:
         raise
     except (StoreUnavailable, ConnectionError, BackendError) as error:
-        done = parts.preparation.tally.documents
+        done = preparation.tally.documents
         kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
         raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
     finally:
         await store.close()
-        parts.close()
+        preparation.chunker.close()
+        embedder.close()
 
 
 async def _reachable(store: Store, name: str) -> None:
@@ -175,29 +147,26 @@ def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
         ) from error
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
-    if remote is not None and remote.heads != vector_heads(spec.heads, None):
+    if remote is not None and (offered := remote.facts.outputs) != vector_heads(spec.heads, None):
         raise InvalidInput(
-            f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(remote.heads))}: "
+            f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
             "name the server's model with --model-id"
         )
     return spec
 
 
-def _embedder(remote: RemoteEmbedder | None, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Embedder:
-    if remote is None:
-        return LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
-    remote.heads = heads
-    return remote
+def _embedder(
+    options: IngestOptions, remote: RemoteEmbedder | None, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig
+) -> Embedder | Pipeline:
+    if options.engine == "ray":
+        from hybridtei.on_ray.ingest import RayPipeline
+
+        return RayPipeline(model, engine, heads, workers=options.ray_workers, address=options.ray_address)
+    return remote or Encoder.load(config=model, engine=engine)
 
 
-def _pipeline(options: IngestOptions, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig) -> Pipeline:
-    from hybridtei.on_ray.ingest import RayPipeline
-
-    return RayPipeline(model, engine, heads, workers=options.ray_workers, address=options.ray_address)
-
-
-def _chunker(text: Model, spec: ModelSpec, chunks: ChunkSettings) -> Chunker:
-    return Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks)
+def _described(embedder: Any) -> str:
+    return f"{embedder.backend_name}, {embedder.dtype}, in process" if isinstance(embedder, Encoder) else embedder.name
 
 
 def _read_options(options: IngestOptions) -> ReadOptions:

@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.ingest.embedders import LocalEmbedder
 from hybridtei.ingest.files import SourceFile
 from hybridtei.on_ray.blocks import (
     MAX_TRIES,
@@ -80,7 +79,8 @@ class Embedding:
         keep_to(PROCESSORS)  # before anything counts them
         from hybridtei.encoder import Encoder
 
-        self._embedder = LocalEmbedder(Encoder.load(config=model, engine=engine), heads)
+        encoder = Encoder.load(config=model, engine=engine)
+        self._encode = partial(encoder.encode, outputs=heads, input_type="document")
         self._attempts = _Remote(attempts)
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -92,7 +92,7 @@ class Embedding:
         return table.append_column(VECTORS, pa.array(found, pa.large_binary()))
 
     def _vectors(self, name: tuple[int, int], block: Sent) -> Vectors:
-        return embed_block(self._attempts, name, self._embedder.embed, block.texts) if block.texts else (Embeddings(), [])
+        return embed_block(self._attempts, name, self._encode, block.texts) if block.texts else (Embeddings(), [])
 
 
 class _Remote:

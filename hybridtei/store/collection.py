@@ -286,9 +286,14 @@ class CollectionSchemas:
         self._known.pop(name, None)
 
 
+def heads_of(schema: CollectionSchema) -> frozenset[Head]:
+    """The outputs that the collection stores."""
+    return frozenset(Head(name) for name in NAMES if name in schema.vectors or name in schema.sparse)
+
+
 def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
     """The outputs that both the collection and the model have."""
-    return frozenset(Head(name) for name in NAMES if name in schema.vectors or name in schema.sparse) & spec.heads
+    return heads_of(schema) & spec.heads
 
 
 def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:

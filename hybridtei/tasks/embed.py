@@ -5,10 +5,10 @@ Everything in which two requests may differ without needing two forward passes (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,16 @@ from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
 InputType = Literal["query", "document"]
+
+
+class Embedder(Protocol):
+    """Embeds texts: an `Encoder`, or a server by its URL (`ingest.embedders.RemoteEmbedder`)."""
+
+    def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
+        """Rows in the order of `texts`. Raises RequestError or BackendError where a text is or may be at fault."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

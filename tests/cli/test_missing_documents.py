@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from hybridtei import cli
-from hybridtei.batch import Head
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import run as ingest_run
-from hybridtei.ingest.embedders import LocalEmbedder
 from hybridtei.store.embedded.store import EdgeStore
 from tests.ingest.small_ingest import points
 
@@ -53,10 +51,10 @@ class Corpus:
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Iterator[LocalEmbedder]:
+def embedder() -> Iterator[Encoder]:
     """The model that the command would load for each ingest anew."""
     encoder = Encoder.load()
-    yield LocalEmbedder(encoder, frozenset({Head.DENSE}))
+    yield encoder
     encoder.close()
 
 

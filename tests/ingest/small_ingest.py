@@ -21,7 +21,6 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import Chunker, settings_for
-from hybridtei.ingest.embedders import Embedder, LocalEmbedder, vector_heads
 from hybridtei.ingest.files import source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import Outcome, Tally
@@ -32,6 +31,7 @@ from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import schema_for
 from hybridtei.store.embedded.store import EdgeStore
 from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embedder
 from tests.engine import small
 
 NAME = "small"
@@ -68,9 +68,8 @@ class Ingest:
     def quarantine(self) -> Path:
         return self.folder / "quarantine.jsonl"
 
-    def embedder(self, model: Model) -> Embedder:
-        encoder = Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
-        return LocalEmbedder(encoder, vector_heads(model.spec.heads, None))
+    def embedder(self, model: Model) -> Encoder:
+        return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
     async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> Outcome:
         """Once; the ledger is closed afterwards, as by the end of a process."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,7 +19,9 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, InvalidInput
-from hybridtei.ingest.embedders import LocalEmbedder, RemoteEmbedder, embed_each, vector_heads
+from hybridtei.ingest.embedders import RemoteEmbedder, embed_each, vector_heads
+from hybridtei.outputs import Embeddings
+from hybridtei.tasks.embed import Embedder
 from tests.engine import small
 from tests.server.live import serving
 
@@ -26,9 +29,13 @@ TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def local(**backend) -> LocalEmbedder:
-    model = small.model()
-    return LocalEmbedder(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
+def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
+    model = model or small.model()
+    return documents_by(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
+
+
+def documents_by(embedder: Embedder, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
+    return partial(embedder.encode, outputs=heads, input_type="document")
 
 
 def assert_equal(one, other) -> None:
@@ -43,34 +50,34 @@ def assert_equal(one, other) -> None:
 def test_a_server_gives_what_the_engine_gives():
     with serving() as server:
         remote = RemoteEmbedder(server.url)
-        assert remote.heads == HEADS
-        assert_equal(remote.embed(TEXTS), local().embed(TEXTS))
+        assert remote.facts.outputs == HEADS
+        assert_equal(documents_by(remote, HEADS)(TEXTS), local()(TEXTS))
         remote.close()
 
 
 def test_a_servers_prompt_for_documents_is_used():
     spec = small.model_spec(prompts={"document": "passage: "})
     model = small.model(spec)
-    wanted = LocalEmbedder(Encoder(model, FakeBackend(spec), 256, EngineConfig()), HEADS).embed(TEXTS)
+    wanted = local(model)(TEXTS)
     with serving(spec) as server:
         remote = RemoteEmbedder(server.url)
-        assert_equal(remote.embed(TEXTS), wanted)
+        assert_equal(documents_by(remote, HEADS)(TEXTS), wanted)
         remote.close()
 
 
 def test_bad_texts_stand_alone():
     texts = [*TEXTS[:5], "poison", *TEXTS[5:9], "", TEXTS[9]]
-    found, reasons = embed_each(local(fail_on=small.IDS["poison"]).embed, texts)
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]), texts)
     assert [place for place, reason in enumerate(reasons) if reason is not None] == [5, 10]
     assert "the batch holds" in reasons[5]
     assert "cannot be empty" in reasons[10]
-    assert_equal(found, local().embed(TEXTS[:10]))
+    assert_equal(found, local()(TEXTS[:10]))
 
 
 def test_where_every_text_fails_the_engine_is_at_fault():
     with pytest.raises(BackendError):
-        embed_each(local(fail_on=small.IDS["poison"]).embed, ["poison one", "poison two"])
-    found, reasons = embed_each(local(fail_on=small.IDS["poison"]).embed, ["poison"])
+        embed_each(local(fail_on=small.IDS["poison"]), ["poison one", "poison two"])
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]), ["poison"])
     assert (found.dense, len(reasons)) == (None, 1)
 
 
@@ -125,7 +132,7 @@ GOOD = (200, {}, [{"dense": [1.0, 0.0]}])
 def test_a_busy_server_is_asked_again(status):
     with answering([(status, {"retry-after": "0"}, b"later"), (status, {}, b"later"), GOOD]) as (url, asked):
         remote = RemoteEmbedder(url, patience_s=30)
-        assert remote.embed(["one"]).dense.tolist() == [[1.0, 0.0]]
+        assert documents_by(remote, frozenset({Head.DENSE}))(["one"]).dense.tolist() == [[1.0, 0.0]]
         assert len(asked) == 4
         remote.close()
 
@@ -134,7 +141,7 @@ def test_patience_ends():
     with answering([(429, {"retry-after": "100"}, b"busy now")]) as (url, _):
         remote = RemoteEmbedder(url, patience_s=1)
         with pytest.raises(ConnectionError, match=r"no answer within 1 s.*429: busy now"):
-            remote.embed(["one"])
+            documents_by(remote, frozenset({Head.DENSE}))(["one"])
         remote.close()
 
 
@@ -174,16 +181,15 @@ def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
     with answering([answer]) as (url, _):
         remote = RemoteEmbedder(url, patience_s=1)
         with pytest.raises(error, match=why):
-            remote.embed(["one"])
+            documents_by(remote, frozenset({Head.DENSE}))(["one"])
         remote.close()
 
 
 def test_a_sparse_vector_of_unequal_lengths_is_refused():
     with answering([(200, {}, [{"sparse": {"indices": [1, 2], "values": [0.5]}}])]) as (url, _):
         remote = RemoteEmbedder(url, patience_s=1)
-        remote.heads = frozenset({Head.SPARSE})
         with pytest.raises(BackendError, match="2 indices and 1 values"):
-            remote.embed(["one"])
+            documents_by(remote, frozenset({Head.SPARSE}))(["one"])
         remote.close()
 
 

@@ -19,6 +19,7 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreUnavailable
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
+from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.outputs import Embeddings
@@ -67,7 +68,7 @@ def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source)
         records = await points(store, with_vectors=True)
         assert ids_of(records) == Counter((f"d{i}", 0) for i in range(100))
         model, _ = written(tmp_path / "model")
-        wanted = ingest.embedder(model).embed([record.payload[TEXT] for record in records])
+        wanted = ingest.embedder(model).encode([record.payload[TEXT] for record in records], VECTORS, input_type="document")
         for row, record in enumerate(records):
             assert record.vector["sparse"].indices == wanted.sparse.row(row)[0].tolist()
             assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
@@ -201,10 +202,10 @@ def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(tmp_pat
         """The small model's, but for two texts: sparse lengths that differ, a vector that is not a number."""
 
         def __init__(self, inner) -> None:
-            self.inner, self.heads, self.name = inner, inner.heads, inner.name
+            self.inner = inner
 
-        def embed(self, texts) -> Embeddings:
-            found = self.inner.embed(texts)
+        def encode(self, texts, outputs, *, input_type) -> Embeddings:
+            found = self.inner.encode(texts, outputs, input_type=input_type)
             for row, text in enumerate(texts):
                 if text.startswith("nan"):
                     found.dense[row, 0] = float("nan")
