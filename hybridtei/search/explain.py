@@ -10,7 +10,7 @@ collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`)
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 from time import perf_counter_ns
 from typing import Any
@@ -22,7 +22,7 @@ from qdrant_client import models
 
 from hybridtei.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.outputs import Embeddings
-from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
+from hybridtei.search.options import Highlight, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query, score_requests
 from hybridtei.store.base import MULTIVECTOR, NAMES, PointId, Store, identity_of, in_order
 from hybridtei.text.tokenizer import Token
@@ -40,7 +40,7 @@ async def explain(
     options: SearchOptions,
     ids: Sequence[PointId],
 ) -> tuple[list[Stage], Scores]:
-    """(the stages, and for each of the points what each stage gave it). `request`: the one that answered."""
+    """(the stages, each stage's score of each of `ids`). `request`: the query whose points these are."""
     assert options.mode is not None
     scores: Scores = {identity: {} for identity in ids}
     stages: list[Stage] = []
@@ -49,81 +49,60 @@ async def explain(
         options, limit=candidates, offset=0, rescore=False, score_threshold=None, oversampling=None, with_payload=False
     )
 
-    async def ask(name: str, asked: models.QueryRequest) -> None:
+    async def run(name: str, stage: models.QueryRequest) -> None:
         began = perf_counter_ns()
-        points = in_order(await store.query(collection, asked))
+        points = in_order(await store.query(collection, stage))
         stages.append(Stage(name, (perf_counter_ns() - began) / 1e6, len(points)))
         for place, point in enumerate(points, 1):
-            known = scores.get(identity_of(point))
-            if known is not None:
-                known[name] = StageScore(point.score, place)
+            if (identity := identity_of(point)) in scores:
+                scores[identity][name] = StageScore(point.score, place)
 
     legs = _legs(request)
     for leg in legs:
         if leg != MULTIVECTOR or len(legs) == 1:
-            await ask(leg, hybrid_query(embedded, row, bare, mode=leg, k=None, weights=None, legs=None))
+            await run(leg, hybrid_query(embedded, row, bare, mode=leg, k=None, weights=None, legs=None))
     if options.mode not in NAMES:
-        await ask(options.mode, hybrid_query(embedded, row, bare))
+        await run(options.mode, hybrid_query(embedded, row, bare))
     await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] * options.rescore)], scores=scores)
     return stages, scores
 
 
 def _legs(request: models.QueryRequest) -> list[str]:
     """The vectors that take part, in the request's own order."""
-    found: list[str] = []
 
-    def walk(node: Any) -> None:
+    def walk(node: Any) -> Iterator[str]:
         for prefetch in node.prefetch or []:
-            walk(prefetch)
-        if node.using is not None and node.using not in found:
-            found.append(node.using)
+            yield from walk(prefetch)
+        if node.using is not None:
+            yield node.using
 
-    walk(request)
-    return found
+    return list(dict.fromkeys(walk(request)))
 
 
 async def _fill(store: Store, collection: str, embedded: Embeddings, *, row: int, legs: Sequence[str], scores: Scores) -> None:
     for leg in dict.fromkeys(legs):
-        missing = [identity for identity, known in scores.items() if leg not in known]
+        missing = [identity for identity, by_stage in scores.items() if leg not in by_stage]
         if not missing:
             continue
-        asked = score_requests(embedded, missing, row, legs=[leg])[leg]
-        given = {identity_of(point): point.score for point in await store.query(collection, asked)}
+        request = score_requests(embedded, missing, row, legs=[leg])[leg]
+        exact = {identity_of(point): point.score for point in await store.query(collection, request)}
         for identity in missing:
-            scores[identity][leg] = StageScore(given.get(identity, 0.0), None)
+            scores[identity][leg] = StageScore(exact.get(identity, 0.0), None)
 
 
 EXCERPT_CHARACTERS = 300
 MARK, BOLD, FAINT, PLAIN = "*", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
-def plain(found: SearchResult) -> dict[str, Any]:
-    """As JSON has it; what was not asked for is left out."""
-    return {
-        "mode": found.mode,
-        "hits": [_plain_hit(hit) for hit in found.hits],
-        "stages": [{**msgspec.structs.asdict(stage), "milliseconds": round(stage.milliseconds, 3)} for stage in found.stages],
-    }
-
-
-def _plain_hit(hit: SearchHit) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": hit.id, "score": float(hit.score), "payload": hit.payload}
-    if hit.highlights is not None:
-        told["highlights"] = [msgspec.structs.asdict(highlight) for highlight in hit.highlights]
-    if hit.scores is not None:
-        told["scores"] = {name: {"score": float(one.score), "rank": one.rank} for name, one in hit.scores.items()}
-    return told
-
-
-def as_json(found: SearchResult) -> str:
+def as_json(result: SearchResult) -> str:
     """A result as one line of JSON."""
-    return orjson.dumps(plain(found)).decode()
+    return orjson.dumps(result.as_dict()).decode()
 
 
-def in_words(found: SearchResult, options: SearchOptions, *, colours: bool = False) -> str:
+def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = False) -> str:
     """A few lines a hit. `colours`: for a terminal; else matching terms stand between asterisks."""
     lines: list[str] = []
-    for place, hit in enumerate(found.hits, options.offset + 1):
+    for place, hit in enumerate(result.hits, options.offset + 1):
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
         identity = hit.payload.get(DOCUMENT_ID) or hit.id
         lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]")
@@ -132,11 +111,11 @@ def in_words(found: SearchResult, options: SearchOptions, *, colours: bool = Fal
             lines.append(f"     {_marked(text, hit.highlights or [], colours)}")
         if hit.scores:
             lines.append("     " + "   ".join(_score(stage, one.score, one.rank) for stage, one in hit.scores.items()))
-    if not found.hits:
+    if not result.hits:
         lines.append("nothing was found")
     if options.explain:
         lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
-        lines.extend(f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}" for stage in found.stages)
+        lines.extend(f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}" for stage in result.stages)
     return "\n".join(lines)
 
 
@@ -181,20 +160,20 @@ def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[
     if not terms or not text:
         return []
     places = _characters(text)
-    found = [
+    stretches = sorted(
         (places(token.start), places(token.stop), terms[token.id])
         for token in tokens_of(text)
         if token.id in terms and token.start is not None and token.stop is not None
-    ]
-    merged = _merged(sorted(found))
+    )
+    merged = _merged(stretches)
     if len(merged) > MAX_HIGHLIGHTS:
         merged = sorted(nlargest(MAX_HIGHLIGHTS, merged, key=lambda stretch: stretch[2]))
     return [Highlight(start, end, text[start:end], weight) for start, end, weight in merged]
 
 
-def _merged(found: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+def _merged(stretches: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
     merged: list[tuple[int, int, float]] = []
-    for start, end, weight in found:
+    for start, end, weight in stretches:
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]), merged[-1][2] + weight)
         else:
@@ -210,15 +189,15 @@ def _characters(text: str) -> Callable[[int], int]:
     return lambda place: bisect_right(begins, place) - 1
 
 
-def excerpt(text: str, found: Sequence[Highlight], width: int) -> tuple[int, int]:
+def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int]:
     """(start, end) of the `width` characters that hold most weight, on borders of words."""
     if len(text) <= width:
         return 0, len(text)
-    if not found:
+    if not marks:
         return 0, _word_end(text, width)
-    best, last, most = found[0].start, found[0].end, -1.0
-    for one in found:
-        within = [other for other in found if one.start <= other.start and other.end <= one.start + width]
+    best, last, most = marks[0].start, marks[0].end, -1.0
+    for one in marks:
+        within = [other for other in marks if one.start <= other.start and other.end <= one.start + width]
         weight = sum(other.weight for other in within)
         if weight > most:
             best, last, most = one.start, max((other.end for other in within), default=one.end), weight

@@ -1,67 +1,62 @@
-"""Search in this process, without a server: an `Encoder` becomes what a `Searcher` asks, and a rank function.
-
-The encoder blocks, so it runs in a thread, one call at a time.
-"""
+"""Search in this process, without a server: an `Encoder` as the model or the reranker of a `Searcher`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
-from functools import cached_property
+from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from hybridtei.batch import Head
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.load import text_model
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.options import SearchOptions, SearchResult
-from hybridtei.search.searcher import QueryModel, Rank, Searcher
+from hybridtei.search.searcher import EmbedQueries, QueryModel, Rank, Searcher
 from hybridtei.store import open_store, with_default
 from hybridtei.store.base import Store
+from hybridtei.tasks.embed import Embedder
 from hybridtei.text.tokenizer import Token, Tokenizer
 
 
 def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     """An encoder as the model of a search; `model_id`: as it was when documents were embedded."""
-    alone = asyncio.Lock()
+
+    @cache  # of no arguments: read when first needed
+    def tokenizer() -> Tokenizer:
+        return text_model(encoder.spec, EngineConfig()).reader.tokenizer
+
+    def tokens_of(text: str) -> Sequence[Token]:
+        return tokenizer().tokens([text.lower() if encoder.spec.lowercase else text], add_special_tokens=False)[0]
+
+    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of)
+
+
+def embed_queries_by(embedder: Embedder) -> EmbedQueries:
+    """An embedder, which blocks, for a `Searcher`, which awaits: it runs in a thread, one call at a time."""
+    lock = asyncio.Lock()
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
-        async with alone:
-            return await asyncio.to_thread(encoder.encode, list(queries), sorted(heads), input_type="query")
+        async with lock:
+            return await asyncio.to_thread(embedder.encode, list(queries), sorted(heads), input_type="query")
 
-    return QueryModel(model_id, encoder.spec, embed, tokens_of=_Tokens(encoder.spec))
-
-
-class _Tokens:
-    """A text's tokens with their places, without prompts. The tokenizer is read when first needed."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return text_model(self._spec, EngineConfig()).reader.tokenizer
-
-    def __call__(self, text: str) -> Sequence[Token]:
-        read = text.lower() if self._spec.lowercase else text
-        return self._tokenizer.tokens([read], add_special_tokens=False)[0]
+    return embed
 
 
 def rank_by(encoder: Encoder) -> Rank:
-    """A loaded reranker as the last stage of a search. Raises InvalidInput if the model is none."""
+    """A loaded reranker as the last stage of a search. Raises InvalidInput for a model of another kind."""
     if encoder.spec.kind != "reranker":
         raise InvalidInput(f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors")
-    alone = asyncio.Lock()
+    lock = asyncio.Lock()
 
     async def rank(query: str, documents: Sequence[str]) -> Floats:
-        async with alone:
+        async with lock:
             ranked = await asyncio.to_thread(encoder.rerank, query, documents)
         scores = np.zeros(len(documents), np.float32)
         scores[[one.index for one in ranked]] = [one.score for one in ranked]
@@ -71,10 +66,10 @@ def rank_by(encoder: Encoder) -> Rank:
 
 
 class LocalSearch:
-    """Searches from plain code; it owns the store, and a thread with an event loop in which both work.
+    """Searches from synchronous code; it owns the store, and a thread whose event loop runs both.
 
-    So it also works in a notebook, or inside a coroutine, whose loop stands still until the answer is there: there, rather
-    `await Searcher(store, query_model(encoder, model_id)).search(…)`.
+    So it also works in a notebook, or inside a coroutine, whose event loop it blocks until the result is there: prefer
+    `await Searcher(store, query_model(encoder, model_id)).search(…)` there.
 
     >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
     ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
@@ -83,7 +78,7 @@ class LocalSearch:
     def __init__(
         self, encoder: Encoder, model_id: str, store: Store | StoreConfig | None = None, *, reranker: Encoder | None = None
     ) -> None:
-        """`store`: an open one, or where it is; by default the folder `./qdrant`."""
+        """`store`: an open store, or its settings; by default the folder `./qdrant`."""
         if store is None or isinstance(store, StoreConfig):
             opened = open_store(with_default(store or StoreConfig()))
             assert opened is not None
@@ -115,7 +110,7 @@ T = TypeVar("T")
 
 
 class OwnLoop:
-    """Begins with the first call and lasts until it is closed, so that what is opened in one call serves the next."""
+    """An event loop in a thread, from the first call until `close`: connections opened in one call serve the next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +119,7 @@ class OwnLoop:
         self._stop: asyncio.Event | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns, or raises. Interrupted (Ctrl-C), it is cancelled. The caller's thread waits meanwhile."""
+        """Returns or raises what the coroutine does, and blocks until then. Ctrl-C cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._started())
         try:
             return future.result()
@@ -133,7 +128,7 @@ class OwnLoop:
             raise
 
     def close(self) -> None:
-        """What still runs is cancelled, and the thread has ended."""
+        """Cancels what still runs, and ends the thread."""
         with self._lock:
             if self._loop is not None and self._stop is not None and self._thread is not None:
                 self._loop.call_soon_threadsafe(self._stop.set)

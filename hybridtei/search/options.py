@@ -1,4 +1,4 @@
-"""What can be asked of a search and what it answers: one set of fields for `/search`, the command and the library.
+"""Options and results of a search: one set of fields for `/search`, the command and the library.
 
 Imports msgspec and errors only, since the server's request structs and the command's flags are made of these.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hybridtei.errors import InvalidInput
 from hybridtei.store import MAX_LIMIT
@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
 class SearchFields(Struct, frozen=True, kw_only=True):
-    """What `/search`, the command and the library take alike; types and bounds are the wire's."""
+    """The fields that `/search`, the command and the library share; types and bounds are the wire's."""
 
     mode: Annotated[
         Mode | None, Meta(description="How candidates are found [default: rrf of dense and sparse, or what there is].")
@@ -45,7 +45,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     explain: Annotated[bool, Meta(description="What each stage scored, and how long it took.")] = False
 
     def check_page(self) -> None:
-        """Raises InvalidInput, naming the field, for a mode or page that cannot be asked for."""
+        """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
         if self.mode is not None and self.mode not in MODES:
             raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
         pages = (("limit", self.limit, 1), ("prefetch_limit", self.prefetch_limit, 1), ("offset", self.offset, 0))
@@ -84,7 +84,7 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
 
 
 class StageScore(Struct, frozen=True):
-    """What a stage gave a point, and its place from 1; no rank where it did not find the point and was asked for its score."""
+    """A stage's score of a point, and its place from 1; `rank` is None where the stage did not find the point."""
 
     score: float
     rank: int | None
@@ -100,7 +100,7 @@ class Highlight(Struct, frozen=True):
 
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):
-    """A point that was found. `score`: of the last stage. `scores`: of each stage, where an explanation was asked for."""
+    """A point that matches. `score`: of the last stage. `scores`: of each stage, where `explain` is set."""
 
     id: int | str
     score: float
@@ -108,9 +108,18 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
     highlights: list[Highlight] | None = None
     scores: dict[str, StageScore] | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """The hit as JSON has it; optional fields that are None are left out."""
+        fields: dict[str, Any] = {"id": self.id, "score": float(self.score), "payload": self.payload}
+        if self.highlights is not None:
+            fields["highlights"] = [structs.asdict(highlight) for highlight in self.highlights]
+        if self.scores is not None:
+            fields["scores"] = {name: {"score": float(one.score), "rank": one.rank} for name, one in self.scores.items()}
+        return fields
+
 
 class Stage(Struct, frozen=True):
-    """Something that was done, its time, and how many points came out of it."""
+    """A step of a search, its time, and how many points it returned."""
 
     name: str
     milliseconds: float
@@ -118,8 +127,13 @@ class Stage(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The best first. `stages`: what was done, in order; those of an explanation only where one was asked for."""
+    """The best first. `stages`: what was done, in order; those of an explanation only where `explain` is set."""
 
     hits: list[SearchHit]
     mode: Mode
     stages: list[Stage]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON has it; optional fields that are None are left out."""
+        stages = [{**structs.asdict(stage), "milliseconds": round(stage.milliseconds, 3)} for stage in self.stages]
+        return {"mode": self.mode, "hits": [hit.as_dict() for hit in self.hits], "stages": stages}

@@ -42,36 +42,36 @@ def hybrid_query(
     is named; fields of a reranker, highlights and explanations mean nothing here. A multi-vector's score is the sum over the
     query's vectors, except in `weighted`, which divides it by how many they are. Raises InvalidInput, naming the field.
     """
-    asked = msgspec.structs.replace(options or SearchOptions(), **fields)
-    asked.check_page()
-    mode = asked.mode or "rrf"
+    options = msgspec.structs.replace(options or SearchOptions(), **fields)
+    options.check_page()
+    mode = options.mode or "rrf"
     outer: dict[str, Any] = {
-        "limit": asked.limit,
-        "offset": asked.offset or None,
-        "filter": asked.query_filter,
-        "score_threshold": asked.score_threshold,
-        "with_payload": asked.with_payload if isinstance(asked.with_payload, bool) else list(asked.with_payload),
+        "limit": options.limit,
+        "offset": options.offset or None,
+        "filter": options.query_filter,
+        "score_threshold": options.score_threshold,
+        "with_payload": options.with_payload if isinstance(options.with_payload, bool) else list(options.with_payload),
         "with_vector": with_vectors if isinstance(with_vectors, bool) else list(with_vectors),
     }
-    vectors, params = _vectors(query, row), _params(asked.exact, asked.oversampling)
-    candidates = max(asked.prefetch_limit, asked.limit + asked.offset)
+    vectors, params = _vectors(query, row), _params(options.exact, options.oversampling)
+    candidates = max(options.prefetch_limit, options.limit + options.offset)
     if mode in NAMES:
-        _refuse(f"mode {mode!r}", k=asked.k, weights=asked.weights, legs=asked.legs)
+        _refuse(f"mode {mode!r}", k=options.k, weights=options.weights, legs=options.legs)
         vector = _vector(vectors, mode)
-        if not asked.rescore:
+        if not options.rescore:
             return models.QueryRequest(query=vector, using=mode, params=params, **outer)
         prefetch = [models.Prefetch(query=vector, using=mode, params=params, limit=candidates)]
         return models.QueryRequest(prefetch=prefetch, query=_vector(vectors, MULTIVECTOR), using=MULTIVECTOR, **outer)
     if mode != "rrf":
-        _refuse(f"mode {mode!r}", k=asked.k)
-    chosen, weighing = _legs(vectors, mode, asked.legs, asked.weights)
-    found = [models.Prefetch(query=vectors[leg], using=leg, params=params, limit=candidates) for leg in chosen]
+        _refuse(f"mode {mode!r}", k=options.k)
+    chosen, weighing = _legs(vectors, mode, options.legs, options.weights)
+    finders = [models.Prefetch(query=vectors[leg], using=leg, params=params, limit=candidates) for leg in chosen]
     if mode == "weighted":
-        found = _scored_by_each(vectors, chosen, found, candidates)
-    fusion = _fusion(vectors, mode, asked.k, chosen, weighing)
-    if not asked.rescore:
-        return models.QueryRequest(prefetch=found, query=fusion, **outer)
-    fused = [models.Prefetch(prefetch=found, query=fusion, limit=candidates)]
+        finders = _scored_by_each(vectors, chosen, finders, candidates)
+    fusion = _fusion(vectors, mode, options.k, chosen, weighing)
+    if not options.rescore:
+        return models.QueryRequest(prefetch=finders, query=fusion, **outer)
+    fused = [models.Prefetch(prefetch=finders, query=fusion, limit=candidates)]
     return models.QueryRequest(prefetch=fused, query=_vector(vectors, MULTIVECTOR), using=MULTIVECTOR, **outer)
 
 
@@ -82,15 +82,15 @@ def score_requests(
 
     A point that a sparse answer leaves out shares no index with the query: its score is 0.
     """
-    wanted = sorted(set(ids), key=lambda given: (isinstance(given, str), given))
+    unique = sorted(set(ids), key=lambda identity: (isinstance(identity, str), identity))
     vectors = _vectors(query, row)
-    only = models.Filter(must=[models.HasIdCondition(has_id=list(wanted))])
+    only = models.Filter(must=[models.HasIdCondition(has_id=list(unique))])
     return {
         leg: models.QueryRequest(
             query=_vector(vectors, leg),
             using=leg,
             filter=only,
-            limit=max(len(wanted), 1),
+            limit=max(len(unique), 1),
             params=models.SearchParams(exact=True),
             with_payload=False,
         )
@@ -98,8 +98,8 @@ def score_requests(
     }
 
 
-def _refuse(where: str, **given: object) -> None:
-    for field, value in given.items():
+def _refuse(where: str, **fields: object) -> None:
+    for field, value in fields.items():
         if value is not None:
             raise InvalidInput(f"`{field}` means nothing in {where}")
 
@@ -221,27 +221,27 @@ def _fusion(vectors: Mapping[str, Any], mode: str, k: int | None, legs: Sequence
     return models.FormulaQuery(formula=models.SumExpression(sum=terms), defaults=defaults)
 
 
-def filter_from(given: Any, field: str = "filter") -> models.Filter | None:
+def filter_from(value: Any, field: str = "filter") -> models.Filter | None:
     """An object (or its JSON) -> a filter; None stays None. Raises InvalidInput, naming the place."""
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, str | bytes):
+    if isinstance(value, str | bytes):
         try:
-            given = orjson.loads(given)
+            value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"`{field}` is not JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(given).__name__}")
-    if _depth(given) > MAX_DEPTH:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(value).__name__}")
+    if _depth(value) > MAX_DEPTH:
         raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
     try:
-        size = len(orjson.dumps(given))
+        size = len(orjson.dumps(value))
     except TypeError as error:  # a number beyond 64 bits
         raise InvalidInput(f"`{field}` cannot be read: {error}") from None
     if size > MAX_FILTER_BYTES:
         raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
     try:
-        return models.Filter.model_validate(given)
+        return models.Filter.model_validate(value)
     except ValidationError as error:
         raise InvalidInput(_message(error, field)) from None
 

@@ -1,8 +1,8 @@
-"""A query's way through a collection: embed, find, fuse, rescore, rerank, and tell why.
+"""A query's way through a collection: embed, find, fuse, rescore, rerank, explain.
 
-Asks a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the command line, the
-HTTP routes and the evaluation all search by this one. `offset` pages through what was reranked, so with a reranker all of it is
-ranked again for each page.
+`Searcher` calls a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the
+command line, the HTTP routes and the evaluation all search by it. `offset` pages through reranked points, so with a reranker
+all of them are ranked again for each page.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ NANOSECONDS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class QueryModel:
-    """The model that embeds queries: who it is, what it says of itself, and how to ask it.
-
-    `tokens_of`: for highlights; `aside`: runs what would hold up the event loop.
-    """
+    """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop."""
 
     model_id: str
     spec: ModelSpec
@@ -65,7 +62,7 @@ class QueryModel:
 class Searcher:
     """Searches collections of a store by one model.
 
-    `unlabelled`: also those that do not say whose vectors they hold; `budget`: of all payloads that it finds.
+    `unlabelled`: also those without a model's label in their metadata. `budget`: bytes of all payloads together.
     """
 
     def __init__(
@@ -82,30 +79,33 @@ class Searcher:
         self._budget = budget
         self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
+        self._searchable: dict[str, CollectionSchema] = {}  # the schemas that were checked last
 
     async def schema(self, collection: str) -> CollectionSchema:
         """The collection's, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
         schema = await self._schemas.of(collection)
-        check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+        if self._searchable.get(collection) is not schema:
+            check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+            self._searchable[collection] = schema
         return schema
 
     async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
         """Every vector of the queries that the collection can be searched by, one row a query, from one pass."""
         schema = await self.schema(collection)
-        found = await self.model.embed(queries, common_heads(schema, self.model.spec))
-        return fitted(found, schema)
+        return fitted(await self.model.embed(queries, common_heads(schema, self.model.spec)), schema)
 
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
     ) -> SearchResult:
-        """Embed a query and find what it is about; `rank` has the last word, if given.
+        """Embed a query and find points; `rank`, if not None, orders them at last.
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
         """
         began = perf_counter_ns()
         embedded = await self.embed(collection, [query])
-        found = await self.find(collection, query, embedded, 0, options, rank=rank)
-        return msgspec.structs.replace(found, stages=[Stage("embed", since(began), 1), *found.stages])
+        embedding = Stage("embed", since(began), 1)
+        result = await self.find(collection, query, embedded, 0, options, rank=rank)
+        return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
     async def find(
         self,
@@ -117,13 +117,11 @@ class Searcher:
         *,
         rank: Rank | None = None,
     ) -> SearchResult:
-        """The same for a query that is embedded already, as one row of several.
+        """Find points for a query that is embedded already, as one row of several.
 
-        Equal scores stand in the order of ids, as far as `pages.page_of` can see to it.
+        Equal scores stand in the order of ids, as far as `store.base.page_of` can settle them. Raises what `search` raises.
         """
-        options = options or SearchOptions()
-        schema = await self.schema(collection)
-        options = self._settled(options, schema)
+        options = self._settled(options or SearchOptions(), await self.schema(collection))
         assert options.mode is not None
         if rank is not None:
             options.check_reranked()
@@ -131,23 +129,23 @@ class Searcher:
         request = _request(options, embedded, row, ranked=rank is not None)
         points = await page_of(self.store, collection, request, budget=self._budget)
         stages = [Stage("search", since(began), len(points))]
-        told: dict[PointId, dict[str, StageScore]] = {}
         if rank is not None:
             began = perf_counter_ns()
             points = await _reranked(points, query, rank, options.text_field)
             stages.append(Stage("rerank", since(began), len(points)))
-        page = points[options.offset : options.offset + options.limit] if rank is not None else points
+            points = points[options.offset : options.offset + options.limit]
+        scores: dict[PointId, dict[str, StageScore]] = {}
         if options.explain:
-            ids = [identity_of(point) for point in page]
-            described, told = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
-            stages = [*described, *stages]
-            last = "rerank" if rank is not None else MULTIVECTOR if options.rescore else None
-            for place, point in enumerate(page if last else [], options.offset + 1):
-                told[identity_of(point)][last or ""] = StageScore(point.score, place)
-        return SearchResult(await self._hits(page, embedded, row, options, told), options.mode, stages)
+            ids = [identity_of(point) for point in points]
+            explained, scores = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
+            stages = [*explained, *stages]
+            if last := "rerank" if rank is not None else MULTIVECTOR if options.rescore else None:
+                for place, point in enumerate(points, options.offset + 1):
+                    scores[identity_of(point)][last] = StageScore(point.score, place)
+        return SearchResult(await self._hits(points, embedded, row, options, scores), options.mode, stages)
 
     def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
-        """With what the model says of itself, and the collection of itself, where nothing was asked."""
+        """The options with a mode and weights: by default, those of the collection's vectors and of the checkpoint."""
         has = common_heads(schema, self.model.spec)
         mode = options.mode
         if mode is None:
@@ -164,16 +162,16 @@ class Searcher:
         embedded: Embeddings,
         row: int,
         options: SearchOptions,
-        told: Mapping[PointId, dict[str, StageScore]],
+        scores: Mapping[PointId, dict[str, StageScore]],
     ) -> list[SearchHit]:
-        def made(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
-            return [self._hit(point, embedded, row, options, told.get(identity_of(point))) for point in points]
+        def hits_of(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
+            return [self._hit(point, embedded, row, options, scores.get(identity_of(point))) for point in points]
 
         if not options.highlights:
-            return made(page)
+            return hits_of(page)
         hits: list[SearchHit] = []
         for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
-            hits += await self.model.aside(partial(made, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
+            hits += await self.model.aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
 
     def _hit(
@@ -202,12 +200,12 @@ class Searcher:
 
 
 def since(began_ns: int) -> float:
-    """Milliseconds that have passed."""
+    """Milliseconds that have passed since `began_ns`."""
     return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
 
 
 def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: bool) -> models.QueryRequest:
-    """The last question to the store. What a reranker or a highlight needs of a point comes with it."""
+    """The query for the store, with the payload and vectors that a reranker or highlights need."""
     assert options.mode is not None
     limit, offset = options.limit, options.offset
     if ranked:  # checked as they are, before they are put together

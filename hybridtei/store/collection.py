@@ -6,6 +6,8 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from qdrant_client import models
@@ -124,6 +126,12 @@ def schema_for(
 def tokenizer_sha256(spec: ModelSpec) -> str:
     """Of the tokenizer's file: equal hashes mean equal token ids, which are the dimensions of sparse vectors."""
     file = spec.folder / "tokenizer.json"
+    return _file_sha256(file, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@lru_cache
+def _file_sha256(file: Path, modified_ns: int) -> str:
+    """Cached while the file is unchanged: every search compares it."""
     require(file)
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

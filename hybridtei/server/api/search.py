@@ -223,13 +223,11 @@ def ranker(models: Models, wanted: bool | str) -> Rank | None:
 
 
 def _result(context: Context, found: SearchResult, usage: Usage) -> dict[str, Any]:
-    from hybridtei.search.explain import plain
-
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
-    told = plain(found)
-    told["stages"] = [{"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}, *told["stages"]]
-    return {"model": context.served_name, **told}
+    fields = found.as_dict()
+    embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
+    return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]]}
 
 
 async def embed_documents(
