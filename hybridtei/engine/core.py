@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.scheduler import (
@@ -25,12 +25,18 @@ from hybridtei.engine.scheduler import (
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.cpu import LaneKind
 
+if TYPE_CHECKING:
+    import asyncio
+
 LOOK_AHEAD = 512  # waiting sequences that one choice considers
 
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One request inside the engine: its sequences, and what has come back for them so far."""
+    """One request from submit to join: its sequences, the outputs that have come back, its times, and the future of its caller.
+
+    `waiter`: set by an engine whose caller awaits the request; the core itself never touches it.
+    """
 
     encodings: Sequence[Encoding]
     heads: frozenset[Head]
@@ -39,7 +45,8 @@ class EngineRequest:
     error: BaseException | None = None
     queue_ns: int = 0
     inference_ns: int = 0
-    _parts: list[tuple[list[int], HeadOutputs]] = field(default_factory=list)
+    waiter: asyncio.Future[None] | None = None
+    _parts: list[tuple[Sequence[int], HeadOutputs]] = field(default_factory=list)
     _missing: int = 0
 
     def __post_init__(self) -> None:
@@ -49,7 +56,13 @@ class EngineRequest:
     def done(self) -> bool:
         return self._missing == 0 or self.error is not None
 
-    def keep(self, places: list[int], outputs: HeadOutputs) -> None:
+    def wake(self, error: BaseException | None = None) -> None:
+        """Resume the caller, on its event loop, with `error` if there is one; nothing if it has been resumed or cancelled."""
+        if self.waiter is not None and not self.waiter.done():
+            self.error = error or self.error
+            self.waiter.set_result(None)
+
+    def keep(self, places: Sequence[int], outputs: HeadOutputs) -> None:
         """Take in the outputs of some of its sequences."""
         self._parts.append((places, outputs))
         self._missing -= len(places)

@@ -1,10 +1,10 @@
 """The lanes of one device: threads that take batches from the engines of all models on it, fairly by tokens.
 
-Among models with work it is the turn of the one that was served the fewest tokens; its `EngineCore` says what a pass computes.
+Among models with work, the one that was served the fewest tokens is next; its `EngineCore` decides what a pass computes.
 A failed pass fails its own callers; a lane that dies of anything else fails every waiter of every model, and flips health.
 
-A pass that takes longer than it may fails its callers and flips health until it returns. It keeps its lane, since nothing can
-interrupt it; while all lanes are kept so, nobody is let wait for them.
+A pass that takes longer than `pass_timeout` fails its callers and flips health until it returns. It keeps its lane, since
+nothing can interrupt it; while all lanes are kept like this, every waiting request fails.
 
 A GPU's backend takes a batch or more ahead of its lanes: one is packed and launched while another runs.
 """
@@ -33,22 +33,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Member:
-    """One model on a device, and what lanes tell it: a batch was looked for; requests are complete; no lane is left."""
+class ModelInstance:
+    """One model on a device, and the callbacks of its lanes.
+
+    `on_take`: a lane looked for a batch, and took one or none; called under the device's lock. `on_complete`: requests are
+    complete. `on_death`: no lane is left.
+    """
 
     core: EngineCore
     backend: Backend
-    looked: Callable[[Batch | None], None]
-    finished: Callable[[Sequence[EngineRequest]], None]
-    died: Callable[[BackendError], None]
+    on_take: Callable[[Batch | None], None]
+    on_complete: Callable[[Sequence[EngineRequest]], None]
+    on_death: Callable[[BackendError], None]
     healthy: bool = True
-    served_tokens: int = 0  # virtual: what an idle model did not use is not owed to it
+    served_tokens: int = 0  # virtual: an idle model is owed nothing for what it did not use
     running: int = 0
     overdue: int = 0  # of those that run
-    entered: set[int] = field(default_factory=set)  # lanes that its backend knows
+    entered: set[int] = field(default_factory=set)  # threads that have called its backend's `enter_lane`
 
     def enter(self, kind: LaneKind) -> None:
-        """Make the calling lane known to the backend, once."""
+        """Call `Backend.enter_lane` once for each thread."""
         lane = threading.get_ident()
         if lane not in self.entered:
             self.backend.enter_lane(kind)
@@ -56,18 +60,17 @@ class Member:
 
 
 @dataclass(eq=False, slots=True)
-class _Pass:
-    """A batch on a lane."""
+class _InFlightBatch:
+    """A batch that a lane computes."""
 
-    member: Member
+    instance: ModelInstance
     batch: Batch
     began_ns: int = field(default_factory=perf_counter_ns)
-    given_up: bool = False
+    abandoned: bool = False
     ended: bool = False
 
-    def told(self) -> str:
-        """What it is doing."""
-        backend, packed = self.member.backend, self.batch.packed
+    def describe(self) -> str:
+        backend, packed = self.instance.backend, self.batch.packed
         seconds = (perf_counter_ns() - self.began_ns) / 1e9
         return (
             f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest {packed.max_seqlen}, for "
@@ -91,7 +94,7 @@ class Device:
         self.dead: BackendError | None = None
         self._niceness = bulk_niceness if LaneKind.EXPRESS in lanes else 0
         self._work = {kind: threading.Condition(self.lock) for kind in set(lanes)}
-        self._members: list[Member] = []
+        self._instances: list[ModelInstance] = []
         self._left = threading.Condition(self.lock)
         self._closing = False
         self._pass_timeout = pass_timeout
@@ -107,7 +110,7 @@ class Device:
 
     @property
     def stuck(self) -> bool:
-        """Whether every lane is kept by a pass that should have ended."""
+        """Whether every lane is kept by an overdue pass."""
         return self.overdue >= len(self._threads)
 
     def start(self) -> None:
@@ -119,8 +122,11 @@ class Device:
                 thread.start()
 
     def stop(self, seconds: float = inf) -> None:
-        """Let running batches end, then the lanes; not those that should have ended long ago, nor those that take longer than
-        `seconds`. Whoever still waits should have been failed by then."""
+        """End the lanes once their running batches have ended; overdue batches, and those that take longer than `seconds`, are
+        left.
+
+        Requests that still wait must have been failed before.
+        """
         end = monotonic() + seconds
         with self.lock:
             self._closing = True
@@ -130,30 +136,29 @@ class Device:
                 thread.join(JOIN_SECONDS)
         self._watchdog.stop()
 
-    def join(self, member: Member) -> None:
-        """A model whose queue is served from now on."""
+    def join(self, instance: ModelInstance) -> None:
+        """Serve a model's queue from now on."""
         with self.lock:
-            member.served_tokens = min((other.served_tokens for other in self._members), default=0)
-            self._members.append(member)
+            instance.served_tokens = min((other.served_tokens for other in self._instances), default=0)
+            self._instances.append(instance)
             running = self.alive
-            while self._ahead < getattr(member.backend, "ahead", 0):
+            while self._ahead < getattr(instance.backend, "ahead", 0):
                 self._ahead += 1
                 self._threads.append(self._thread(LaneKind.BULK, f"ahead-{self._ahead}"))
                 if running:
                     self._threads[-1].start()
 
-    def leave(self, member: Member, seconds: float | None = None) -> None:
-        """Waits until no batch of it runs, but for those that should have ended, at most so long; its queue is not served any
-        more."""
+    def leave(self, instance: ModelInstance, seconds: float | None = None) -> None:
+        """Serve a model's queue no more, and wait up to `seconds` until none of its batches runs but overdue ones."""
         with self.lock:
-            if member in self._members:
-                self._members.remove(member)
-            self._left.wait_for(lambda: member.running <= member.overdue or self.dead is not None, seconds)
+            if instance in self._instances:
+                self._instances.remove(instance)
+            self._left.wait_for(lambda: instance.running <= instance.overdue or self.dead is not None, seconds)
 
-    def added(self, member: Member) -> None:
-        """Something was added to a model's queue; the caller holds the lock."""
+    def added(self, instance: ModelInstance) -> None:
+        """Wake a lane for what was added to a model's queue; the caller holds the lock."""
         for kind, condition in self._work.items():
-            if member.core.waiting(kind):
+            if instance.core.waiting(kind):
                 condition.notify()
 
     def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
@@ -163,117 +168,119 @@ class Device:
         try:
             if kind is LaneKind.BULK and self._niceness and not lower_priority(self._niceness):
                 log.warning("the operating system refuses a lower priority to bulk work; it runs at the same as the rest")
-            for member in [*self._members]:
-                member.enter(kind)
+            for instance in [*self._instances]:
+                instance.enter(kind)
             while (work := self._next(kind)) is not None:
-                member, batch = work
-                member.enter(kind)
-                member.finished(self._run(member, batch))
-        except BaseException as error:  # a defect of ours: nobody may wait for ever because of it
+                instance, batch = work
+                instance.enter(kind)
+                instance.on_complete(self._run(instance, batch))
+        except BaseException as error:  # a defect in this package: no request may wait for ever because of it
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 
-    def _next(self, kind: LaneKind) -> tuple[Member, Batch] | None:
-        """Waits for work; None when the device closes."""
+    def _next(self, kind: LaneKind) -> tuple[ModelInstance, Batch] | None:
+        """Wait for a batch; return None when the device closes."""
         with self.lock:
             while True:
                 now = perf_counter_ns()
-                for member in sorted(self._members, key=lambda member: member.served_tokens):
-                    batch = member.core.take(now, kind)
-                    member.looked(batch)
+                for instance in sorted(self._instances, key=lambda instance: instance.served_tokens):
+                    batch = instance.core.take(now, kind)
+                    instance.on_take(batch)
                     if batch is not None:
-                        self._account(member, batch)
-                        return member, batch
+                        self._account(instance, batch)
+                        return instance, batch
                 if self._closing:
                     return None
                 self._work[kind].wait()
 
-    def _account(self, member: Member, batch: Batch) -> None:
-        busy = [other.served_tokens for other in self._members if other is not member and (other.running or len(other.core))]
-        member.served_tokens = max(member.served_tokens, min(busy, default=0)) + len(batch.packed.input_ids)
-        member.running += 1
-        if member.core.waiting(batch.kind):  # one request may fill many batches: wake the next lane too
+    def _account(self, instance: ModelInstance, batch: Batch) -> None:
+        busy = [
+            other.served_tokens for other in self._instances if other is not instance and (other.running or len(other.core))
+        ]
+        instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + len(batch.packed.input_ids)
+        instance.running += 1
+        if instance.core.waiting(batch.kind):  # one request may fill many batches: wake the next lane too
             self._work[batch.kind].notify()
 
-    def _run(self, member: Member, batch: Batch) -> list[EngineRequest]:
-        one = _Pass(member, batch)
-        watched = self._watchdog.begin(partial(self._give_up, one))
+    def _run(self, instance: ModelInstance, batch: Batch) -> list[EngineRequest]:
+        one = _InFlightBatch(instance, batch)
+        watched = self._watchdog.begin(partial(self._abandon, one))
         try:
-            parts = batch.split(member.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
+            parts = batch.split(instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
         except DeviceLost:  # nor will any other pass succeed
             raise
         except PartlyFailed as error:
             return self._settle_partly(one, error)
-        except Exception as error:  # whatever a backend raises is this batch's misfortune only
+        except Exception as error:  # whatever a backend raises fails this batch only
             log.error("a batch of %d failed: %s", len(batch.packed), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
             with self.lock:
                 self._ended(one, healthy=False)
-                return [] if one.given_up else member.core.fail(batch, failure)
+                return [] if one.abandoned else instance.core.fail(batch, failure)
         finally:
             self._watchdog.end(watched)
         with self.lock:
             self._ended(one, healthy=True)
-            return [] if one.given_up else member.core.settle(batch, parts, perf_counter_ns())
+            return [] if one.abandoned else instance.core.settle(batch, parts, perf_counter_ns())
 
-    def _settle_partly(self, one: _Pass, error: PartlyFailed) -> list[EngineRequest]:
-        """Those whose sequences were computed get them; only the others fail."""
-        batch, member = one.batch, one.member
+    def _settle_partly(self, one: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
+        """Settle the sequences that were computed; only the other requests fail."""
+        batch, instance = one.batch, one.instance
         computed = set(error.rows)
         log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.packed), error)
         parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
         failed = replace(batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]).callers
         with self.lock:
             self._ended(one, healthy=True)
-            if one.given_up:
+            if one.abandoned:
                 return []
             for request, _ in failed:
                 request.error = BackendError(str(error))
-            complete = member.core.settle(batch, parts, perf_counter_ns())
+            complete = instance.core.settle(batch, parts, perf_counter_ns())
             return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
 
-    def _give_up(self, one: _Pass) -> None:
-        """A pass has not ended in time: nobody is left waiting for it, nor for lanes that will not come."""
-        member, failed = one.member, dict[Member, list[EngineRequest]]()
+    def _abandon(self, one: _InFlightBatch) -> None:
+        """Fail the requests of a pass that has not ended in time; and all others, once no lane is free to serve them."""
+        instance, failed = one.instance, dict[ModelInstance, list[EngineRequest]]()
         with self.lock:
             if one.ended:
                 return
-            failure = PassOverdue(f"{one.told()}, more than {self._pass_timeout:g} (pass-timeout)")
+            failure = PassOverdue(f"{one.describe()}, more than {self._pass_timeout:g} (pass-timeout)")
             log.critical("%s; its requests fail, and so does /health until it returns", failure)
-            one.given_up, member.healthy = True, False
-            member.overdue += 1
+            one.abandoned, instance.healthy = True, False
+            instance.overdue += 1
             self.overdue += 1
-            failed[member] = member.core.fail(one.batch, failure)
+            failed[instance] = instance.core.fail(one.batch, failure)
             if self.stuck:
-                for other in self._members:
+                for other in self._instances:
                     failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
             self._left.notify_all()
         for each, requests in failed.items():
-            each.finished(requests)
+            each.on_complete(requests)
 
-    def _ended(self, one: _Pass, *, healthy: bool) -> None:
-        member = one.member
+    def _ended(self, one: _InFlightBatch, *, healthy: bool) -> None:
+        instance = one.instance
         one.ended = True
-        if one.given_up:
-            member.overdue -= 1
+        if one.abandoned:
+            instance.overdue -= 1
             self.overdue -= 1
-            log.warning("%s, and has ended", one.told())
-        member.healthy = healthy
-        member.running -= 1
-        if not member.running:
+            log.warning("%s, and has ended", one.describe())
+        instance.healthy = healthy
+        instance.running -= 1
+        if not instance.running:
             self._left.notify_all()
 
     def _die(self, failure: BackendError) -> None:
         with self.lock:
             self.dead = failure
             self._closing = True
-            members = [*self._members]
-            for member in members:
-                member.core.fail_all(failure)
+            instances = [*self._instances]
+            for instance in instances:
+                instance.core.fail_all(failure)
             self._wake_all()
             self._left.notify_all()
-        for member in members:
-            member.died(failure)
+        for instance in instances:
+            instance.on_death(failure)
 
     def _wake_all(self) -> None:
         for condition in self._work.values():
@@ -302,14 +309,14 @@ class Watchdog:
         self._closed.set()
 
     def begin(self, overdue: Callable[[], object]) -> int:
-        """Something begins; the number that `end` wants. `overdue`: called from the watchdog's thread, at most once."""
+        """Begin a piece of work; return its number for `end`. `overdue`: called from the watchdog's thread, at most once."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._watched[number] = (self._clock() + self._seconds, overdue)
             return number
 
     def end(self, number: int) -> None:
-        """It has ended; no call begins from now on."""
+        """End a piece of work; `overdue` is not called from now on."""
         with self._lock:
             self._watched.pop(number, None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter_ns
 from typing import Protocol
@@ -20,11 +20,10 @@ from threadpoolctl import threadpool_limits
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
 from hybridtei.engine.core import Batch, EngineCore, EngineRequest
-from hybridtei.engine.device import Device, Member
+from hybridtei.engine.device import Device, ModelInstance
 from hybridtei.engine.scheduler import LEAST_SHARE_TOKENS, ResultCache
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
-from hybridtei.outputs import HeadOutputs, Timings
 
 
 class BatchMetrics:
@@ -86,7 +85,7 @@ class EngineClient(Protocol):
 
     async def stop(self, seconds: float | None = None) -> None: ...
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]: ...
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest: ...
 
     async def check_health(self) -> None: ...
 
@@ -102,15 +101,15 @@ class Engine:
         self._cache = cache
         self._backend = backend
         self._device = device
-        self._member = Member(core, backend, self._looked, self._finished, self._died)
-        self._waiters: dict[EngineRequest, asyncio.Future[None]] = {}
+        self._instance = ModelInstance(core, backend, self._on_take, self._on_complete, self._on_death)
+        self._open: set[EngineRequest] = set()  # whose callers wait
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
     async def start(self) -> None:
         """Join the device; futures will be resolved on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._device.join(self._member)
+        self._device.join(self._instance)
 
     @property
     def dead(self) -> BackendError | None:
@@ -120,20 +119,21 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a pass of the model runs."""
-        return self._member.running > 0
+        return self._instance.running > 0
 
     async def stop(self, seconds: float | None = None) -> None:
         """Fail what still waits, and let running batches end, at most for so long."""
         with self._device.lock:
             self._closing = True
             failed = self._core.fail_all(Unhealthy())
-        self._wake(failed)
-        await asyncio.to_thread(self._device.leave, self._member, seconds)
+        _wake(failed)
+        await asyncio.to_thread(self._device.leave, self._instance, seconds)
         if not self.busy:  # under a pass that does not end, the weights stay where they are
             self._backend.close()
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
-        """Outputs of all encodings, in their order. Raises BackendError if a pass fails, Unhealthy when closing.
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
+        """Queue a request and return it once all its outputs are there. Raises BackendError if a pass fails, and Unhealthy when
+        closing.
 
         Cancelling the caller takes what has not run out of the queue.
         """
@@ -144,25 +144,27 @@ class Engine:
             self.metrics.queued.set(len(self._core))
             self.metrics.saved(self._core, self._cache)
             if request.done:  # all of it was in the cache
-                return request.outputs(), request.timings()
-            arrived = asyncio.get_running_loop().create_future()
-            self._waiters[request] = arrived  # before a lane can be done with it
-            self._device.added(self._member)
+                return request
+            request.waiter = asyncio.get_running_loop().create_future()  # before a lane can be done with it
+            self._open.add(request)
+            self._device.added(self._instance)
         try:
-            await arrived
+            await request.waiter
         except asyncio.CancelledError:
             request.cancelled = True
             self.metrics.dropped.add()
             raise
         finally:
-            self._waiters.pop(request, None)
-        return request.outputs(), request.timings()
+            self._open.discard(request)
+        if request.error is not None:
+            raise request.error
+        return request
 
     async def check_health(self) -> None:
         """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
-        if self._closing or self._device.dead is not None or self._member.overdue or not self._device.alive:
+        if self._closing or self._device.dead is not None or self._instance.overdue or not self._device.alive:
             raise Unhealthy
-        if self._member.healthy:
+        if self._instance.healthy:
             return
         spec = self._backend.spec
         probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))
@@ -171,29 +173,28 @@ class Engine:
         except BackendError as error:
             raise Unhealthy from error
 
-    def _looked(self, batch: Batch | None) -> None:
+    def _on_take(self, batch: Batch | None) -> None:
         self.metrics.queued.set(len(self._core))
         if batch is not None:
             self.metrics.taken(batch, self._core.max_tokens)
 
-    def _finished(self, requests: Sequence[EngineRequest]) -> None:
+    def _on_complete(self, requests: Sequence[EngineRequest]) -> None:
         if requests and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, requests)
+            self._loop.call_soon_threadsafe(_wake, requests)
 
-    def _died(self, error: BackendError) -> None:
+    def _on_death(self, error: BackendError) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._fail_waiters, error)
+            self._loop.call_soon_threadsafe(self._fail_open, error)
 
-    def _fail_waiters(self, error: BackendError) -> None:
-        for request in self._waiters:
+    def _fail_open(self, error: BackendError) -> None:
+        for request in self._open:
             request.error = error
-        self._wake(list(self._waiters))
+        _wake(self._open)
 
-    def _wake(self, requests: Sequence[EngineRequest]) -> None:
-        for request in requests:
-            arrived = self._waiters.get(request)
-            if arrived is not None and not arrived.done():
-                arrived.set_result(None)
+
+def _wake(requests: Iterable[EngineRequest]) -> None:
+    for request in requests:
+        request.wake()
 
 
 def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:

@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 from hybridtei import errors
 from hybridtei.batch import Encoding, Head, Ids, PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.engine.core import EngineRequest
 from hybridtei.engine.engine import BatchMetrics, EngineClient
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.outputs import HeadOutputs, Timings
+from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
 from hybridtei.system.frames import PREFIX, decode, encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunMessage:
-    """`Encoding`s end to end; `token_type_ids` only where there are any."""
+    """An `EngineRequest` on the wire: its encodings end to end, which costs less than one record each."""
 
     number: int
     heads: frozenset[Head]
@@ -40,12 +41,13 @@ class RunMessage:
     unseen: list[int]
 
     @classmethod
-    def of(cls, number: int, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> RunMessage:
+    def of(cls, number: int, request: EngineRequest) -> RunMessage:
+        encodings = request.encodings
         types = [encoding.token_type_ids for encoding in encodings]
         return cls(
             number,
-            heads,
-            now_ns,
+            request.heads,
+            request.added_ns,
             _joined([encoding.input_ids for encoding in encodings]),
             None if all(one is None for one in types) else _joined([_types(encoding) for encoding in encodings]),
             [len(encoding) for encoding in encodings],
@@ -78,11 +80,12 @@ class CancelMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoneMessage:
-    """A request's answer; a probe's has no outputs."""
+    """A request's outputs, and its times summed over its sequences; a probe's has neither."""
 
     number: int
     outputs: HeadOutputs
-    timings: Timings
+    queue_ns: int = 0
+    inference_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class RemoteEngine:
         self.dead: BackendError | None = None
         self._channel = Channel(self._received, self._cut)
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[tuple[HeadOutputs, Timings]]] = {}
+        self._requests: dict[int, EngineRequest] = {}
         self._closed = False
 
     @property
@@ -157,38 +160,42 @@ class RemoteEngine:
         self._fail()
         self._channel.close()
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, Timings]:
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
         """See `Engine.run`. Raises Unhealthy if the engine is gone."""
-        number = next(self._numbers)
-        return await self._answer(number, RunMessage.of(number, encodings, heads, now_ns))
+        request, number = EngineRequest(encodings, heads, now_ns), next(self._numbers)
+        await self._ask(RunMessage.of(number, request), request)
+        return request
 
     async def check_health(self) -> None:
         """See `Engine.check_health`."""
-        number = next(self._numbers)
-        await self._answer(number, ProbeMessage(number))
+        await self._ask(ProbeMessage(next(self._numbers)), EngineRequest((), frozenset(), 0))
 
-    async def _answer(self, number: int, question: RunMessage | ProbeMessage) -> tuple[HeadOutputs, Timings]:
+    async def _ask(self, message: RunMessage | ProbeMessage, request: EngineRequest) -> None:
         if self._closed:
             raise Unhealthy
-        arrived: asyncio.Future[tuple[HeadOutputs, Timings]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = arrived
-        self._channel.send(question)
+        request.waiter = asyncio.get_running_loop().create_future()
+        self._requests[message.number] = request
+        self._channel.send(message)
         try:
-            return await arrived
+            await request.waiter
         except asyncio.CancelledError:
-            self._channel.send(CancelMessage(number))
+            self._channel.send(CancelMessage(message.number))
             raise
         finally:
-            self._waiting.pop(number, None)
+            self._requests.pop(message.number, None)
+        if request.error is not None:
+            raise request.error
 
-    def _received(self, answer: DoneMessage | FailedMessage) -> None:
-        arrived = self._waiting.get(answer.number)
-        if arrived is None or arrived.done():  # its caller has left
+    def _received(self, message: DoneMessage | FailedMessage) -> None:
+        request = self._requests.get(message.number)
+        if request is None:  # its caller has left
             return
-        if isinstance(answer, FailedMessage):
-            arrived.set_exception(answer.error())
-        else:
-            arrived.set_result((answer.outputs, answer.timings))
+        if isinstance(message, FailedMessage):
+            request.wake(message.error())
+            return
+        request.keep(range(len(request.encodings)), message.outputs)
+        request.queue_ns, request.inference_ns = message.queue_ns, message.inference_ns
+        request.wake()
 
     def _cut(self) -> None:
         if not self._closed:
@@ -197,9 +204,8 @@ class RemoteEngine:
 
     def _fail(self) -> None:
         self._closed = True
-        for arrived in self._waiting.values():
-            if not arrived.done():
-                arrived.set_exception(Unhealthy())
+        for request in self._requests.values():
+            request.wake(Unhealthy())
 
 
 class EngineServer:
@@ -232,10 +238,10 @@ class EngineServer:
         try:
             if isinstance(message, ProbeMessage):
                 await self._engine.check_health()
-                answer: DoneMessage | FailedMessage = DoneMessage(message.number, HeadOutputs(), Timings())
+                answer: DoneMessage | FailedMessage = DoneMessage(message.number, HeadOutputs())
             else:
-                outputs, timings = await self._engine.run(message.encodings(), message.heads, message.now_ns)
-                answer = DoneMessage(message.number, outputs, timings)
+                request = await self._engine.run(message.encodings(), message.heads, message.now_ns)
+                answer = DoneMessage(message.number, request.outputs(), request.queue_ns, request.inference_ns)
         except Exception as error:  # whatever it is, someone waits for it
             answer = FailedMessage.of(message.number, error)
         self._channel.send(answer)

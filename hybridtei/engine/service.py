@@ -187,8 +187,9 @@ class EngineService:
         lengths = [len(encoding) for encoding in encodings]
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
-        outputs, timings = await self.engine.run(encodings, chunk.heads, tokenised)
-        answer = chunk.finish(self.model, encodings, outputs)
+        request = await self.engine.run(encodings, chunk.heads, tokenised)
+        answer = chunk.finish(self.model, encodings, request.outputs())
+        timings = request.timings()
         return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
     async def aside(self, work: Callable[[], T]) -> T:

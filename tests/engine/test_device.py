@@ -113,16 +113,16 @@ def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
         await asyncio.to_thread(holding.acquire)
         going = asyncio.create_task(leaving.stop())
         await asyncio.sleep(0)
-        assert len((await staying.run(encodings(3, 10), DENSE, 0))[0].dense) == 3
+        assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
         assert not going.done()
         with pytest.raises(Unhealthy):
             await leaving.run(encodings(1, 5), DENSE, 0)
         go.set()
         await going
-        assert len((await running)[0].dense) == 1
+        assert len((await running).outputs().dense) == 1
         newcomer = new_engine(device)
         await newcomer.start()
-        assert len((await newcomer.run(encodings(2, 10), DENSE, 0))[0].dense) == 2
+        assert len((await newcomer.run(encodings(2, 10), DENSE, 0)).outputs().dense) == 2
         for one in (staying, newcomer):
             await one.stop()
         device.stop()
@@ -140,7 +140,7 @@ def test_a_failing_model_leaves_the_others_healthy():
         device.start()
         with pytest.raises(BackendError):
             await bad.run([Encoding(np.array([1]))], DENSE, 0)
-        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0))[0].dense) == 1
+        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
         await good.check_health()
         await bad.check_health()  # a probe decides, and this one passes
         for one in (bad, good):

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Encoding, Head, Ragged, offsets_of
 from hybridtei.config import EngineConfig, ServerConfig
+from hybridtei.engine.core import EngineRequest
 from hybridtei.engine.remote import RunMessage
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings
@@ -105,7 +106,7 @@ def test_encodings_mean_the_same(shapes):
         Encoding(np.arange(length), None if kind is None else np.full(length, kind, dtype=np.int64), unseen)
         for length, kind, unseen in shapes
     ]
-    message = there_and_back(RunMessage.of(7, given_, frozenset({Head.DENSE, Head.SPARSE}), 5))
+    message = there_and_back(RunMessage.of(7, EngineRequest(given_, frozenset({Head.DENSE, Head.SPARSE}), 5)))
     assert (message.number, message.heads, message.now_ns) == (7, {Head.DENSE, Head.SPARSE}, 5)
     assert [one.key for one in message.encodings()] == [one.key for one in given_]
 

@@ -81,13 +81,13 @@ def test_only_the_requests_that_do_not_fit_fail():
         gate.go.set()
         await first
         for i, one in enumerate(small_ones, start=1):
-            outputs, _ = await one
+            outputs = (await one).outputs()
             expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
             np.testing.assert_array_equal(outputs.dense, expected.dense)
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large
         await rides.check_health()
-        assert len((await rides.run([encoding(12, 9)], DENSE, 0))[0].dense) == 1
+        assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
         await rides.stop()
         device.stop()
 

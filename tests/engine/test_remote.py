@@ -67,9 +67,10 @@ def test_answers_are_the_engines_own_whoever_asks():
         async with engine() as local, asked(local) as (one, _), asked(local) as (other, _):
             requests = [(encodings(1 + i % 7, 2 + i % 30), frozenset([*SPEC.heads][: 1 + i % 4])) for i in range(200)]
             found = await asyncio.gather(*((one, other)[i % 2].run(*each, 0) for i, each in enumerate(requests)))
-            for (given, heads), (outputs, timings) in zip(requests, found, strict=True):
-                assert same_columns(outputs.only(heads), (await local.run(given, heads, 0))[0].only(heads))
-                assert timings.queue_ns > 0
+            for (given, heads), request in zip(requests, found, strict=True):
+                again = await local.run(given, heads, 0)
+                assert same_columns(request.outputs().only(heads), again.outputs().only(heads))
+                assert request.timings().queue_ns > 0
 
     run(scenario())
 
@@ -81,9 +82,10 @@ def test_answers_larger_than_any_buffer():
             large, small_one = await asyncio.gather(
                 remote.run(given, frozenset(SPEC.heads), 0), remote.run(encodings(1), DENSE, 0)
             )
-            assert large[0].nbytes > 2_000_000
-            assert same_columns(large[0], (await local.run(given, frozenset(SPEC.heads), 0))[0])
-            assert small_one[0].dense is not None
+            again = await local.run(given, frozenset(SPEC.heads), 0)
+            assert large.outputs().nbytes > 2_000_000
+            assert same_columns(large.outputs(), again.outputs())
+            assert small_one.outputs().dense is not None
 
     run(scenario())
 
@@ -93,7 +95,7 @@ def test_errors_keep_their_class_and_words():
         async with engine(fail_on=1) as local, asked(local) as (remote, _):
             with pytest.raises(BackendError, match="the batch holds the id 1"):
                 await remote.run([Encoding(np.array([1]))], DENSE, 0)
-            assert len((await remote.run([Encoding(np.array([2]))], DENSE, 0))[0].dense) == 1
+            assert len((await remote.run([Encoding(np.array([2]))], DENSE, 0)).outputs().dense) == 1
             await remote.check_health()
         async with engine(fail_on=SPEC.positions.offset) as local, asked(local) as (remote, _):
             with pytest.raises(BackendError):
@@ -156,8 +158,8 @@ def test_who_leaves_takes_what_has_not_run_out_of_the_queue():
             while local.metrics.dropped.value() < 2:
                 await asyncio.sleep(0.001)
             go.set()
-            assert len((await held)[0].dense) == 1
-            assert len((await remote.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
+            assert len((await held).outputs().dense) == 1
+            assert len((await remote.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
             assert local._backend.forwards == 2
 
     run(scenario())

@@ -96,7 +96,7 @@ def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_unt
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
         with pytest.raises(Unhealthy):
             await engine.check_health()
-        assert len((await engine.run(encodings(2, 5), DENSE, 0))[0].dense) == 2  # the other lane goes on
+        assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2  # the other lane goes on
         with pytest.raises(Unhealthy):
             await engine.check_health()
         stuck.go.set()
@@ -133,7 +133,7 @@ def test_while_every_lane_is_stuck_nobody_is_let_wait():
         while device.stuck:
             await asyncio.sleep(0.001)
         for one in (engine, other):
-            assert len((await one.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
+            assert len((await one.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
             await one.check_health()
             await one.stop()
         await asyncio.to_thread(device.stop)
@@ -178,7 +178,7 @@ def test_a_failure_that_comes_too_late_is_nobodys():
         stuck.go.set()
         while device.overdue:
             await asyncio.sleep(0.001)
-        assert len((await engine.run(encodings(1, 5), DENSE, 0))[0].dense) == 1
+        assert len((await engine.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
         await engine.check_health()
         await engine.stop()
         await asyncio.to_thread(device.stop)
