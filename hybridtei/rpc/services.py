@@ -17,7 +17,6 @@ from litestar.exceptions import NotAuthorizedException
 from hybridtei.errors import NoKey
 from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages
-from hybridtei.rpc import stream as rerank
 from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
 from hybridtei.server import registry as jobs
@@ -68,7 +67,7 @@ METHODS: Mapping[str, Method] = {
     "EmbedAll": Method(answers.embed_all, jobs.EMBED, size=_tokens),
     "Predict": Method(answers.predict, jobs.CLASSIFY),
     "PredictPair": Method(answers.predict_pair, jobs.CLASSIFY),
-    "Rerank": Method(rerank.rerank, jobs.RANK, size=_times(1)),
+    "Rerank": Method(answers.rerank, jobs.RANK, size=_times(1)),
     "Tokenize": Method(answers.tokenize, permits=False, size=_times(20)),
     "Decode": Method(answers.decode, permits=False, size=_times(8)),
 }
@@ -145,7 +144,7 @@ def _single(front: Front, method: Method, decode: Decode) -> Handle:
 def _collected(front: Front, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> bytes:
         context = front.context(exchange, method.job)
-        reply = await rerank.rerank_stream(context, exchange.messages(front.body_seconds), decode)
+        reply = await answers.rerank_stream(context, exchange.messages(front.body_seconds), decode)
         return await _sent(front, exchange, reply)
 
     return handle

@@ -1,141 +1,14 @@
-"""Reranking. A stream of texts has one answer, when the client has sent its last: the scores of all, the best first.
-
-Each text of a stream is ranked by the query beside it; those with the same query go through the engine together.
-"""
+"""A stream whose messages are answered beside each other, and whose answers are sent in the order of the messages."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
-from functools import partial
-from time import perf_counter_ns
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
-import numpy as np
-
-from hybridtei.engine.service import in_order
-from hybridtei.errors import NoInputs, RequestRefused, UnsupportedHead, WrongModel
-from hybridtei.outputs import Floats, Usage
-from hybridtei.rpc import messages
-from hybridtei.rpc.answers import side, told
-from hybridtei.server.api import rerank as ranking
-from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
-from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
-from hybridtei.tasks.classify import best_first
-from hybridtei.tasks.rerank import rerank_task
-
-STREAM_PAYLOADS = 16  # so many bodies of --payload-limit bytes may the texts of one stream hold
-GROUPS_INSIDE = 64  # queries of one stream that are worked on at once
-
-Decode = Callable[[bytes], Any]
-
-
-async def rerank(context: Context, message: Any) -> Reply:
-    """`Rerank`. Waits for permits."""
-    texts = [*message.texts]
-    with context.counting_failures():
-        if not texts:
-            raise NoInputs("`texts` cannot be empty")
-        _check(context)
-    request = RerankRequest(
-        query=message.query,
-        texts=texts,
-        truncate=message.truncate,
-        truncation_direction=side(message),
-        raw_scores=message.raw_scores,
-        return_text=message.return_text,
-    )
-    async with context.service.admission.held(len(texts)):
-        reply = await ranking.rerank(context, request)
-    ranks = [messages.Rank(index=item["index"], text=item.get("text"), score=item["score"]) for item in reply.answer]
-    return told(messages.RerankResponse(ranks=ranks).SerializeToString(), reply.usage)
-
-
-async def rerank_stream(context: Context, requests: AsyncIterator[bytes], decode: Decode) -> Reply:
-    """`RerankStream`. Waits for permits: for one before it reads, and then for those of its texts."""
-    with context.counting_failures():
-        _check(context)
-    admission = context.service.admission
-    async with admission.gathering:
-        with context.counting_failures():
-            async with admission.held(1):  # not longer: those who hold one and wait for many would wait for each other
-                given = await _collected(context, requests, decode)
-        return await _ranked(context, given)
-
-
-async def _ranked(context: Context, given: Sequence[Any]) -> Reply:
-    began_ns = perf_counter_ns()
-    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, message in enumerate(given):
-        groups[message.query, message.truncate, message.truncation_direction].append(place)
-    starts = (partial(_group, context, [given[place] for place in places], given[0].raw_scores) for places in groups.values())
-    parts = await in_order(starts, GROUPS_INSIDE)
-    scores = np.empty(len(given), dtype=np.float32)
-    for places, (part, _) in zip(groups.values(), parts, strict=True):
-        scores[places] = part
-    texts = [message.text for message in given] if given[0].return_text else None
-    return told(_ranks(scores, texts), replace(Usage.total([usage for _, usage in parts]), began_ns=began_ns))
-
-
-def _check(context: Context) -> None:
-    """Raises WrongModel if the model cannot rank."""
-    spec = context.service.model.spec
-    try:
-        rerank_task(spec, "", []).check(spec)
-    except UnsupportedHead as error:
-        raise WrongModel("model is not a classifier model" if spec.kind == "embedding" else str(error)) from None
-
-
-async def _collected(context: Context, requests: AsyncIterator[bytes], decode: Decode) -> list[Any]:
-    """All messages. Raises NoInputs; RequestRefused for more than one answer may be about."""
-    most, room = context.server.max_rerank_documents, STREAM_PAYLOADS * context.server.payload_limit
-    given: list[Any] = []
-    async for data in requests:
-        given.append(decode(data))
-        room -= len(data)
-        if len(given) > most:
-            raise RequestRefused(f"a stream of more than {most} texts (max-rerank-documents)")
-        if room < 0:
-            limit = STREAM_PAYLOADS * context.server.payload_limit
-            raise RequestRefused(f"a stream of more than {limit} bytes ({STREAM_PAYLOADS} times payload-limit)")
-    if not given:
-        raise NoInputs("`texts` cannot be empty")
-    return given
-
-
-def _group(context: Context, given: Sequence[Any], raw_scores: bool) -> Coroutine[Any, Any, tuple[Floats, Usage]]:
-    """Scores float32[n] of texts with one query, by place."""
-    request = DocumentsRequest(
-        query=given[0].query,
-        documents=[message.text for message in given],
-        truncate=given[0].truncate,
-        truncation_direction=side(given[0]),
-        raw_scores=raw_scores,
-    )
-
-    async def work() -> tuple[Floats, Usage]:
-        async with context.service.admission.held(len(given)):
-            reply = await ranking.rerank_documents(context, request)
-        assert reply.usage is not None
-        scores = np.empty(len(given), dtype=np.float32)
-        for item in reply.answer["results"]:
-            scores[item["index"]] = item["relevance_score"]
-        return scores, reply.usage
-
-    return work()
-
-
-def _ranks(scores: Floats, texts: Sequence[str] | None) -> bytes:
-    ranks = [
-        messages.Rank(index=place, text=None if texts is None else texts[place], score=scores[place])
-        for place in best_first(scores).tolist()
-    ]
-    return bytes(messages.RerankResponse(ranks=ranks).SerializeToString())
-
 
 UNSENT_BYTES = 16_000_000  # of answers that are ready and wait for the client, or for an earlier one
 DEFAULT_PARALLEL = 1024

@@ -15,8 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.observability.metrics import Registry
-from hybridtei.rpc import calls, messages, server
-from hybridtei.rpc import stream as rerank
+from hybridtei.rpc import answers, calls, messages, server
 from hybridtei.server.app import context_for
 from tests.engine import small
 from tests.rpc.live import Rpc, rpc_serving, start
@@ -205,14 +204,14 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         admission = context.service.admission
         await service.start()
         taken = [await admission.wait(1) for _ in range(14)]
-        stream = asyncio.ensure_future(rerank.rerank_stream(context, requests(), kind.FromString))
+        stream = asyncio.ensure_future(answers.rerank_stream(context, requests(), kind.FromString))
         await turn()
         assert read == []
         admission.give_back(sum(taken))
         assert (await stream).usage.load.inputs == len(read) == 3
         first, second = (asyncio.Event(), asyncio.Event())  # of sixteen permits, one stream at a time may read
         streams = [
-            asyncio.ensure_future(rerank.rerank_stream(context, requests(stop), kind.FromString)) for stop in (first, second)
+            asyncio.ensure_future(answers.rerank_stream(context, requests(stop), kind.FromString)) for stop in (first, second)
         ]
         await turn()
         assert len(read) == 6
