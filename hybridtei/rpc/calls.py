@@ -1,14 +1,14 @@
 """Which calls may be open, and for how long: a call is authenticated and counted when its headers arrive.
 
-gRPC's own bound, `maximum_concurrent_rpcs`, counts calls without a key too, and never ends one. Here a call without the key is
-refused before it counts; services that need no key have bounds of their own; and at a bound, the call ends whose client has
-kept it waiting longest.
+gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and never ends one. Here a call without the key is
+refused before it counts, services that need no key have bounds of their own, and at a bound the call ends that has waited
+longest for its client.
 
-The handlers of gRPC read the message of a single call before ours is called, so single calls are served as streams of one
-message: only what is read here can be given a time limit and a status.
+gRPC's handlers read the message of a unary call before they call ours, so unary calls are served as streams of one message:
+only what is read here can have a time limit and a status.
 
-A status waits behind the answers that a client has not taken, and gRPC keeps these as long as the connection lives, so the
-connection of a client that takes nothing is closed. gRPC tells that a message was taken only when all of it was.
+A status waits behind the answers that a client has not read, and gRPC keeps these as long as the connection lives, so the
+connection of a client that reads nothing is closed. gRPC reports that a message was read only when all of it was.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ import grpc
 from grpc.aio import EOF
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError
-from hybridtei.rpc.errors import refusing
+from hybridtei.rpc.errors import abort_on_error
 from hybridtei.server.http import connection
 
-LOOK_SECONDS = 1.0  # between looks for calls that have waited too long
+LOOK_SECONDS = 1.0  # between checks for calls that have waited too long
 DRAIN_SECONDS = 1.0  # how long a stopping server waits for the next message of an open call
 UNREAD_BYTES_PER_SECOND = 1_000_000  # at least, of a large answer
 TOO_SLOW = "the client took too long over its next message"
 UNREAD = "the client took too long to read its answer"
+OPEN_FILES = "/dev/fd"  # of this process, on Linux and macOS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the open calls of some services: how many; seconds until the first message, between two, and in all."""
+    """Bounds of some services' calls: how many are open; seconds until the first message, between two, and in all."""
 
     calls: int
     first_seconds: float = 10.0
@@ -54,15 +56,15 @@ class Bounds:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A task that waits for its client, until when, and why it was ended."""
+    """A task that waits for its client, its deadline, and why it was ended."""
 
     task: asyncio.Task[Any]
     deadline: float
     reads: bool
     reason: Ended | None = None
 
-    def end(self, reason: Ended) -> None:
-        self.reason = reason
+    def end(self, code: grpc.StatusCode, message: str) -> None:
+        self.reason = Ended(code, message)
         self.task.cancel()
 
 
@@ -78,84 +80,86 @@ class OpenCalls:
         self._draining = False
 
     def begin(self) -> None:
-        """The running task is a call, until it is done. Raises Ended if there is no room for it."""
-        task = asyncio.current_task()
-        assert task is not None
+        """Count the running task as a call until it is done. Raises Ended if there is no room for it."""
         if self._open >= self.bounds.calls:
             self._make_room()
         self._open += 1
-        task.add_done_callback(self._close)
+        _this_task().add_done_callback(self._close)
 
-    async def turn(self, wait: Awaitable[T], deadline: float, *, reads: bool) -> T:
-        """Wait for the client, which should do something by `deadline`, as the loop counts. Raises Ended.
+    async def wait(self, awaitable: Awaitable[T], deadline: float, *, reads: bool) -> T:
+        """Wait for the client until `deadline`, in the loop's time. Raises Ended.
 
-        `reads`: nothing is on its way to the client, so a status would reach it at once.
+        `reads`: no answer is on its way to the client, so a status would reach it at once.
         """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
+        task = _this_task()
         if self._draining and reads:
-            deadline = min(deadline, loop.time() + DRAIN_SECONDS)
-        one = _Wait(task, deadline, reads)
-        self._watch(one)
+            deadline = min(deadline, _now() + DRAIN_SECONDS)
+        wait = self._watch(_Wait(task, deadline, reads))
         try:
-            return await wait
+            return await awaitable
         except asyncio.CancelledError:
-            if one.reason is not None and task.uncancel() == 0:
-                raise one.reason from None
+            if wait.reason is not None and task.uncancel() == 0:
+                raise wait.reason from None
             raise
         finally:
-            self._waits.pop(one, None)
+            self._waits.pop(wait, None)
 
     def end_after(self, deadline: float, done: Callable[[Ended | None], object]) -> None:
-        """End the running task unless it has ended by itself by `deadline`; `done` is told why, then or when it ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        one = _Wait(task, deadline, reads=False)
-        self._watch(one)
+        """End the running task at `deadline`. `done` is called when it ends: with the reason, or None if that was before."""
+        wait = self._watch(_Wait(_this_task(), deadline, reads=False))
 
         def ended(_: Any) -> None:
-            self._waits.pop(one, None)
-            done(one.reason)
+            self._waits.pop(wait, None)
+            done(wait.reason)
 
-        task.add_done_callback(ended)
-
-    def _watch(self, one: _Wait) -> None:
-        self._waits[one] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._look_seconds, self._look)
+        wait.task.add_done_callback(ended)
 
     def drain(self) -> None:
-        """End calls whose clients have nothing to say."""
+        """End calls whose clients send nothing within DRAIN_SECONDS."""
         self._draining = True
-        soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        for one in self._waits:
-            if one.reads:
-                one.deadline = min(one.deadline, soon)
+        soon = _now() + DRAIN_SECONDS
+        for wait in self._waits:
+            if wait.reads:
+                wait.deadline = min(wait.deadline, soon)
+
+    def _watch(self, wait: _Wait) -> _Wait:
+        self._waits[wait] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._look_seconds, self._end_overdue)
+        return wait
 
     def _make_room(self) -> None:
-        oldest = next((one for one in self._waits if one.reads), None)
-        most = self.bounds.calls
+        oldest = next((wait for wait in self._waits if wait.reads), None)
+        limit = self.bounds.calls
         if oldest is None:
-            raise Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} calls are open already")
+            raise Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are open already")
         del self._waits[oldest]
-        message = f"more than {most} calls are open, and this one has waited longest for its client"
-        oldest.end(Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+        message = f"more than {limit} calls are open, and this one has waited longest for its client"
+        oldest.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     def _close(self, _: asyncio.Task[Any]) -> None:
         self._open -= 1
 
-    def _look(self) -> None:
+    def _end_overdue(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for one in [one for one in self._waits if one.deadline <= now]:
-            del self._waits[one]
-            if not one.reads:
-                one.end(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, UNREAD))
-            elif self._draining:
-                one.end(Ended(grpc.StatusCode.UNAVAILABLE, "the server stops"))
+        for wait in [wait for wait in self._waits if wait.deadline <= now]:
+            del self._waits[wait]
+            if wait.reads and self._draining:
+                wait.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
             else:
-                one.end(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, TOO_SLOW))
-        self._timer = loop.call_later(self._look_seconds, self._look) if self._waits else None
+                wait.end(grpc.StatusCode.DEADLINE_EXCEEDED, TOO_SLOW if wait.reads else UNREAD)
+        self._timer = loop.call_later(self._look_seconds, self._end_overdue) if self._waits else None
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Exchange:
@@ -166,50 +170,45 @@ class Exchange:
     def __init__(self, calls: OpenCalls, context: Any) -> None:
         self.context = context
         self._calls = calls
-        self._began = asyncio.get_running_loop().time()
+        self._began = _now()
 
-    async def turn(self, wait: Awaitable[T], seconds: float, *, reads: bool = True) -> T:
-        """Wait for the client, at most so long. Raises Ended."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        return await self._calls.turn(wait, min(deadline, self._began + self._calls.bounds.age_seconds), reads=reads)
+    async def wait(self, awaitable: Awaitable[T], seconds: float, *, reads: bool = True) -> T:
+        """Wait for the client, at most `seconds`. Raises Ended."""
+        deadline = min(_now() + seconds, self._began + self._calls.bounds.age_seconds)
+        return await self._calls.wait(awaitable, deadline, reads=reads)
 
     async def read(self) -> bytes:
-        """The one message of a single call. Raises Garbage if the client sends none, Ended."""
-        data = await self.turn(self.context.read(), self._calls.bounds.first_seconds)
+        """Return the one message of a unary call. Raises Garbage if the client sends none, Ended."""
+        data = await self.wait(self.context.read(), self._calls.bounds.first_seconds)
         if data is EOF:
             raise Garbage("the call ended without a message")
         return bytes(data)
 
     async def messages(self, idle_seconds: float | None = None) -> AsyncIterator[bytes]:
-        """All that the client sends. `idle_seconds`: instead of the bound between two messages. Raises Ended."""
+        """Yield the client's messages. `idle_seconds` replaces the bound between two. Raises Ended."""
         seconds = self._calls.bounds.first_seconds
-        while (data := await self.turn(self.context.read(), seconds)) is not EOF:
+        while (data := await self.wait(self.context.read(), seconds)) is not EOF:
             seconds = self._calls.bounds.idle_seconds if idle_seconds is None else idle_seconds
             yield data
 
     async def write(self, data: bytes) -> None:
-        """One message; returns when the client has taken enough of it. Raises Ended, and closes the connection then."""
+        """Send one message; return when the client has read enough of it. Raises Ended, and then closes the connection."""
         try:
-            await self.turn(self.context.write(data), _unread_seconds(len(data)), reads=False)
+            await self.wait(self.context.write(data), _unread_seconds(len(data)), reads=False)
         except Ended:
-            self._close_when_done()
+            # Not before gRPC has the call's status: it would report a connection that closes earlier as an error.
+            _this_task().add_done_callback(lambda _: self._close())
             raise
 
     def hand_over(self, size: int, done: Callable[[], object]) -> None:
-        """The handler is about to return an answer of `size` bytes; `done` is called when it is sent, or never will be."""
+        """Announce an answer of `size` bytes that the handler returns; `done` is called when it is sent, or never will be."""
 
         def ended(reason: Ended | None) -> None:
             done()
             if reason is not None:
                 self._close()
 
-        self._calls.end_after(asyncio.get_running_loop().time() + _unread_seconds(size), ended)
-
-    def _close_when_done(self) -> None:
-        """Close the connection once gRPC has the call's status: it would report a connection that closes before as an error."""
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(lambda _: self._close())
+        self._calls.end_after(_now() + _unread_seconds(size), ended)
 
     def _close(self) -> None:
         log.warning("%s; the connection is closed", UNREAD)
@@ -217,16 +216,16 @@ class Exchange:
 
 
 def _unread_seconds(size: int) -> float:
-    """That a client may take over an answer of so many bytes."""
+    """How long a client may take to read an answer of `size` bytes."""
     return connection.UNREAD_SECONDS + size / UNREAD_BYTES_PER_SECOND
 
 
-Handle = Callable[[Exchange], Awaitable[bytes | None]]  # what it returns is the answer of a call that has one
+Handle = Callable[[Exchange], Awaitable[bytes | None]]  # returns the answer of a call that has one
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What serves a method. `authenticate`: called with a call's metadata before it counts; raises if it may not be made."""
+class Endpoint:
+    """What serves a method. `authenticate` gets the call's metadata before the call counts, and raises if it is not allowed."""
 
     handle: Handle
     calls: OpenCalls
@@ -235,74 +234,73 @@ class Served:
 
 
 class CallTable(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Methods by their full names, such as `/tei.v1.Embed/Embed`."""
+    """Endpoints by the full names of their methods, such as `/tei.v1.Embed/Embed`."""
 
-    def __init__(self, served: Mapping[str, Served]) -> None:
-        self._served = {name: (one, _handler(one)) for name, one in served.items()}
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = {name: (endpoint, _handler(endpoint)) for name, endpoint in endpoints.items()}
 
     def service(self, details: Any) -> Any:
         """Called by gRPC in the call's own task, once its headers are there; None: there is no such method."""
-        if details.method not in self._served:
+        if details.method not in self._endpoints:
             return None
-        one, handler = self._served[details.method]
+        endpoint, handler = self._endpoints[details.method]
         try:
-            if one.authenticate is not None:
-                one.authenticate(details.invocation_metadata)
-            one.calls.begin()
+            if endpoint.authenticate is not None:
+                endpoint.authenticate(details.invocation_metadata)
+            endpoint.calls.begin()
         except HybridTeiError as error:
             return _refusal(error)
         return handler
 
 
-def _handler(one: Served) -> Any:
+def _handler(endpoint: Endpoint) -> Any:
     async def handle(_: Any, context: Any) -> bytes | None:
-        async with refusing(context):
-            return await one.handle(Exchange(one.calls, context))
+        async with abort_on_error(context):
+            return await endpoint.handle(Exchange(endpoint.calls, context))
         return None
 
-    return (grpc.stream_stream_rpc_method_handler if one.streams else grpc.stream_unary_rpc_method_handler)(handle)
+    return (grpc.stream_stream_rpc_method_handler if endpoint.streams else grpc.stream_unary_rpc_method_handler)(handle)
 
 
 def _refusal(error: HybridTeiError) -> Any:
     async def refuse(_: Any, context: Any) -> None:
-        async with refusing(context):
+        async with abort_on_error(context):
             raise error
 
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-OPEN_FILES = "/dev/fd"  # of this process, on Linux and macOS
-Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
-
-
 def close_connection(peer: str) -> None:
-    """Close the connection from `peer`, as gRPC writes it (`ipv4:127.0.0.1:1234`). It takes 3 µs for each file that is open."""
+    """Close the connection from `peer`, as gRPC writes it (`ipv4:127.0.0.1:1234`), which gRPC's API does not offer.
+
+    Takes 3 µs for each open file of the process.
+    """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    wanted = _address(host.strip("[]"), int(port))
-    for one in _connections():
+    address = _address(host.strip("[]"), int(port))
+    for opened in _connections():
         with suppress(OSError):  # it has no other side, or none any more
-            if _address(*one.getpeername()[:2]) == wanted:
-                one.shutdown(socket.SHUT_RDWR)  # gRPC notices, and closes its own
+            if _address(*opened.getpeername()[:2]) == address:
+                opened.shutdown(socket.SHUT_RDWR)  # gRPC notices, and closes its own
 
 
 def _address(host: str, port: int) -> Address:
-    """What IPv6 calls an address of IPv4 is that address."""
+    """An IPv4 address that is mapped into IPv6 counts as the IPv4 one."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address, port
 
 
 def _connections() -> Iterator[socket.socket]:
-    """The process's sockets, each under a number that is ours while it is looked at."""
+    """Yield the process's TCP sockets, each under a duplicate of its descriptor that is closed afterwards."""
     for name in os.listdir(OPEN_FILES):
         try:
             number = os.dup(int(name))
         except OSError:
             continue
         try:
-            one = socket.socket(fileno=number)
+            duplicate = socket.socket(fileno=number)
         except OSError:  # another kind of file
             os.close(number)
             continue
-        with one:
-            if one.family in (socket.AF_INET, socket.AF_INET6):
-                yield one
+        with duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                yield duplicate

@@ -1,4 +1,4 @@
-"""One table: the wire names of `server.errors` -> gRPC's codes. The words are those of HTTP."""
+"""Errors -> gRPC statuses: one table from the error types of HTTP to gRPC's codes. The messages are those of HTTP."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ CODES: Mapping[str, grpc.StatusCode] = {
 
 
 def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:
-    """(code, details)."""
-    if isinstance(error, NoKey):
-        return grpc.StatusCode.UNAUTHENTICATED, str(error)
+    """Return (code, details) of an error."""
     if isinstance(error, Ended):
         return error.code, str(error)
-    if isinstance(error, Garbage):
-        return grpc.StatusCode.INTERNAL, str(error)  # what gRPC's own documentation says of it
+    if isinstance(error, NoKey | Garbage):  # INTERNAL: as gRPC's own documentation says
+        return grpc.StatusCode.UNAUTHENTICATED if isinstance(error, NoKey) else grpc.StatusCode.INTERNAL, str(error)
     row = row_of(error)
     return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
 
 
 @asynccontextmanager
-async def refusing(call: Any) -> AsyncIterator[None]:
-    """What is raised within ends the call with its status."""
+async def abort_on_error(call: Any) -> AsyncIterator[None]:
+    """End the call with the status of an error that is raised within."""
     try:
         yield
     except HybridTeiError as error:
@@ -55,7 +53,7 @@ async def refusing(call: Any) -> AsyncIterator[None]:
 
 
 def fitting(details: str) -> str:
-    """The beginning that fits into a trailer, where all but printable ASCII is written as three characters a byte."""
+    """Cut details to what fits into a trailer, which writes all but printable ASCII as three characters a byte."""
     size = 0
     for place, character in enumerate(details):
         size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))

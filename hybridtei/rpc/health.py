@@ -1,4 +1,7 @@
-"""`grpc.health.v1`: Info and Tokenize always serve; the others, while a model that fits them is well."""
+"""`grpc.health.v1` and reflection, which need no key.
+
+Health: Info and Tokenize always serve; the others, while a model with their capability is healthy.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hybridtei.batch import Head
 from hybridtei.errors import Ended, Unhealthy
-from hybridtei.rpc import messages
-from hybridtei.rpc.calls import Exchange, OpenCalls, Served
-from hybridtei.rpc.messages import PACKAGE, parsed
+from hybridtei.rpc.calls import Endpoint, Exchange, OpenCalls
+from hybridtei.rpc.messages import PACKAGE, POOL, parsed, services
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
 from hybridtei.server.registry import Models
 
-NAME = "grpc.health.v1.Health"
-LOOK_SECONDS = 5.0  # between two looks for whoever watches
+HEALTH, REFLECTION = "grpc.health.v1.Health", reflection.SERVICE_NAME
+WATCH_SECONDS = 5.0  # between two checks of a watched service
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
@@ -31,6 +33,7 @@ def _ranks(context: Context) -> bool:
     return context.service.model.spec.kind != "classifier" and "rerank" in capabilities(context.heads)
 
 
+# Service -> whether a model serves it; None: no model is needed.
 FITS: Mapping[str, Callable[[Context], bool] | None] = {
     "": None,
     f"{PACKAGE}.Info": None,
@@ -42,14 +45,14 @@ FITS: Mapping[str, Callable[[Context], bool] | None] = {
 
 
 class Health:
-    """Asks the models when it is asked. `ending`: set when the server drains, which ends watching."""
+    """Checks the models at each request. `ending`: set when the server drains, which ends watching."""
 
     def __init__(self, models: Models, ending: asyncio.Event) -> None:
         self._models = models
         self._ending = ending
 
     async def status(self, name: str) -> int:
-        """Of a service by its full name, or of the server by none."""
+        """Return the status of a service by its full name, or of the server by ""."""
         if name not in FITS:
             return int(UNKNOWN)
         fits = FITS[name]
@@ -65,69 +68,64 @@ class Health:
         return int(NOT_SERVING)
 
     async def check(self, exchange: Exchange) -> bytes:
-        name = await _service_in(exchange)
+        name = await _service_name(exchange)
         status = await self.status(name)
         if status == UNKNOWN:
             raise Ended(grpc.StatusCode.NOT_FOUND, f"no service `{name[:200]}`")
-        return _written(health_pb2.HealthCheckResponse(status=status))
+        return _response(status)
 
     async def list(self, exchange: Exchange) -> bytes:
-        await exchange.read()  # its request holds nothing
+        await exchange.read()  # an empty message
         statuses = {name: health_pb2.HealthCheckResponse(status=await self.status(name)) for name in FITS}
-        return _written(health_pb2.HealthListResponse(statuses=statuses))
+        return bytes(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def watch(self, exchange: Exchange) -> None:
-        """Tells the status now, and whenever it has changed."""
-        name = await _service_in(exchange)
-        told = None
+        """Send the status now, and whenever it has changed."""
+        name = await _service_name(exchange)
+        sent = None
         while True:
             last = self._ending.is_set()
             status = await self.status(name)
-            if status != told:
-                await exchange.write(_written(health_pb2.HealthCheckResponse(status=status)))
-                told = status
+            if status != sent:
+                await exchange.write(_response(status))
+                sent = status
             if last:
                 return
             with suppress(TimeoutError):
-                await exchange.turn(asyncio.wait_for(self._ending.wait(), LOOK_SECONDS), inf)
+                await exchange.wait(asyncio.wait_for(self._ending.wait(), WATCH_SECONDS), inf)
 
-    def served(self, calls: OpenCalls) -> dict[str, Served]:
-        """What serves the methods, by full names. Without a key, as health checks are made."""
+    def endpoints(self, calls: OpenCalls) -> dict[str, Endpoint]:
+        """Return the endpoints by the full names of their methods."""
         return {
-            f"/{NAME}/Check": Served(self.check, calls),
-            f"/{NAME}/List": Served(self.list, calls),
-            f"/{NAME}/Watch": Served(self.watch, calls, streams=True),
+            f"/{HEALTH}/Check": Endpoint(self.check, calls),
+            f"/{HEALTH}/List": Endpoint(self.list, calls),
+            f"/{HEALTH}/Watch": Endpoint(self.watch, calls, streams=True),
         }
 
 
-async def _service_in(exchange: Exchange) -> str:
-    """The name that a request asks about. Raises Garbage, Ended."""
+async def _service_name(exchange: Exchange) -> str:
     return str(parsed(health_pb2.HealthCheckRequest, await exchange.read()).service)
 
 
-def _written(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+def _response(status: int) -> bytes:
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
 
 
-REFLECTION = reflection.SERVICE_NAME
+def reflection_endpoints(calls: OpenCalls) -> dict[str, Endpoint]:
+    """Return the endpoint of reflection by its method's full name."""
+    names = [service.full_name for service in services()]
+    servicer = reflection.aio.ReflectionServicer([*names, HEALTH, REFLECTION], pool=POOL)
 
-
-def served(calls: OpenCalls) -> dict[str, Served]:
-    """What serves the method, by its full name."""
-    names = [service.full_name for service in messages.services()]
-    servicer = reflection.aio.ReflectionServicer([*names, NAME, REFLECTION], pool=messages.POOL)
+    async def requests(exchange: Exchange) -> AsyncIterator[Any]:
+        async for data in exchange.messages():
+            yield parsed(reflection_pb2.ServerReflectionRequest, data)
 
     async def handle(exchange: Exchange) -> None:
-        async for answer in servicer.ServerReflectionInfo(_requests(exchange), exchange.context):
+        async for answer in servicer.ServerReflectionInfo(requests(exchange), exchange.context):
             await exchange.write(answer.SerializeToString())
 
-    return {f"/{REFLECTION}/ServerReflectionInfo": Served(handle, calls, streams=True)}
+    return {f"/{REFLECTION}/ServerReflectionInfo": Endpoint(handle, calls, streams=True)}
 
 
-async def _requests(exchange: Exchange) -> AsyncIterator[Any]:
-    async for data in exchange.messages():
-        yield messages.parsed(reflection_pb2.ServerReflectionRequest, data)
-
-
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # what reflection tells, besides our own
-    messages.POOL.AddSerializedFile(_file.serialized_pb)
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # what reflection describes, besides `tei.proto`
+    POOL.AddSerializedFile(_file.serialized_pb)

@@ -29,7 +29,7 @@ _VALUE = re.compile(r"(\w+)\s*=\s*(\d+)\s*;")
 
 
 def parse(text: str) -> Any:
-    """A `.proto` of flat messages, enums and services -> its FileDescriptorProto. Knows what our one file needs, no more."""
+    """Parse a `.proto` of flat messages, enums and services, as far as `tei.proto` needs, to a FileDescriptorProto."""
     text = re.sub(r"//[^\n]*", "", text)
     file = descriptor_pb2.FileDescriptorProto(name=FILE, package=PACKAGE, syntax="proto3")
     blocks = _BLOCK.findall(text)
@@ -72,12 +72,12 @@ POOL.AddSerializedFile(parse(files(__package__).joinpath(FILE).read_text(encodin
 
 
 def message(name: str) -> Any:
-    """The class of a message."""
+    """Return the class of a message."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def parsed(kind: Any, data: bytes) -> Any:
-    """A message of a class. Raises Garbage."""
+    """Parse a message of a class. Raises Garbage."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -85,7 +85,7 @@ def parsed(kind: Any, data: bytes) -> Any:
 
 
 def services() -> Iterator[Any]:
-    """The descriptors of all services, in the order of the file."""
+    """Yield the descriptors of all services, in the order of the file."""
     return iter(POOL.FindFileByName(FILE).services_by_name.values())
 
 
@@ -97,13 +97,11 @@ InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
 PredictResponse, Prediction = message("PredictResponse"), message("Prediction")
 RerankResponse, Rank = message("RerankResponse"), message("Rank")
 LEFT = 1  # TRUNCATION_DIRECTION_LEFT
-
-
 LENGTH_DELIMITED = 2
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encode a number in seven bits a byte, the lowest first."""
     low = bytearray()
     while number > 0x7F:
         low.append(number & 0x7F | 0x80)
@@ -112,17 +110,17 @@ def varint(number: int) -> bytes:
 
 
 def nested(field: int, body: bytes) -> bytes:
-    """A field that holds a message, a text or packed numbers."""
+    """Encode a field that holds a message, a text or packed numbers."""
     return varint(field << 3 | LENGTH_DELIMITED) + varint(len(body)) + body
 
 
 def floats(field: int, row: Floats) -> bytes:
-    """float32[d] -> `repeated float`, packed."""
+    """Encode float32[d] as `repeated float`, packed."""
     return nested(field, row.astype("<f4", copy=False).tobytes())
 
 
 def float_rows(field: int, inner: int, rows: Floats) -> bytes:
-    """float32[t, d] -> a repeated message, each with `repeated float` as its field `inner`. All begin with the same bytes."""
+    """Encode float32[t, d] as a repeated message with `repeated float` as its field `inner`. All begin with the same bytes."""
     count, width = rows.shape
     body = floats(inner, np.zeros(width, dtype=np.float32))
     head = np.frombuffer(nested(field, body), dtype=np.uint8)[: -4 * width or None]

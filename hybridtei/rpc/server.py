@@ -1,6 +1,6 @@
-"""The gRPC server beside the HTTP server: listen, answer, drain. Reflection and health ask for no key.
+"""The gRPC server beside the HTTP server: listen, answer, drain.
 
-It must be made on the running loop, which is uvloop's under uvicorn; `grpc.aio` takes whichever runs.
+`grpc.aio` takes the loop that runs when `bind` is called, which is uvloop's under uvicorn.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import grpc
 
 from hybridtei.config import ServerConfig
 from hybridtei.observability.tracing import Recorder
-from hybridtei.rpc import health, services
 from hybridtei.rpc.calls import Bounds, CallTable, OpenCalls
+from hybridtei.rpc.health import Health, reflection_endpoints
+from hybridtei.rpc.services import RpcContext, tei_endpoints
 from hybridtei.server.http.connection import Unsent
 from hybridtei.server.http.security import Authenticator, Certificate
 from hybridtei.server.registry import Models
 
-CALLS = 2048  # of `tei.v1` that may be open at once
+MAX_CALLS = 2048  # of `tei.v1` that are open at once
 IDLE_SECONDS = 600.0  # between two messages of a stream
 HOUR_MS = 3_600_000
-# Of services that need no key. The longest call of health is `Watch`, which clients begin anew.
+# Services that need no key. The longest call of health is `Watch`, which clients begin anew.
 HEALTH, REFLECTION = Bounds(256, age_seconds=3600.0), Bounds(64, age_seconds=600.0)
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),  # or two servers would share a port unawares
-    ("grpc.max_concurrent_streams", CALLS),  # of a connection
+    ("grpc.so_reuseport", 0),  # two servers must not share a port
+    ("grpc.max_concurrent_streams", MAX_CALLS),  # of a connection
     ("grpc.max_connection_idle_ms", HOUR_MS // 12),  # without a call; clients connect again when they have one
     ("grpc.max_connection_age_ms", 12 * HOUR_MS),
     ("grpc.max_connection_age_grace_ms", 12 * HOUR_MS),  # for the calls that are open then
-    ("grpc.keepalive_time_ms", 60_000),  # a client that is gone, or reads nothing, is noticed
+    ("grpc.keepalive_time_ms", 60_000),  # finds clients that are gone or read nothing
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class RpcServer:
-    """All models of a process, on `grpc_port`."""
+    """Serves all models of a process on `grpc_port`."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class RpcServer:
         unsent: Unsent,
         certificate: Certificate | None = None,
     ) -> None:
-        calls = Bounds(CALLS, config.body_timeout or inf, IDLE_SECONDS)
+        calls = Bounds(MAX_CALLS, config.body_timeout or inf, IDLE_SECONDS)
         self.port = 0  # known once it listens
         self._models = models
         self._config = config
@@ -88,19 +89,19 @@ class RpcServer:
 
     def _table(self, ending: asyncio.Event) -> CallTable:
         tei, checks, reflections = self._calls
-        front = services.Front(self._models, self._authenticator, self._unsent, self._recorder, tei.bounds.first_seconds)
-        known = health.Health(self._models, ending)
-        return CallTable({**services.served(front, tei), **known.served(checks), **health.served(reflections)})
+        rpc = RpcContext(self._models, self._authenticator, self._unsent, self._recorder, tei.bounds.first_seconds)
+        endpoints = tei_endpoints(rpc, tei) | Health(self._models, ending).endpoints(checks)
+        return CallTable(endpoints | reflection_endpoints(reflections))
 
     async def start(self) -> None:
-        """Answer from now on. Raises OSError."""
+        """Answer calls. Raises OSError."""
         if self._server is None:
             await self.bind()
         await self._server.start()
         log.info("Starting gRPC server: %s", _address(self._config.hostname, self.port))
 
     def drain(self) -> None:
-        """Refuse new calls, and let open ones end, at most for `drain_seconds`; returns at once."""
+        """Refuse new calls and let open ones end, for `drain_seconds` at most; return at once."""
         if self._draining is None and self._server is not None and self._ending is not None:
             self._ending.set()
             for calls in self._calls:
@@ -108,7 +109,7 @@ class RpcServer:
             self._draining = asyncio.ensure_future(self._server.stop(self._config.drain_seconds))
 
     def hurry(self) -> None:
-        """Cut off what is still open. To be called from a signal handler."""
+        """End the calls that are still open. To be called from a signal handler."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cut_off)
 
@@ -123,14 +124,14 @@ class RpcServer:
 
 
 def _listen(server: Any, address: str, certificate: Certificate | None) -> int:
-    """The port; 0 or RuntimeError where there is none."""
+    """Return the port; 0 or RuntimeError where there is none."""
     if certificate is None:
         return int(server.add_insecure_port(address))
     return int(server.add_secure_port(address, _credentials(certificate)))
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Each connection gets the certificate that was read last; gRPC asks from a thread of its own."""
+    """Give each connection the certificate that was read last; gRPC asks from a thread of its own."""
     used = certificate.pair
 
     def current() -> grpc.ServerCertificateConfiguration | None:

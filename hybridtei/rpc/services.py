@@ -1,6 +1,6 @@
-"""The methods of `tei.v1`, and the one way from a call to its answer: model, permit, answer, status.
+"""The methods of `tei.v1`, and the way from a call to its answer: model, permit, answer, status.
 
-Messages pass gRPC as bytes, and floats are written from memory.
+gRPC passes messages as bytes; floats are written into answers from memory.
 """
 
 from __future__ import annotations
@@ -17,64 +17,62 @@ from litestar.exceptions import NotAuthorizedException
 from hybridtei.errors import NoKey
 from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages
-from hybridtei.rpc.calls import Exchange, Handle, OpenCalls, Served
+from hybridtei.rpc.answers import Decode
+from hybridtei.rpc.calls import Endpoint, Exchange, Handle, OpenCalls
 from hybridtei.rpc.stream import Enter, InOrder, parallel_requests
-from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply, headers_of
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 from hybridtei.server.http.security import Authenticator, Role
-from hybridtei.server.registry import Able, Models
+from hybridtei.server.registry import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able, Models
 
-ASIDE_STREAMS = 16  # streams whose texts are tokenised at once; more would fill the queue of those who cannot wait
+TOKENIZE_STREAMS = 16  # that tokenise or decode at once; more would fill the queue of callers that cannot wait
 
 Answer = Callable[[Context, Any], Coroutine[Any, Any, Reply]]
-Decode = Callable[[bytes], Any]
 Metadata = Sequence[tuple[str, Any]]
-AnswerBytes = Callable[[Context, int], int]  # bytes of a message -> bytes of its answer, about
+Estimate = Callable[[Context, int], int]  # bytes of a message -> bytes of its answer, about
 
 
-def _small(_: Context, size: int) -> int:
-    """An answer that does not grow with its message."""
+def _constant(_: Context, size: int) -> int:
     return 0
 
 
-def _tokens(context: Context, size: int) -> int:
-    """A vector of float32 a token; a text has no more tokens than bytes, about."""
+def _vectors_of_tokens(context: Context, size: int) -> int:
+    """A float32 vector a token; a text has about as many tokens as bytes at most."""
     spec = context.service.model.spec
     return min(size, spec.max_input_length) * spec.hidden_size * 4
 
 
-def _times(factor: int) -> AnswerBytes:
+def _times(factor: int) -> Estimate:
     return lambda _, size: factor * size
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What answers a call, and which of several models. `permits`: a message of its stream waits for one. `role`: that the
-    call's key should have; None: any key will do. `size`: of its answer."""
+    """How a call is answered, and by which of several models. `permits`: each message of its stream waits for one. `role`: what
+    the call's key must allow; None: any key. `estimate`: 0 for an answer that does not grow with its message."""
 
     answer: Answer
-    job: Sequence[Able] = jobs.ANY
+    capability: Sequence[Able] = ANY
     permits: bool = True
     role: Role | None = "infer"
-    size: AnswerBytes = _small
+    estimate: Estimate = _constant
 
 
 METHODS: Mapping[str, Method] = {
     "Info": Method(answers.info, role=None),
-    "Embed": Method(answers.embed, jobs.EMBED),
-    "EmbedSparse": Method(answers.embed_sparse, jobs.EMBED_SPARSE),
-    "EmbedAll": Method(answers.embed_all, jobs.EMBED, size=_tokens),
-    "Predict": Method(answers.predict, jobs.CLASSIFY),
-    "PredictPair": Method(answers.predict_pair, jobs.CLASSIFY),
-    "Rerank": Method(answers.rerank, jobs.RANK, size=_times(1)),
-    "Tokenize": Method(answers.tokenize, permits=False, size=_times(20)),
-    "Decode": Method(answers.decode, permits=False, size=_times(8)),
+    "Embed": Method(answers.embed_dense, EMBED),
+    "EmbedSparse": Method(answers.embed_sparse, EMBED_SPARSE),
+    "EmbedAll": Method(answers.embed_all, EMBED, estimate=_vectors_of_tokens),
+    "Predict": Method(answers.predict, CLASSIFY),
+    "PredictPair": Method(answers.predict, CLASSIFY),
+    "Rerank": Method(answers.rerank_texts, RANK, estimate=_times(1)),
+    "Tokenize": Method(answers.tokenize, permits=False, estimate=_times(20)),
+    "Decode": Method(answers.decode, permits=False, estimate=_times(8)),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class RpcContext:
     """What all calls share."""
 
     models: Models
@@ -83,94 +81,93 @@ class Front:
     recorder: Recorder | None = None
     body_seconds: float = inf  # between two messages that have one answer
     parallel: int = field(default_factory=parallel_requests)
-    beside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASIDE_STREAMS))
+    tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZE_STREAMS))
 
-    def authenticate(self, role: Role | None, sent: Metadata) -> None:
+    def authenticate(self, role: Role | None, metadata: Metadata) -> None:
         """Raises NoKey, RoleNeeded."""
         if self.authenticator.keys.is_open:
             return
-        given = (_text(sent, "authorization") or "").encode("utf-8", "replace")
+        header = (_text(metadata, "authorization") or "").encode("utf-8", "replace")
         try:
-            self.authenticator.authenticate(self.authenticator.keys.find_in_header(given), role)
+            self.authenticator.authenticate(self.authenticator.keys.find_in_header(header), role)
         except NotAuthorizedException:
             raise NoKey("No valid auth token") from None
 
-    def context(self, exchange: Exchange, job: Sequence[Able]) -> Context:
-        """Of the model that is to answer. Raises AnswersUnsent, UnknownModel."""
+    def context(self, exchange: Exchange, capability: Sequence[Able]) -> Context:
+        """Return the context of the model that answers the call. Raises AnswersUnsent, UnknownModel."""
         self.unsent.check()
-        sent = exchange.context.invocation_metadata() or ()
-        arrived(self.recorder, ((name.encode(), value.encode()) for name, value in sent if isinstance(value, str)))
-        return self.models.choose(None, _text(sent, "model"), job)
+        metadata = exchange.context.invocation_metadata() or ()
+        arrived(self.recorder, ((name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)))
+        return self.models.choose(None, _text(metadata, "model"), capability)
 
 
-def _text(sent: Metadata, name: str) -> str | None:
-    return next((value for key, value in sent if key == name and isinstance(value, str)), None)
+def _text(metadata: Metadata, name: str) -> str | None:
+    return next((value for key, value in metadata if key == name and isinstance(value, str)), None)
 
 
-def served(front: Front, calls: OpenCalls) -> dict[str, Served]:
-    """What serves the methods of all services, by full names."""
+def tei_endpoints(rpc: RpcContext, calls: OpenCalls) -> dict[str, Endpoint]:
+    """Return the endpoints of all services of `tei.proto`, by the full names of their methods."""
     return {
-        f"/{service.full_name}/{method.name}": _served(front, method, calls)
+        f"/{service.full_name}/{method.name}": _endpoint(rpc, method, calls)
         for service in messages.services()
         for method in service.methods
     }
 
 
-def _served(front: Front, described: Any, calls: OpenCalls) -> Served:
-    method, decode = (
-        METHODS[described.name.removesuffix("Stream")],
-        partial(messages.parsed, messages.message(described.input_type.name)),
-    )
-    form = _streamed if described.server_streaming else _collected if described.client_streaming else _single
-    handle = form(front, method, decode)
-    return Served(handle, calls, streams=described.server_streaming, authenticate=partial(front.authenticate, method.role))
+def _endpoint(rpc: RpcContext, described: Any, calls: OpenCalls) -> Endpoint:
+    method = METHODS[described.name.removesuffix("Stream")]
+    decode = partial(messages.parsed, messages.message(described.input_type.name))
+    make = _stream_stream if described.server_streaming else _stream_unary if described.client_streaming else _unary_unary
+    authenticate = partial(rpc.authenticate, method.role)
+    return Endpoint(make(rpc, method, decode), calls, streams=described.server_streaming, authenticate=authenticate)
 
 
-def _single(front: Front, method: Method, decode: Decode) -> Handle:
+def _unary_unary(rpc: RpcContext, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> bytes:
         data = await exchange.read()
-        context = front.context(exchange, method.job)
-        estimate = method.size(context, len(data))
-        reserved = 0 if estimate <= SMALL_BYTES else await front.unsent.room(estimate)
+        context = rpc.context(exchange, method.capability)
+        estimate = method.estimate(context, len(data))
+        reserved = 0 if estimate <= SMALL_BYTES else await rpc.unsent.room(estimate)
         try:
             reply = await method.answer(context, decode(data))
         finally:
-            front.unsent.add(-reserved)
-        return await _sent(front, exchange, reply)
+            rpc.unsent.add(-reserved)
+        return await _hand_over(rpc, exchange, reply)
 
     return handle
 
 
-def _collected(front: Front, method: Method, decode: Decode) -> Handle:
+def _stream_unary(rpc: RpcContext, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> bytes:
-        context = front.context(exchange, method.job)
-        reply = await answers.rerank_stream(context, exchange.messages(front.body_seconds), decode)
-        return await _sent(front, exchange, reply)
+        context = rpc.context(exchange, method.capability)
+        reply = await answers.rerank_stream(context, exchange.messages(rpc.body_seconds), decode)
+        return await _hand_over(rpc, exchange, reply)
 
     return handle
 
 
-async def _sent(front: Front, exchange: Exchange, reply: Reply) -> bytes:
-    """The body, which is counted until it is sent, once the values of HTTP's `x-…` headers are on their way."""
+async def _hand_over(rpc: RpcContext, exchange: Exchange, reply: Reply) -> bytes:
+    """Send the values of HTTP's `x-…` headers as metadata; return the body, which counts as unsent until it is sent."""
     body = bytes(reply.answer)
-    front.unsent.add(len(body))
-    exchange.hand_over(len(body), partial(front.unsent.add, -len(body)))
+    rpc.unsent.add(len(body))
+    exchange.hand_over(len(body), partial(rpc.unsent.add, -len(body)))
     if reply.usage is not None:
         metadata = [(name.decode(), value.decode()) for name, value in headers_of(reply.usage)]
         await exchange.context.send_initial_metadata(metadata)
     return body
 
 
-def _streamed(front: Front, method: Method, decode: Decode) -> Handle:
+def _stream_stream(rpc: RpcContext, method: Method, decode: Decode) -> Handle:
     async def handle(exchange: Exchange) -> None:
-        context = front.context(exchange, method.job)
+        context = rpc.context(exchange, method.capability)
 
         async def answer(data: bytes) -> bytes:
             with context.service.admission.carrying(int(method.permits)):
                 return bytes((await method.answer(context, decode(data))).answer)
 
-        enter, most = (_permit(context), front.parallel) if method.permits else (_place(front.beside), 1)
-        stream = InOrder(answer, enter, front.unsent, most=most, estimate=partial(method.size, context))
+        enter, max_tasks = (_permit(context), rpc.parallel) if method.permits else (_place(rpc.tokenizing), 1)
+        estimate = partial(method.estimate, context)
+        stream = InOrder(answer, enter, rpc.unsent, max_tasks=max_tasks, estimate=estimate)
         await stream.run(exchange.messages(), exchange.write)
 
     return handle
@@ -185,9 +182,9 @@ def _permit(context: Context) -> Enter:
     return enter
 
 
-def _place(beside: asyncio.Semaphore) -> Enter:
+def _place(semaphore: asyncio.Semaphore) -> Enter:
     async def enter() -> Callable[[], None]:
-        await beside.acquire()
-        return beside.release
+        await semaphore.acquire()
+        return semaphore.release
 
     return enter

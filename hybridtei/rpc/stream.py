@@ -1,4 +1,4 @@
-"""A stream whose messages are answered beside each other, and whose answers are sent in the order of the messages."""
+"""A bidirectional stream: messages are worked on in parallel, and answers are sent in the order of the messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 
-UNSENT_BYTES = 16_000_000  # of answers that are ready and wait for the client, or for an earlier one
+MAX_UNSENT_BYTES = 16_000_000  # of finished answers that wait for the client, or for an earlier answer
 DEFAULT_PARALLEL = 1024
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
@@ -20,14 +20,13 @@ Estimate = Callable[[int], int]  # bytes of a message -> bytes of its answer, ab
 
 
 def parallel_requests() -> int:
-    """Most messages of one stream in the works: TEI's variable GRPC_MAX_PARALLEL_STREAM_REQUESTS."""
-    given = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")
-    return max(int(given), 1) if given.isdecimal() else DEFAULT_PARALLEL
+    """Return the max messages of one stream that are worked on: TEI's variable GRPC_MAX_PARALLEL_STREAM_REQUESTS."""
+    text = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")
+    return max(int(text), 1) if text.isdecimal() else DEFAULT_PARALLEL
 
 
 class InOrder:
-    """One stream. `enter`: waits for leave to begin with a message, and gives what is to be called when it is done. `unsent`:
-    counts the answers of all clients."""
+    """One stream. `enter` waits for a permit and returns what releases it. `unsent` counts the answers of all clients."""
 
     def __init__(
         self,
@@ -35,83 +34,83 @@ class InOrder:
         enter: Enter,
         unsent: Unsent,
         *,
-        most: int,
+        max_tasks: int,
         estimate: Estimate = lambda _: 0,
-        unsent_bytes: int = UNSENT_BYTES,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
     ) -> None:
         self._answer = answer
         self._enter = enter
         self._estimate = estimate
-        self._of_all = unsent
-        self._most = most
-        self._most_unsent = unsent_bytes
-        self._running: deque[asyncio.Task[bytes]] = deque()
-        self._unsent = 0  # bytes of this stream that `_of_all` counts
+        self._unsent_of_all = unsent
+        self._max_tasks = max_tasks
+        self._max_unsent = max_unsent_bytes
+        self._tasks: deque[asyncio.Task[bytes]] = deque()
+        self._unsent = 0  # bytes of this stream that `_unsent_of_all` counts
         self._ended = False
-        self._room, self._news = asyncio.Event(), asyncio.Event()
+        self._has_room, self._has_news = asyncio.Event(), asyncio.Event()
 
     async def run(self, requests: AsyncIterator[bytes], send: Send) -> None:
-        """Until all is answered. Raises what the first message by place raises; nothing runs on then, or if cancelled. Raises
-        AnswersUnsent for a message that comes at the bound of all, while this stream holds nothing."""
+        """Answer every message. Raises what the first message by place raises, and AnswersUnsent for a message that comes while
+        all clients' answers are at their bound and this stream holds none. No task outlives it."""
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while await self._has_more():
-                body = await self._running[0]
+                body = await self._tasks[0]
                 await send(body)
-                self._running.popleft()
+                self._tasks.popleft()
                 self._count(-len(body))
-                self._room.set()
+                self._has_room.set()
             await reader
         finally:
-            left = [reader, *self._running]
+            left = [reader, *self._tasks]
             for task in left:
                 task.cancel()
-            self._count(-self._unsent)  # now: gRPC cancels a call twice, and the second one may end what is awaited here
+            self._count(-self._unsent)  # before the await: gRPC cancels a call twice, and the second cancellation may end it
             await asyncio.gather(*left, return_exceptions=True)
 
     def _count(self, size: int) -> None:
         self._unsent += size
-        self._of_all.add(size)
+        self._unsent_of_all.add(size)
 
     async def _has_more(self) -> bool:
-        while not self._running and not self._ended:
-            self._news.clear()
-            await self._news.wait()
-        return bool(self._running)
+        while not self._tasks and not self._ended:
+            self._has_news.clear()
+            await self._has_news.wait()
+        return bool(self._tasks)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for data in requests:
-                while self._running and self._is_full:
-                    self._room.clear()
-                    await self._room.wait()
+                while self._tasks and self._is_full:
+                    self._has_room.clear()
+                    await self._has_room.wait()
                 reserved = await self._reserve(len(data))
-                self._begin(data, reserved, await self._enter())
+                self._start(data, reserved, await self._enter())
         finally:
             self._ended = True
-            self._news.set()
+            self._has_news.set()
 
     @property
     def _is_full(self) -> bool:
-        return len(self._running) >= self._most or self._unsent >= self._most_unsent or self._of_all.is_full
+        return len(self._tasks) >= self._max_tasks or self._unsent >= self._max_unsent or self._unsent_of_all.is_full
 
     async def _reserve(self, size: int) -> int:
-        """How many bytes are counted for the answer to a message of `size` bytes, until it is there."""
-        self._of_all.check()
+        """Count the estimated answer to a message of `size` bytes as unsent; return the bytes counted."""
+        self._unsent_of_all.check()
         estimate = self._estimate(size)
         if estimate <= SMALL_BYTES:
             return 0
-        reserved = await self._of_all.room(estimate)
+        reserved = await self._unsent_of_all.room(estimate)
         self._unsent += reserved
         return reserved
 
-    def _begin(self, data: bytes, reserved: int, leave: Callable[[], None]) -> None:
-        task = asyncio.ensure_future(self._one(data, reserved))
-        task.add_done_callback(lambda _: leave())  # also if it is cancelled before it began
-        self._running.append(task)
-        self._news.set()
+    def _start(self, data: bytes, reserved: int, release: Callable[[], None]) -> None:
+        task = asyncio.ensure_future(self._run(data, reserved))
+        task.add_done_callback(lambda _: release())  # also if it is cancelled before it begins
+        self._tasks.append(task)
+        self._has_news.set()
 
-    async def _one(self, data: bytes, reserved: int) -> bytes:
+    async def _run(self, data: bytes, reserved: int) -> bytes:
         body = await self._answer(data)
         self._count(len(body) - reserved)
         return body

@@ -82,7 +82,7 @@ def is_serving(rpc: Rpc) -> bool:
 
 
 def test_strangers_lock_nobody_out(monkeypatch):
-    monkeypatch.setattr(server, "CALLS", 4)
+    monkeypatch.setattr(server, "MAX_CALLS", 4)
     with rpc_serving(server={"api_key": "secret"}) as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         streams = [start(channel, "EmbedStream", one.after()) for _ in range(8)]
         singles = [headers_only(channel, "/tei.v1.Embed/Embed", one) for _ in range(8)]
@@ -96,7 +96,7 @@ def test_strangers_lock_nobody_out(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["HEALTH", "REFLECTION"])
 def test_health_and_reflection_have_room_for_who_asks_now(monkeypatch, kind):
-    monkeypatch.setattr(server, "CALLS", 2)
+    monkeypatch.setattr(server, "MAX_CALLS", 2)
     monkeypatch.setattr(server, kind, calls.Bounds(2))
     with rpc_serving() as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         opened = [watching(channel) if kind == "HEALTH" else reflecting(channel, one) for _ in range(4)]
@@ -107,7 +107,7 @@ def test_health_and_reflection_have_room_for_who_asks_now(monkeypatch, kind):
 
 
 def test_at_the_bound_the_call_ends_that_waited_longest_for_its_client(monkeypatch):
-    monkeypatch.setattr(server, "CALLS", 2)
+    monkeypatch.setattr(server, "MAX_CALLS", 2)
     with rpc_serving() as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         stream = start(channel, "EmbedStream", one.after({"inputs": "one"}))
         assert next(stream).embeddings
@@ -123,7 +123,7 @@ def test_at_the_bound_the_call_ends_that_waited_longest_for_its_client(monkeypat
 
 
 def test_at_the_bound_no_call_ends_that_the_server_works_for(monkeypatch):
-    monkeypatch.setattr(server, "CALLS", 2)
+    monkeypatch.setattr(server, "MAX_CALLS", 2)
     hold = Hold()
     with rpc_serving(gate=hold) as rpc, ThreadPoolExecutor(2) as pool:
         working = [pool.submit(rpc.ask, "Embed", {"inputs": text}) for text in ("one", "two")]

@@ -56,7 +56,7 @@ class Scene:
 @given(st.lists(st.integers(1, 32).map(lambda number: bytes([number]))), st.integers(1, 5))
 def test_answers_keep_the_order_and_no_more_are_in_the_works(items, most):
     scene = Scene()
-    asyncio.run(InOrder(scene.answer, scene.enter, scene.unsent, most=most).run(scene.requests(items), scene.send))
+    asyncio.run(InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=most).run(scene.requests(items), scene.send))
     assert scene.sent == [item * 2 for item in items]
     assert scene.most_inside <= most
     assert scene.entered == scene.left == len(items)
@@ -70,7 +70,7 @@ def test_the_first_failure_by_place_ends_it_and_what_came_before_was_sent(before
 
     async def run() -> None:
         with pytest.raises(ValueError, match="bad"):
-            await InOrder(scene.answer, scene.enter, scene.unsent, most=4).run(scene.requests(items), scene.send)
+            await InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=4).run(scene.requests(items), scene.send)
         await asyncio.sleep(0)
 
     asyncio.run(run())
@@ -87,7 +87,7 @@ def test_a_client_that_does_not_read_is_not_read():
         await stuck.wait()
 
     async def run() -> None:
-        stream = InOrder(scene.answer, scene.enter, scene.unsent, most=1000, unsent_bytes=8)
+        stream = InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=1000, max_unsent_bytes=8)
         running = asyncio.ensure_future(stream.run(scene.requests([b"\x01"] * 1000), send))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ def test_when_it_is_cancelled_nothing_runs_on_and_everybody_leaves():
 
     async def run() -> None:
         running = asyncio.ensure_future(
-            InOrder(answer, scene.enter, scene.unsent, most=8).run(scene.requests([b"a"] * 20), scene.send)
+            InOrder(answer, scene.enter, scene.unsent, max_tasks=8).run(scene.requests([b"a"] * 20), scene.send)
         )
         while scene.entered < 8:
             await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def test_requests_that_break_off_break_it_off():
 
     async def run() -> None:
         with pytest.raises(ConnectionError):
-            await InOrder(scene.answer, scene.enter, scene.unsent, most=8).run(requests(), scene.send)
+            await InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=8).run(requests(), scene.send)
 
     asyncio.run(run())
     assert scene.sent == [b"\x01\x01"]
@@ -152,14 +152,14 @@ def test_at_the_bound_of_all_a_stream_waits_for_its_own_client_and_is_refused_if
     async def run() -> None:
         items = [b"\x01"] * 100
         running = asyncio.ensure_future(
-            InOrder(scene.answer, scene.enter, scene.unsent, most=2).run(scene.requests(items), send)
+            InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=2).run(scene.requests(items), send)
         )
         for _ in range(100):
             await asyncio.sleep(0)
         assert 0 < scene.unsent.bytes <= 8
         scene.unsent.add(8)
         with pytest.raises(AnswersUnsent, match="max-unsent-bytes"):
-            await InOrder(scene.answer, scene.enter, scene.unsent, most=2).run(scene.requests(items), send)
+            await InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=2).run(scene.requests(items), send)
         scene.unsent.add(-8)
         reads.set()
         await running
@@ -173,7 +173,7 @@ def test_room_is_asked_for_before_a_message_whose_answer_may_be_large_is_begun()
     scene.unsent = Unsent(4 * SMALL_BYTES)
 
     async def run() -> None:
-        stream = InOrder(scene.answer, scene.enter, scene.unsent, most=9, estimate=lambda _: size)
+        stream = InOrder(scene.answer, scene.enter, scene.unsent, max_tasks=9, estimate=lambda _: size)
         others = await scene.unsent.room(size)
         running = asyncio.ensure_future(stream.run(scene.requests([b"\x01"] * 9), scene.send))
         for _ in range(100):
