@@ -20,7 +20,7 @@ from conformance.fuzz import peer
 from conformance.fuzz.peer import Peer
 from conformance.fuzz.servers import free_port
 from conformance.fuzz.shot import Reply, Shot
-from hybridtei.server.http.writers import unfolded
+from hybridtei.server.http.body import unfolded
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS, STOP_SECONDS = 120.0, 40.0

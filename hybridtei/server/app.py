@@ -1,23 +1,37 @@
-"""The Litestar application: routes, guard, error table, and the engine's life."""
+"""The Litestar application: routes, what is written of an error, and the engine's life. All that knows Litestar is here.
+
+Its request, guard, signature and response objects are bypassed for routes without parameters in their path: they take longer
+than all else that this server does for a short request. So dependency injection, guards, response headers and hooks of the
+framework do not work in a route; `dispatch` checks keys and methods. Litestar has no ASGI routes with parameters, so those are
+ordinary ones.
+
+Errors of the framework (unknown route, wrong method) are written here too, so no body leaks its shape.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from traceback import clear_frames
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
-from litestar import Litestar
+from litestar import Litestar, Request, Response, asgi, get, post
 from litestar.datastructures import State
-from litestar.types import ASGIApp, Scope
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import LoadError
+from hybridtei.errors import HybridTeiError, LoadError
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
-from hybridtei.observability.tracing import recorder_for
+from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
 from hybridtei.server.api import (
     classify,
@@ -34,22 +48,22 @@ from hybridtei.server.api import (
     tokens,
 )
 from hybridtei.server.api.search import StoreBounds
-from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.dispatch import litestar_route
-from hybridtei.server.http.body import Keyless
-from hybridtei.server.http.connection import Refusals, Unsent
-from hybridtei.server.http.edge import ALIASES, Edge
-from hybridtei.server.http.error_responses import HANDLERS
-from hybridtei.server.http.security import Authenticator, Keyring, certificate_of
+from hybridtei.server.context import Context, Reply, RequestMetrics
+from hybridtei.server.dispatch import ALIASES, Edge, Work, disconnect_of, form_of, reply_of, respond
+from hybridtei.server.http.body import BodyError, Keyless
+from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
+from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
+from hybridtei.server.http.writers import written
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import ErrorResponse, Route
 from hybridtei.server.vector_dtypes import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
     from hybridtei.store.collection import CollectionSchemas
 
+log = logging.getLogger(__name__)
 
 ROUTES: tuple[Route, ...] = (
     *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *classify.ROUTES, *tagging.ROUTES),
@@ -155,3 +169,137 @@ def _edge(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIA
         below_aliases=not server.only_tei_routes,
         of_process=frozenset(route.path for route in routes if route.role == "manage"),
     )
+
+
+def litestar_route(route: Route) -> BaseRouteHandler:
+    """What Litestar serves for a route. Methods other than its own never come here: see `http.edge`."""
+    errors: Mapping[Any, Any] = error_handlers(route.error)
+    if route.method == "GET":
+        return _get_route(route, errors)
+    work: Work = as_handler(route.handler) if route.target == "model" else route.handler
+    if "{" in route.path:
+
+        @post(route.path, exception_handlers=dict(errors))
+        async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
+            form = form_of(request.scope)
+            reply = await reply_of(route, work, request.scope, request.receive, form)
+            return _response(*written(reply.answer, form))
+
+        return handle_request
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        form = form_of(scope)
+        try:
+            await respond(scope, await reply_of(route, work, scope, receive, form), form, send)
+        except ClientDisconnected:
+            if disconnect_of(scope) is None:
+                raise
+            # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
+
+    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
+
+
+def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:
+    async def response_of(scope: Any) -> ASGIResponse:
+        if route.role is not None:
+            check_key(scope, None)
+        content = await route.handler(scope)
+        if isinstance(content, Reply):
+            body, headers = written(content.answer, form_of(scope))
+            return _response(body, headers)
+        media_type = [] if content.media_type is None else [(b"content-type", content.media_type.encode())]
+        return _response(content.body, [*media_type, *content.headers], content.status)
+
+    if "{" in route.path:
+
+        @get(route.path, exception_handlers=dict(errors))
+        async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
+            return await response_of(request.scope)
+
+        return handle_request
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await response_of(scope))(scope, receive, send)
+
+    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
+
+
+def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int = 200) -> ASGIResponse:
+    named = {name.decode(): value.decode() for name, value in headers}
+    response = ASGIResponse(body=body, status_code=status, headers=named)
+    if "content-type" not in named:
+        del response.headers["content-type"]
+    return response
+
+
+CLOSING = (408, 413)  # the rest of the body is not read
+
+
+def error_handlers(kind: Any) -> dict[Any, Any]:
+    """Of a route whose errors are of a struct such as `errors.ErrorResponse`."""
+    handlers: dict[Any, Any] = {HybridTeiError: error_handler(kind)}
+    if kind.takes_body_errors:
+        handlers[BodyError] = handlers[HybridTeiError]
+    return handlers
+
+
+def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+    """What writes an error as such a struct."""
+
+    def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        status, body = kind.of(error)
+        clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
+        closes = isinstance(error, BodyError) and status in (*CLOSING, 503)
+        return Response(
+            msgspec.json.encode(body),
+            status_code=status,
+            media_type="application/json",
+            headers={"connection": "close"} if closes else None,
+        )
+
+    return handle
+
+
+def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
+    """Plain text."""
+    clear_frames(error.__traceback__)
+    headers = {"connection": "close"} if error.status in CLOSING else None
+    return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
+
+
+class StatusOnly(Response[bytes]):
+    """No body, and so no content type."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(b"", status_code=status_code)
+
+    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIResponse:
+        response = super().to_asgi_response(*args, **kwargs)
+        del response.headers["content-type"]
+        return response
+
+
+def framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """401, 404, 405 …: the status alone; `edge` adds which methods there are."""
+    return StatusOnly(error.status_code)
+
+
+def unforeseen_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """A defect of ours: logged with its trace, told without it."""
+    log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
+    body = orjson.dumps({"error": f"internal error: {type(error).__name__}", "error_type": "Backend"})
+    return Response(body, status_code=500, media_type="application/json")
+
+
+def gone(request: Request[Any, Any, Any], error: ClientDisconnected) -> Response[bytes]:
+    """The status nginx logs for a client that left; nobody reads it."""
+    return StatusOnly(499)
+
+
+HANDLERS: Mapping[Any, Any] = {
+    BodyError: body_error,
+    HybridTeiError: error_handler(ErrorResponse),
+    HTTPException: framework_error,
+    ClientDisconnected: gone,
+    Exception: unforeseen_error,
+}

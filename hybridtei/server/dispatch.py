@@ -1,39 +1,32 @@
-"""The one way from an HTTP request to an answer: check the key, read, decode, run while the client is connected, respond.
+"""From an HTTP request to its answer: methods, CORS, keys, body, handler, response. Knows no web framework.
 
-Litestar finds the routes, starts and stops the application, and has errors written. Its request, guard, signature and response
-objects are bypassed, here and nowhere else: they take longer than all else that this server does for a short request. What it
-costs: `_read` checks the key of a route, `http.edge` its methods before the framework is asked, and dependency injection,
-guards, response headers and hooks of the framework do not work in a route. Paths with parameters are not bypassed, because
-Litestar has no ASGI routes with these.
+`Edge` wraps the application, and looks at paths, methods and origins before the framework is asked; `reply_of` checks the key,
+reads, decodes, and runs a route's handler while the client is connected; `respond` writes what it replied.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Request, asgi, get, post
-from litestar.handlers import BaseRouteHandler
-from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore
-from hybridtei.observability.tracing import arrived, as_handler
+from hybridtei.observability.tracing import arrived
 from hybridtei.server.api.search import StoreContext
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
-from hybridtei.server.http.edge import ALIAS
-from hybridtei.server.http.error_responses import error_handlers
 from hybridtei.server.http.security import authenticator_of, check_key, is_keyless
 from hybridtei.server.http.writers import FORM, Form, piecewise, wanted_form, written
 from hybridtei.server.registry import Models
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import ALIAS, PAGE, Route
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
@@ -41,68 +34,7 @@ T = TypeVar("T")
 Work = Callable[..., Coroutine[Any, Any, Reply]]
 
 
-def litestar_route(route: Route) -> BaseRouteHandler:
-    """What Litestar serves for a route. Methods other than its own never come here: see `http.edge`."""
-    errors: Mapping[Any, Any] = error_handlers(route.error)
-    if route.method == "GET":
-        return _get_route(route, errors)
-    work: Work = as_handler(route.handler) if route.target == "model" else route.handler
-    if "{" in route.path:
-
-        @post(route.path, exception_handlers=dict(errors))
-        async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
-            form = form_of(request.scope)
-            reply = await _answer(route, work, request.scope, request.receive, form)
-            return _response(*written(reply.answer, form))
-
-        return handle_request
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        form = form_of(scope)
-        try:
-            await respond(scope, await _answer(route, work, scope, receive, form), form, send)
-        except ClientDisconnected:
-            if disconnect_of(scope) is None:
-                raise
-            # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
-
-    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
-
-
-def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:
-    async def response_of(scope: Any) -> ASGIResponse:
-        if route.role is not None:
-            check_key(scope, None)
-        answer = await route.handler(scope)
-        if isinstance(answer, Reply):
-            body, headers = written(answer.answer, form_of(scope))
-            return _response(body, headers)
-        media_type = [] if answer.media_type is None else [(b"content-type", answer.media_type.encode())]
-        return _response(answer.body, [*media_type, *answer.headers], answer.status)
-
-    if "{" in route.path:
-
-        @get(route.path, exception_handlers=dict(errors))
-        async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
-            return await response_of(request.scope)
-
-        return handle_request
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await (await response_of(scope))(scope, receive, send)
-
-    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
-
-
-def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int = 200) -> ASGIResponse:
-    named = {name.decode(): value.decode() for name, value in headers}
-    response = ASGIResponse(body=body, status_code=status, headers=named)
-    if "content-type" not in named:
-        del response.headers["content-type"]
-    return response
-
-
-async def _answer(route: Route, work: Work, scope: Any, receive: Any, form: Form) -> Reply:
+async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: Form) -> Reply:
     """What a route's handler says to a request. Raises BodyError, ClientDisconnected, HybridTeiError."""
     models, server = models_of(scope), server_of(scope)
     body = await _read(route, scope, receive, models, server)
@@ -192,7 +124,7 @@ def form_of(scope: Any) -> Form:
     return wanted_form(accept, accept_encoding)
 
 
-async def respond(scope: Any, reply: Reply, form: Form, send: Send) -> None:
+async def respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
     """200 with the reply, and its timing headers if it has any. Raises AnswersUnsent, ClientDisconnected."""
     unsent = unsent_of(scope)
     estimate = reply.numbers * BYTES_PER_NUMBER
@@ -249,3 +181,154 @@ async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
         raise ClientDisconnected from None
     finally:
         disconnect.on_disconnect = None
+
+
+HTML, XHTML = "text/html", "application/xhtml+xml"
+BROWSERS_OWN = (HTML, XHTML, "image/", "*/*")  # what may be valued as much as HTML
+
+
+def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether `accept` names HTML, and nothing that is no browser's before it or beside it."""
+    accept = b",".join(value for name, value in headers if name == b"accept")
+    if b"text/html" not in accept.lower():  # health probes end here
+        return False
+    qualities = dict(_quality(item) for item in accept.decode("latin-1").lower().split(","))
+    html = qualities.get(HTML, 0.0)
+    rivals = [name for name, quality in qualities.items() if quality >= html and name not in (HTML, XHTML)]
+    if not rivals:
+        return html > 0
+    return html > 0 and XHTML in qualities and all(name.startswith(BROWSERS_OWN) and qualities[name] <= html for name in rivals)
+
+
+def _quality(item: str) -> tuple[str, float]:
+    name, *parameters = (part.strip() for part in item.split(";"))
+    value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, 0.0
+
+
+VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
+ENDING_IN_SLASH = ("/", "/docs/")
+SLICE_BYTES = 262_144
+PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+EMPTY = (b"content-length", b"0")
+ALIASES = {
+    ("POST", "/"): "/invocations",
+    ("GET", "/docs/"): "/docs/index.html",  # without its slash it would be the redirect to it
+}
+
+BELOW = "/m/"  # each model has all routes below its alias there
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Edge:
+    """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at.
+
+    `below_aliases`: whether routes are also there below `/m/ALIAS`: all but those at `of_process`, which belong to no model,
+    and which a proxy in front may guard by their one path.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        origins: tuple[str, ...],
+        methods: Mapping[str, frozenset[str]],
+        *,
+        below_aliases: bool = True,
+        of_process: frozenset[str] = frozenset(),
+    ) -> None:
+        self._app = app
+        self._any_origin = not origins or "*" in origins
+        self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
+        self._methods = methods
+        self._below_aliases = below_aliases
+        self._of_process = of_process
+        self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        alias, path = split_alias(scope["path"]) if self._below_aliases else (None, scope["path"])
+        if alias is not None:
+            scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
+        method = scope["method"]
+        headers = self._cors(scope["headers"])
+        if method == "OPTIONS":
+            await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
+            return
+        misplaced = alias is not None and path in self._of_process
+        if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+            await _bare(404, headers, send)  # the framework would strip slashes, TEI does not
+            return
+        is_head = method == "HEAD"
+        if is_head:  # answered wherever GET is
+            method = "GET"
+        route = self._route(path)
+        if route is not None and method not in self._methods[route]:
+            await _bare(405, [*headers, *self._allow[route]], send)
+            return
+        path = ALIASES.get((method, path), path)
+        if path == "/" and not is_head and PAGE in self._methods and wants_page(scope["headers"]):
+            path = PAGE
+
+        async def send_with_cors(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *headers]
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            if len(message.get("body", b"")) > SLICE_BYTES:
+                await _send_sliced(message, send)
+            else:
+                await send(message)
+
+        if is_head or path is not scope["path"]:
+            scope = {**scope, "method": method, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send_with_cors)
+
+    def _route(self, path: str) -> str | None:
+        """The path as it was registered, with parameters such as `{name:str}`; None for one that nobody serves."""
+        if path in self._methods:
+            return path
+        return next((route for route in self._methods if "{" in route and _pattern(route).fullmatch(path)), None)
+
+    def _cors(self, request_headers: Headers) -> Headers:
+        if self._any_origin:
+            return [VARY, (b"access-control-allow-origin", b"*")]
+        origin = next((value for name, value in request_headers if name == b"origin"), None)
+        return [VARY, (b"access-control-allow-origin", origin)] if origin in self._origins else [VARY]
+
+
+@cache
+def _pattern(route: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{\w+:(\w+)\}", lambda found: ".+" if found[1] == "path" else "[^/]+", route))
+
+
+def split_alias(path: str) -> tuple[str | None, str]:
+    """`/m/name/embed` -> ("name", "/embed"); any other path as it is."""
+    if not path.startswith(BELOW):
+        return None, path
+    alias, _, rest = path[len(BELOW) :].partition("/")
+    return alias, f"/{rest}"
+
+
+async def _send_sliced(message: Any, send: Any) -> None:
+    """A large body slice by slice: `send` waits until the system took the slice before, so that no second copy is kept."""
+    body, more = memoryview(message["body"]), message.get("more_body", False)
+    for begin in range(0, len(body), SLICE_BYTES):
+        end = begin + SLICE_BYTES
+        await send({"type": "http.response.body", "body": body[begin:end], "more_body": more or end < len(body)})
+        await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
+
+
+async def _bare(status: int, headers: Headers, send: Any) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, EMPTY]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def allow_header(methods: Iterable[str]) -> str:
+    """Methods as TEI lists them: HEAD is there wherever GET is, OPTIONS is not named."""
+    return ",".join("GET,HEAD" if name == "GET" else name for name in sorted({*methods} - {"OPTIONS", "HEAD"}))

@@ -165,3 +165,9 @@ class Content:
     media_type: str | None = None
     status: int = 200
     headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
+
+
+PAGE = "/page"

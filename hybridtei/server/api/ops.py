@@ -18,9 +18,8 @@ from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.load import named_model
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.edge import ALIAS, PAGE
 from hybridtei.server.registry import ANY, Entry, Models
-from hybridtei.server.routing import Content, Route
+from hybridtei.server.routing import ALIAS, PAGE, Content, Route
 
 
 class ModelItem(Struct, frozen=True, omit_defaults=True):

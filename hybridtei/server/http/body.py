@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
-from hybridtei.server.http.writers import BrokenCoding, TooLong, UnknownCoding, unfolded
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
@@ -223,3 +229,64 @@ class Keyless:
             peer.places.release()
         if not peer.bodies:
             del self._peers[name]
+
+
+WINDOW_LOG_MOST = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
+
+
+MOST_PARTS = 16  # each is copied out of the rest, so that thousands would take minutes
+
+
+class BrokenCoding(Exception):
+    """Bytes that are not what their coding says."""
+
+
+class TooLong(Exception):
+    """More bytes come out than are allowed."""
+
+
+class UnknownCoding(Exception):
+    """A coding that is not read here."""
+
+
+def unfolded(body: bytes, codings: str, limit: int) -> bytes:
+    """A body as it was before `content-encoding`. Raises TooLong, BrokenCoding or UnknownCoding."""
+    names = [name.strip().lower() for name in codings.split(",")]
+    names = [name for name in names if name not in ("", "identity")]
+    if len(names) > 1 or any(name not in _START for name in names):
+        raise UnknownCoding(codings)
+    for name in names:
+        body = _unfold(body, limit, _START[name])
+    return body
+
+
+def _unfold(body: bytes, limit: int, start: Callable[[], Any]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while body:
+        if len(parts) == MOST_PARTS:
+            raise BrokenCoding(f"more than {MOST_PARTS} streams in one body")
+        opened = start()
+        try:
+            part = opened.decompress(body, limit + 1 - size)
+        except (zlib.error, zstd.ZstdError) as error:
+            raise BrokenCoding(str(error)) from None
+        size += len(part)
+        if size > limit:
+            raise TooLong
+        if not opened.eof:
+            raise BrokenCoding("incomplete stream")
+        parts.append(part)
+        body = opened.unused_data
+    return b"".join(parts)
+
+
+def _gzip() -> Any:
+    return zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+
+def _zstd() -> Any:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MOST})
+
+
+_START: Mapping[str, Callable[[], Any]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -26,11 +26,10 @@ from typing import Any, Literal, cast, get_args
 from litestar.exceptions import NotAuthorizedException
 
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError, RoleNeeded
+from hybridtei.errors import LoadError, OtherOrigin, RoleNeeded
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import CALLER
 from hybridtei.server.http.connection import ConnectionLimits
-from hybridtei.server.http.edge import check_origin
 
 
 class Authenticator:
@@ -281,3 +280,18 @@ class Handshake(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # what is no handshake, or takes too long: ssl's errors are OSErrors
             await loop.connect_accepted_socket(self._make, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+
+
+OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
+
+
+def check_origin(scope: Any, allowed: Collection[str]) -> None:
+    """`allowed`: of `--cors-allow-origin`; beside these, only the server's own pages. Raises OtherOrigin."""
+    headers = dict(scope["headers"])
+    origin: bytes | None = headers.get(b"origin")
+    if origin is None:
+        fits = headers.get(b"sec-fetch-site", b"none") in OWN
+    else:
+        fits = origin.partition(b"://")[2] == headers.get(b"host") or not {"*", origin.decode("latin-1")}.isdisjoint(allowed)
+    if not fits:
+        raise OtherOrigin

@@ -209,23 +209,9 @@ else:
 ZSTD_FROM_BYTES = 1024
 GZIP_FROM_BYTES = 8192
 ZSTD_LEVEL = GZIP_LEVEL = 1
-WINDOW_LOG_MOST = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
-MOST_PARTS = 16  # each is copied out of the rest, so that thousands would take minutes
 JSON_TYPES = frozenset({"application/json", "application/*", "*/*"})
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON, MSGPACK = b"application/json", b"application/msgpack"
-
-
-class BrokenCoding(Exception):
-    """Bytes that are not what their coding says."""
-
-
-class TooLong(Exception):
-    """More bytes come out than are allowed."""
-
-
-class UnknownCoding(Exception):
-    """A coding that is not read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,46 +274,3 @@ def _compressed(body: bytes, coding: str) -> bytes:
         return zstd.compress(body, ZSTD_LEVEL)
     squeezing = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return squeezing.compress(body) + squeezing.flush()
-
-
-def unfolded(body: bytes, codings: str, limit: int) -> bytes:
-    """A body as it was before `content-encoding`. Raises TooLong, BrokenCoding or UnknownCoding."""
-    names = [name.strip().lower() for name in codings.split(",")]
-    names = [name for name in names if name not in ("", "identity")]
-    if len(names) > 1 or any(name not in _START for name in names):
-        raise UnknownCoding(codings)
-    for name in names:
-        body = _unfold(body, limit, _START[name])
-    return body
-
-
-def _unfold(body: bytes, limit: int, start: Callable[[], Any]) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while body:
-        if len(parts) == MOST_PARTS:
-            raise BrokenCoding(f"more than {MOST_PARTS} streams in one body")
-        opened = start()
-        try:
-            part = opened.decompress(body, limit + 1 - size)
-        except (zlib.error, zstd.ZstdError) as error:
-            raise BrokenCoding(str(error)) from None
-        size += len(part)
-        if size > limit:
-            raise TooLong
-        if not opened.eof:
-            raise BrokenCoding("incomplete stream")
-        parts.append(part)
-        body = opened.unused_data
-    return b"".join(parts)
-
-
-def _gzip() -> Any:
-    return zlib.decompressobj(16 + zlib.MAX_WBITS)
-
-
-def _zstd() -> Any:
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MOST})
-
-
-_START: Mapping[str, Callable[[], Any]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

@@ -11,16 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from hybridtei.server.http.body import MOST_PARTS, BrokenCoding, TooLong, UnknownCoding, unfolded
 from hybridtei.server.http.writers import (
     GZIP_FROM_BYTES,
-    MOST_PARTS,
     PLAIN,
     ZSTD_FROM_BYTES,
-    BrokenCoding,
     Form,
-    TooLong,
-    UnknownCoding,
-    unfolded,
     wanted_form,
     written,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtei.server.http.edge import allow_header
+from hybridtei.server.dispatch import allow_header
 from tests.server.live import POSTS, Running, serving
 
 VARY = "origin, access-control-request-method, access-control-request-headers"

@@ -13,8 +13,8 @@ from litestar import Litestar, get
 from hybridtei import errors
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
+from hybridtei.server.app import HANDLERS, error_handler
 from hybridtei.server.http.body import BodyError, SchemaError
-from hybridtei.server.http.error_responses import HANDLERS, error_handler
 from hybridtei.server.routing import TABLE, ErrorResponse, OpenAICompatErrorResponse, row_of
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
