@@ -31,13 +31,13 @@ from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.embedders import vector_heads
 from hybridtei.ingest.files import documents_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import Tally
+from hybridtei.ingest.options import IngestStats
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.store.collection import schema_for
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 
 
 def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:
@@ -49,20 +49,20 @@ def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, 
         ledger=Ledger(folder / "ledger.jsonl"),
         quarantine=Quarantine(folder / "quarantine.jsonl"),
         settings=b"rate",
-        tally=Tally(),
+        stats=IngestStats(),
     )
 
     async def run() -> None:
-        store = EdgeStore(str(folder / "qdrant"))
+        store = EmbeddedStore(str(folder / "qdrant"))
         try:
             outcome = await ingest(preparation, encoder, store, "rate", schema_for(encoder.spec, model_id))
-            assert outcome.points == outcome.expected == preparation.tally.chunks, outcome
+            assert outcome.points == outcome.expected == preparation.stats.chunks, outcome
         finally:
             await store.close()
 
     asyncio.run(run())
     preparation.ledger.close()
-    return preparation.tally.tokens_per_s
+    return preparation.stats.tokens_per_s
 
 
 def encoder_rate(encoder: Encoder, texts: list[str], tokens: int) -> float:

@@ -34,12 +34,12 @@ def run_eval(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     needs_client()
-    from hybridtei.evaluate.run import EvaluateRequest, as_json, as_table, check_chart, run_evaluation, write_chart
+    from hybridtei.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
 
     folder = Path(arguments.folder)
     if arguments.chart is not None:
         check_chart(Path(arguments.chart))
-    request = EvaluateRequest(
+    request = EvaluateOptions(
         folder, arguments.collection or folder.resolve().name, arguments.split, arguments.rerank, quiet=arguments.quiet
     )
     evaluation = run_evaluation(request, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))

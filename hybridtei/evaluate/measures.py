@@ -35,14 +35,14 @@ CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "q
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgements:
     """`queries`: id -> text, of those that are judged. `relevance`: query's id -> document's id -> grade, 0 and up."""
 
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
 
 
-def read_judged(folder: Path, split: str = "test") -> Judged:
+def read_judgements(folder: Path, split: str = "test") -> Judgements:
     """Read queries and judgements. Raises InvalidInput, naming the file and the line."""
     relevance: dict[str, dict[str, int]] = {}
     for query, document, grade in _judgements(judgements_file(folder, split)):
@@ -52,7 +52,7 @@ def read_judged(folder: Path, split: str = "test") -> Judged:
     queries = {query: texts[query] for query in relevant if query in texts}
     if not queries:
         raise InvalidInput(f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}")
-    return Judged(queries, {query: relevant[query] for query in queries})
+    return Judgements(queries, {query: relevant[query] for query in queries})
 
 
 def judgements_file(folder: Path, split: str) -> Path:
@@ -174,7 +174,7 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
 async def evaluate(
     searcher: Searcher,
     collection: str,
-    judged: Judged,
+    judged: Judgements,
     *,
     rank: Rank | None = None,
     chosen: Sequence[Way] | None = None,
@@ -204,7 +204,7 @@ async def evaluate(
             depth=depth,
             advance=advance,
         )
-        results.append(Result(way.name, measured(run, judged), times))
+        results.append(Result(way.name, measure(run, judged), times))
     return Evaluation(collection, len(judged.queries), points, embed_ms, results)
 
 
@@ -216,7 +216,7 @@ async def _is_chunked(searcher: Searcher, collection: str) -> bool:
     return bool(records)
 
 
-async def _embedded(searcher: Searcher, collection: str, judged: Judged, advance: Advance) -> tuple[list[Embeddings], Any]:
+async def _embedded(searcher: Searcher, collection: str, judged: Judgements, advance: Advance) -> tuple[list[Embeddings], Any]:
     rows, times = [], []
     for done, text in enumerate(judged.queries.values(), 1):
         began = perf_counter_ns()
@@ -229,7 +229,7 @@ async def _embedded(searcher: Searcher, collection: str, judged: Judged, advance
 async def _run(
     searcher: Searcher,
     collection: str,
-    judged: Judged,
+    judged: Judgements,
     embedded: Sequence[Embeddings],
     *,
     way: Way,
@@ -248,12 +248,12 @@ async def _run(
         began = perf_counter_ns()
         found = await searcher.find(collection, text, embedded[done - 1], 0, options, rank=rank)
         times.append(since(began))
-        run[identity] = by_place([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
         advance(way.name, done)
     return run, np.array(times)
 
 
-def by_place(documents: Sequence[str]) -> dict[str, float]:
+def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
     """Documents, best first, with scores that keep that order: a measure that sorts by equal scores would find its own."""
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
 
@@ -264,7 +264,7 @@ def require_measures() -> None:
         raise LoadError("the package `ir_measures` is missing: pip install 'hybridtei[eval]'")
 
 
-def measured(run: Run, judged: Judged) -> dict[str, float]:
+def measure(run: Run, judged: Judgements) -> dict[str, float]:
     """nDCG@10 (linear gains), MRR@10 and recall@100, means over all judged queries; one without an answer counts 0."""
     import ir_measures
     from ir_measures import RR, R, nDCG

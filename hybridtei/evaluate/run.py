@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, StoreError
-from hybridtei.evaluate.measures import MEASURES, Advance, Evaluation, Judged, evaluate, read_judged, require_measures
+from hybridtei.evaluate.measures import MEASURES, Advance, Evaluation, Judgements, evaluate, read_judgements, require_measures
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model, rank_by
@@ -117,7 +117,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateRequest:
+class EvaluateOptions:
     """What the command was asked. `rerank`: a reranker's folder or hub id."""
 
     folder: Path
@@ -128,12 +128,12 @@ class EvaluateRequest:
 
 
 def run_evaluation(
-    request: EvaluateRequest, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+    request: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
 ) -> Evaluation:
     """Measure a collection, ingested before if it is not there. Raises HybridTeiError or OSError."""
     require_measures()
     check_name(request.collection)
-    judged = read_judged(request.folder, request.split)
+    judged = read_judgements(request.folder, request.split)
     store = with_default(store)
     if not asyncio.run(_is_there(store, request.collection)):
         tell(f"{request.collection} is not there yet: ingesting {request.folder}, a point a document")
@@ -163,8 +163,8 @@ async def _is_there(config: StoreConfig, collection: str) -> bool:
 
 
 async def _evaluate(
-    request: EvaluateRequest,
-    judged: Judged,
+    request: EvaluateOptions,
+    judged: Judgements,
     config: StoreConfig,
     *,
     encoder: Encoder,

@@ -66,7 +66,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejection:
     """Something of a source that could not become a document, and why. `document_id`: of what it should have been, if known."""
 
     source: str

@@ -6,7 +6,7 @@ so are links that lead out of the folder; folders behind links are not entered a
 source either: collections of the embedded engine, and files of rejected records.
 
 A reader yields documents one after the other, and holds one record, or one small file, at a time. What cannot become a
-document is yielded as a `Rejected` with its place and the reason; no reader stops at it.
+document is yielded as a `Rejection` with its place and the reason; no reader stops at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from io import BytesIO
 from pathlib import Path
 
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.chunking import Document, Rejection
 from hybridtei.ingest.records import ReadOptions, Unfit, excerpt
 from hybridtei.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
 
@@ -41,7 +41,7 @@ MAX_PAGES = 20_000
 Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
 
 
-def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejected:
+def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
     """The file as a document whose id is its label. Raises LoadError without the library its kind needs."""
     data = b""
     try:
@@ -55,7 +55,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         if not text.strip():
             raise Unfit("holds no text")
     except ValueError as error:
-        return Rejected(source, "file", str(error), excerpt(data), source)
+        return Rejection(source, "file", str(error), excerpt(data), source)
     return Document(source, source, text, title, {}, "file")
 
 
@@ -202,16 +202,16 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
     suffix = file.path.suffix.lower()
     try:
         if file.unreadable is not None:
-            yield Rejected(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
+            yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
         elif suffix in TABLES:
             yield from TABLES[suffix](file.path, file.label, options)
         elif suffix in PARSERS:
             yield read_whole(file.path, file.label, options), file.size
         else:
             kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
-            yield Rejected(file.label, "file", f"no reader for {kind}"), file.size
+            yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
     except OSError as error:
-        yield Rejected(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
+        yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
 
 
 def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | None) -> Iterator[SourceFile]:

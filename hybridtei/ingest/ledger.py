@@ -25,13 +25,13 @@ from typing import Any
 import orjson
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.chunking import Rejected
+from hybridtei.ingest.chunking import Rejection
 from hybridtei.ingest.files import SourceFile
 from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredDocument:
     """A document as it was when the store took it."""
 
     digest: bytes
@@ -54,7 +54,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._documents: dict[str, Stored] = {}
+        self._documents: dict[str, StoredDocument] = {}
         self._files: dict[str, FinishedFile] = {}
         self._file = path.open("a+b")
         try:
@@ -81,7 +81,7 @@ class Ledger:
         """The keys of the documents that the store holds."""
         return self._documents.keys()
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredDocument | None:
         """The document as it is stored, if it is."""
         return self._documents.get(key)
 
@@ -151,7 +151,7 @@ class Ledger:
         if "f" in entry:
             self._files[entry["f"]] = FinishedFile(int(entry["s"]), int(entry["m"]), str(entry["h"]), int(entry["n"]))
         elif entry["n"]:
-            self._documents[entry["d"]] = Stored(bytes.fromhex(entry["h"]), int(entry["n"]))
+            self._documents[entry["d"]] = StoredDocument(bytes.fromhex(entry["h"]), int(entry["n"]))
         else:
             self._documents.pop(entry["d"], None)
             if not entry.get("w"):
@@ -187,7 +187,7 @@ class Quarantine:
         """How many of a file."""
         return self._counts[source]
 
-    def add(self, rejected: Rejected) -> None:
+    def add(self, rejected: Rejection) -> None:
         """Note it; of one file, only the first 10,000 are written down."""
         self._counts[rejected.source] += 1
         count = self._counts[rejected.source]

@@ -51,7 +51,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 
 @dataclass
-class Tally:
+class IngestStats:
     """What has been done so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
 
     `missing`: stored before, and no longer in files that are unchanged since they were last read. `unclear`: stored before, and
@@ -108,9 +108,9 @@ class Progress:
         )
         self._shown = 0.0
 
-    def show(self, done_bytes: int, tally: Tally) -> None:
+    def show(self, done_bytes: int, stats: IngestStats) -> None:
         """So many bytes of the source are behind us."""
-        self._bar.set_postfix_str(line(tally), refresh=False)
+        self._bar.set_postfix_str(line(stats), refresh=False)
         done = min(done_bytes / MEGABYTE, self._bar.total or 0.0)
         self._bar.update(max(0.0, done - self._shown))
         self._shown = max(self._shown, done)
@@ -122,15 +122,15 @@ class Progress:
         self._bar.close()
 
 
-def line(tally: Tally) -> str:
-    """A tally in one line."""
+def line(stats: IngestStats) -> str:
+    """A stats in one line."""
     parts = [
-        f"{tally.documents:,} documents ({tally.documents_per_s:,.1f}/s)",
-        f"{tally.chunks:,} chunks",
-        f"{tally.tokens_per_s:,.0f} tokens/s",
+        f"{stats.documents:,} documents ({stats.documents_per_s:,.1f}/s)",
+        f"{stats.chunks:,} chunks",
+        f"{stats.tokens_per_s:,.0f} tokens/s",
     ]
-    parts += [f"{tally.skipped:,} unchanged"] if tally.skipped else []
-    parts += [f"{tally.quarantined:,} quarantined"] if tally.quarantined else []
+    parts += [f"{stats.skipped:,} unchanged"] if stats.skipped else []
+    parts += [f"{stats.quarantined:,} quarantined"] if stats.quarantined else []
     return ", ".join(parts)
 
 
@@ -154,7 +154,7 @@ class Summary:
 
     collection: str
     place: str
-    tally: Tally
+    stats: IngestStats
     outcome: Outcome
     quarantine: str | None
     delete_missing: bool = False
@@ -164,7 +164,7 @@ class Summary:
         """0 if all that could be taken is there; 130 if it was stopped; else 1."""
         if self.outcome.stopped:
             return INTERRUPTED
-        nothing = not self.tally.documents and not self.tally.skipped and self.tally.quarantined
+        nothing = not self.stats.documents and not self.stats.skipped and self.stats.quarantined
         return 1 if nothing or self.outcome.lost or self._refused else 0
 
     @property
@@ -174,38 +174,38 @@ class Summary:
 
     def as_json(self) -> str:
         """The summary as one line of JSON."""
-        tally, outcome = self.tally, self.outcome
+        stats, outcome = self.stats, self.outcome
         facts = {
             "collection": self.collection,
             "store": self.place,
-            "documents": tally.documents,
-            "unchanged": tally.skipped,
-            "quarantined": tally.quarantined,
+            "documents": stats.documents,
+            "unchanged": stats.skipped,
+            "quarantined": stats.quarantined,
             "quarantine": self.quarantine,
-            "chunks": tally.chunks,
-            "tokens": tally.tokens,
-            "seconds": round(tally.seconds, 3),
-            "documents_per_s": round(tally.documents_per_s, 2),
-            "tokens_per_s": round(tally.tokens_per_s, 1),
+            "chunks": stats.chunks,
+            "tokens": stats.tokens,
+            "seconds": round(stats.seconds, 3),
+            "documents_per_s": round(stats.documents_per_s, 2),
+            "tokens_per_s": round(stats.tokens_per_s, 1),
             "points": outcome.points,
             "points_expected": outcome.expected,
             "documents_lost": outcome.lost,
             "documents_missing": outcome.missing,
             "documents_deleted": outcome.deleted,
-            "documents_unclear": tally.unclear,
+            "documents_unclear": stats.unclear,
             "stopped": outcome.stopped,
         }
         return orjson.dumps(facts).decode()
 
     def in_words(self) -> str:
         """The summary as a few lines for people."""
-        tally = self.tally
+        stats = self.stats
         lines = [
-            f"{tally.documents:,} documents in {tally.chunks:,} chunks stored in {tally.seconds:,.1f} s "
-            f"({tally.documents_per_s:,.1f} documents/s, {tally.tokens_per_s:,.0f} tokens/s), {tally.skipped:,} unchanged"
+            f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
+            f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.skipped:,} unchanged"
         ]
-        if tally.quarantined:
-            lines.append(f"{tally.quarantined:,} could not be taken: {self.quarantine} says why")
+        if stats.quarantined:
+            lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.place}: {self._points()}")
         lines += self._missing()
         if self.outcome.stopped:
@@ -221,7 +221,7 @@ class Summary:
         return f"{points:,} points, {expected:,} expected; {self.outcome.lost:,} documents are lost: run the same command again"
 
     def _missing(self) -> list[str]:
-        missing, deleted, unclear = self.outcome.missing, self.outcome.deleted, self.tally.unclear
+        missing, deleted, unclear = self.outcome.missing, self.outcome.deleted, self.stats.unclear
         lines = []
         if deleted:
             lines.append(f"{deleted:,} documents that left the source were deleted")

@@ -104,13 +104,13 @@ async def ingest(
         ledger=ledger,
         quarantine=preparation.quarantine,
         settings=preparation.settings,
-        tally=preparation.tally,
+        stats=preparation.stats,
         strangers=strangers,
         patience_s=patience_s,
     )
     stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=quiet)
     complete = False
-    preparation.tally.start()
+    preparation.stats.start()
     try:
         with stopping.on_signals():
             await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
@@ -118,7 +118,7 @@ async def ingest(
         missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
     finally:
         writer.close()
-        preparation.tally.stop()
+        preparation.stats.stop()
         progress.close(complete=complete)
     return replace(await _outcome(store, name, ledger, stopped=not complete), missing=missing, deleted=deleted)
 
@@ -127,7 +127,7 @@ async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int
     """(documents that are stored and no longer in the source, how many were deleted)."""
     keys = await asyncio.to_thread(missing_from_source, preparation)
     if not preparation.delete_missing or not may_delete(preparation):
-        return len(keys) + preparation.tally.missing, 0
+        return len(keys) + preparation.stats.missing, 0
     await writer.delete_documents(keys)
     return 0, len(keys)
 
@@ -174,8 +174,8 @@ async def _flow(
     loop = asyncio.get_running_loop()
 
     def show(done_bytes: int) -> None:
-        preparation.tally.quarantined = len(preparation.quarantine)
-        progress.show(done_bytes, preparation.tally)
+        preparation.stats.quarantined = len(preparation.quarantine)
+        progress.show(done_bytes, preparation.stats)
 
     async def read(thread: ThreadPoolExecutor) -> None:
         batches = preparation.batches()
@@ -252,7 +252,7 @@ def missing_from_source(preparation: Preparation) -> list[str]:
 
 def may_delete(preparation: Preparation) -> bool:
     """Whether the source yielded a document at all: an empty or unreadable one must not empty the collection."""
-    return preparation.tally.documents + preparation.tally.skipped > 0
+    return preparation.stats.documents + preparation.stats.skipped > 0
 
 
 def _is_below(label: str, root: str) -> bool:

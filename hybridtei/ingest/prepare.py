@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejected, document_key, source_of
+from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key, source_of
 from hybridtei.ingest.files import SourceFile, documents_of
 from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine
-from hybridtei.ingest.options import Tally
+from hybridtei.ingest.options import IngestStats
 from hybridtei.ingest.records import ReadOptions, excerpt
 
 BATCH_CHUNKS = 256
@@ -23,7 +23,7 @@ GROUP_DOCUMENTS, GROUP_CHARACTERS = 128, 500_000  # cut at a time, by several th
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingDocument:
     """A document on its way. `failed`: it is in quarantine, and what is left of it is not wanted any more. `stored`: the
     collection holds a version of it."""
 
@@ -35,10 +35,10 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PendingChunk:
     """A chunk, and whose it is."""
 
-    pending: Pending
+    pending: PendingDocument
     chunk: Chunk
 
     @property
@@ -51,7 +51,7 @@ class Batch:
     """Chunks to embed together. `files`: those of which nothing is left to come, with their numbers of documents. `done_bytes`:
     of the whole source, once this is stored."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PendingChunk] = field(default_factory=list)
     files: list[tuple[SourceFile, int]] = field(default_factory=list)
     done_bytes: int = 0
     tokens: int = 0
@@ -76,7 +76,7 @@ class Preparation:
     ledger: Ledger
     quarantine: Quarantine
     settings: bytes
-    tally: Tally
+    stats: IngestStats
     progress: Callable[[int], None] = lambda done_bytes: None
     label: str = ""
     delete_missing: bool = False
@@ -95,11 +95,11 @@ class Preparation:
         for file in self.files:
             known = finished.get(file.label)
             if known is not None:
-                self.tally.skipped += known.documents
+                self.stats.skipped += known.documents
                 before += file.size
                 continue
-            self.tally.files += 1
-            documents = -self.tally.skipped
+            self.stats.files += 1
+            documents = -self.stats.skipped
             for group, read_bytes in self._groups(file, unseen.pop(file.label, set())):
                 documents += len(group)
                 for pieces in self._cut(group):
@@ -114,7 +114,7 @@ class Preparation:
                     self.progress(batch.done_bytes)
             before += file.size
             batch.done_bytes = before
-            batch.files.append((file, documents + self.tally.skipped))
+            batch.files.append((file, documents + self.stats.skipped))
         if batch.pieces or batch.files:
             yield batch
 
@@ -122,13 +122,13 @@ class Preparation:
         """Files that need not be read, by label: unchanged, with every document stored. Counts what they no longer hold."""
         stored = Counter(source_of(key) for key in self.ledger.stored_keys())
         finished: dict[str, FinishedFile] = {}
-        self.tally.missing = 0
+        self.stats.missing = 0
         for file in self.files:
             known = self.ledger.finished(file, self.settings)
             missing = stored[file.label] - known.documents if known is not None else 0
             if known is not None and not (missing and self.delete_missing):
                 finished[file.label] = known
-                self.tally.missing += missing
+                self.stats.missing += missing
         return finished
 
     def _stored_in(self, labels: Set[str]) -> dict[str, set[str]]:
@@ -139,11 +139,11 @@ class Preparation:
                 found.setdefault(label, set()).add(key)
         return found
 
-    def _groups(self, file: SourceFile, unseen: set[str]) -> Iterator[tuple[list[Pending], int]]:
+    def _groups(self, file: SourceFile, unseen: set[str]) -> Iterator[tuple[list[PendingDocument], int]]:
         """Documents that have to be stored, some at a time, and the bytes of the file behind them. `unseen`: keys of the
         stored documents of the file; those that it no longer holds are noted."""
         seen: set[bytes] = set()
-        group: list[Pending] = []
+        group: list[PendingDocument] = []
         characters = unchanged = read_bytes = nameless = 0
         for found, read_bytes in documents_of(file, self.options):
             if found.document_id is None:
@@ -160,34 +160,34 @@ class Preparation:
                 yield group, read_bytes
                 group, characters, unchanged = [], 0, 0
         if nameless:
-            self.tally.unclear += len(unseen)
+            self.stats.unclear += len(unseen)
         else:
             self.missing.extend(unseen)
         yield group, read_bytes
 
-    def _pending(self, found: Document | Rejected, seen: set[bytes]) -> Pending | None:
-        if isinstance(found, Rejected):
+    def _pending(self, found: Document | Rejection, seen: set[bytes]) -> PendingDocument | None:
+        if isinstance(found, Rejection):
             self.quarantine.add(found)
             return None
         name = blake2b(found.document_id.encode(), digest_size=16).digest()
         if name in seen:
             reason = f"the id {found.document_id!r} was there before: the first of that name is kept"
-            self.quarantine.add(Rejected(found.source, found.location, reason, excerpt(found.text), found.document_id))
+            self.quarantine.add(Rejection(found.source, found.location, reason, excerpt(found.text), found.document_id))
             return None
         seen.add(name)
         digest = found.digest(self.settings)
         stored = self.ledger.get(found.key)
         if stored is not None and stored.digest == digest:
-            self.tally.skipped += 1
+            self.stats.skipped += 1
             return None
-        return Pending(found, digest, 0)
+        return PendingDocument(found, digest, 0)
 
-    def _cut(self, group: Sequence[Pending]) -> Iterator[list[Piece]]:
+    def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
             pending.chunks = len(chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
                 found = pending.document
                 reason = "its text becomes no token of the model's"
-                self.quarantine.add(Rejected(found.source, found.location, reason, excerpt(found.text), found.document_id))
+                self.quarantine.add(Rejection(found.source, found.location, reason, excerpt(found.text), found.document_id))
                 continue
-            yield [Piece(pending, chunk) for chunk in chunks]
+            yield [PendingChunk(pending, chunk) for chunk in chunks]

@@ -84,7 +84,7 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
         offset += length
 
 
-def decoded(line: Line) -> str:
+def decode_line(line: Line) -> str:
     """Its text. Raises ValueError, which names the byte of the file that is not UTF-8."""
     try:
         return line.data.decode()

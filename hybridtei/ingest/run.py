@@ -23,7 +23,7 @@ from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import RemoteEmbedder, vector_heads
 from hybridtei.ingest.files import QUARANTINE, label_of, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import IngestOptions, Outcome, Summary, Tally
+from hybridtei.ingest.options import IngestOptions, IngestStats, Outcome, Summary
 from hybridtei.ingest.pipeline import Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
@@ -70,7 +70,7 @@ def run_ingest(
             ledger=ledger,
             quarantine=Quarantine(quarantine),
             settings=_settings(model, spec, heads, chunks, reading),
-            tally=Tally(),
+            stats=IngestStats(),
             label=label_of(Path(options.source), options.source_name),
             delete_missing=options.delete_missing,
         )
@@ -78,7 +78,7 @@ def run_ingest(
         work = _run(options, preparation, embedder, opened, schema, patience_s=patience_s, tell=tell)
         outcome = asyncio.run(work)
         path = str(quarantine) if len(preparation.quarantine) else None
-        return Summary(options.collection, place_of(store), preparation.tally, outcome, path, options.delete_missing)
+        return Summary(options.collection, place_of(store), preparation.stats, outcome, path, options.delete_missing)
     finally:
         ledger.close()
 
@@ -105,7 +105,7 @@ async def _run(
     except CollectionMismatch:
         raise
     except (StoreUnavailable, ConnectionError, BackendError) as error:
-        done = preparation.tally.documents
+        done = preparation.stats.documents
         kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
         raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
     finally:

@@ -15,8 +15,8 @@ import numpy
 import orjson
 
 from hybridtei.errors import LoadError
-from hybridtei.ingest.chunking import Document, Rejected
-from hybridtei.ingest.records import Line, ReadOptions, Unfit, bounded_lines, decoded, excerpt, id_of, text_and_rest
+from hybridtei.ingest.chunking import Document, Rejection
+from hybridtei.ingest.records import Line, ReadOptions, Unfit, bounded_lines, decode_line, excerpt, id_of, text_and_rest
 
 ROWS = 64  # read at a time
 MAX_COLUMN_BYTES = 64_000_000  # of a row group's column, if it is more than so many times what it is in the file:
@@ -45,7 +45,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
                         number += 1
                         yield _from_batch_row(batch, row, number, source, options), size * number // total
     except (pyarrow.ArrowException, OSError, Unfit) as error:
-        yield Rejected(source, f"after row {number}", f"not readable as parquet: {error}"), size
+        yield Rejection(source, f"after row {number}", f"not readable as parquet: {error}"), size
 
 
 def _check_group(file: Any, group: int, options: ReadOptions) -> None:
@@ -81,7 +81,7 @@ def _from_batch_row(batch: Any, row: int, number: int, source: str, options: Rea
         present = {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
         return document_of(present, source, location, f"row-{number}", options)
     except ValueError as error:
-        return rejected(source, location, error, str(record))
+        return rejection(source, location, error, str(record))
 
 
 def _size(cells: Any) -> int:
@@ -118,7 +118,7 @@ def _span(cells: Any) -> tuple[int, int]:
 
 
 IntArray = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
-Found = Document | Rejected
+Found = Document | Rejection
 Progress = tuple[Found, int]  # and how many bytes of the file are behind it
 
 
@@ -136,10 +136,10 @@ def _from_line(line: Line, source: str, options: ReadOptions) -> Found:
     try:
         if not line.is_whole:
             raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
-        decoded(line)
+        decode_line(line)
         return document_of(_parsed(line.data, options), source, location, f"line-{line.number}", options)
     except ValueError as error:
-        return rejected(source, location, error, line.data)
+        return rejection(source, location, error, line.data)
 
 
 def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
@@ -164,9 +164,9 @@ def document_of(record: Mapping[str, Any], source: str, location: str, fallback:
     return Document(source, document_id, text, title, metadata, location)
 
 
-def rejected(source: str, location: str, error: ValueError, written: bytes | str) -> Rejected:
+def rejection(source: str, location: str, error: ValueError, written: bytes | str) -> Rejection:
     """`written`: the record as the source has it."""
-    return Rejected(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
+    return Rejection(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
 
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
@@ -185,7 +185,7 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
                 return
             except (csv.Error, ValueError) as error:
                 lines.broken = None
-                yield Rejected(source, f"line {began}", str(error), excerpt(lines.last)), lines.offset
+                yield Rejection(source, f"line {began}", str(error), excerpt(lines.last)), lines.offset
                 if header is None:
                     return
                 continue
@@ -201,7 +201,7 @@ def _from_row(header: list[str], row: list[str], source: str, location: str, opt
             raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
         return document_of(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
     except Unfit as error:
-        return rejected(source, location, error, ",".join(row))
+        return rejection(source, location, error, ",".join(row))
 
 
 class _CsvLines:
@@ -227,7 +227,7 @@ class _CsvLines:
             self.broken = f"the line has {line.length} bytes, allowed are {self._max_bytes}"
             return "\n"
         try:
-            text = decoded(line)
+            text = decode_line(line)
         except ValueError as error:
             self.broken = str(error)
             text = line.data.decode(errors="replace")  # its quotes still count

@@ -21,15 +21,15 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import BackendError, InvalidPoint
-from hybridtei.ingest.chunking import Rejected, payload_of
+from hybridtei.ingest.chunking import Rejection, payload_of
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import Tally
-from hybridtei.ingest.prepare import Batch, Pending, Piece
+from hybridtei.ingest.options import IngestStats
+from hybridtei.ingest.prepare import Batch, PendingChunk, PendingDocument
 from hybridtei.ingest.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.failures import patiently
-from hybridtei.store.points import checked, point_id, to_points
+from hybridtei.store.failures import retry_unavailable
+from hybridtei.store.points import check_points, point_id, to_points
 from hybridtei.system import frames
 
 IDS_AT_ONCE = 1000
@@ -47,11 +47,11 @@ class Writer:
     ledger: Ledger
     quarantine: Quarantine
     settings: bytes
-    tally: Tally
+    stats: IngestStats
     strangers: bool
     patience_s: float = 0.0
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
-    _held: dict[Pending, HeldDocument] = field(default_factory=dict)
+    _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
 
     async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
         """All of a batch is stored and noted when this returns, but for documents that wait for chunks of later batches.
@@ -90,12 +90,16 @@ class Writer:
             await asyncio.to_thread(self.ledger.remove, list(chunks), files_are_whole=True)
 
     async def _store(
-        self, pieces: list[Piece], points: list[models.PointStruct], embeddings: Embeddings, complete: Collection[Pending]
-    ) -> list[Piece]:
+        self,
+        pieces: list[PendingChunk],
+        points: list[models.PointStruct],
+        embeddings: Embeddings,
+        complete: Collection[PendingDocument],
+    ) -> list[PendingChunk]:
         """Those pieces that are stored now."""
         waiting = [place for place, piece in enumerate(pieces) if self._waits(piece, complete)]
         await asyncio.to_thread(self._hold, [pieces[place] for place in waiting], embeddings, waiting)
-        stored: list[Piece] = []
+        stored: list[PendingChunk] = []
         for pending in complete:
             if (held := self._held.pop(pending, None)) is not None:
                 for part, vectors in held.parts():
@@ -107,21 +111,21 @@ class Writer:
         return stored + [pieces[place] for place in chosen]
 
     @staticmethod
-    def _waits(piece: Piece, complete: Collection[Pending]) -> bool:
+    def _waits(piece: PendingChunk, complete: Collection[PendingDocument]) -> bool:
         """The collection holds the document, and not every chunk of the new version is here."""
         return piece.pending.stored and not piece.pending.failed and piece.pending not in complete
 
-    def _hold(self, pieces: list[Piece], embeddings: Embeddings, rows: list[int]) -> None:
+    def _hold(self, pieces: list[PendingChunk], embeddings: Embeddings, rows: list[int]) -> None:
         for pending in dict.fromkeys(piece.pending for piece in pieces):
             of_it = [place for place, piece in enumerate(pieces) if piece.pending is pending]
-            held = self._held.setdefault(pending, HeldDocument())
+            held = self._held.setdefault(pending, BufferedDocument())
             held.add([pieces[place] for place in of_it], embeddings.take([rows[place] for place in of_it]))
 
     async def _send(self, points: Sequence[models.PointStruct]) -> None:
         if points:
-            await patiently(lambda: self.store.upsert(self.name, points), self.patience_s)
+            await retry_unavailable(lambda: self.store.upsert(self.name, points), self.patience_s)
 
-    def _fail(self, piece: Piece, reason: str) -> None:
+    def _fail(self, piece: PendingChunk, reason: str) -> None:
         """The document is not wanted any more."""
         if piece.pending.failed:
             return
@@ -130,9 +134,9 @@ class Writer:
             held.close()
         document = piece.pending.document
         location = f"{document.location}, chunk {piece.chunk.number}"
-        self.quarantine.add(Rejected(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
+        self.quarantine.add(Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
 
-    async def _find_stored(self, begun: Sequence[Pending]) -> None:
+    async def _find_stored(self, begun: Sequence[PendingDocument]) -> None:
         """Mark those of the documents that the collection holds, in whatever version."""
         for pending in begun:
             pending.stored = self._known(pending) > 0
@@ -140,7 +144,7 @@ class Writer:
         for name in await self._present(list(asked)):
             asked[name].stored = True
 
-    async def _delete_stale(self, complete: Collection[Pending]) -> None:
+    async def _delete_stale(self, complete: Collection[PendingDocument]) -> None:
         """Chunks that a longer version had. Where no ledger knows how many, the store is asked: a payload may say anything."""
         stale = [point_id(one.document.key, number) for one in complete for number in range(one.chunks, self._known(one))]
         strangers = {point_id(one.document.key, one.chunks): one for one in complete if one.stored and not self._known(one)}
@@ -148,7 +152,7 @@ class Writer:
             stale += await self._chunks_from(strangers[name])
         await self._delete(stale[::-1])  # the last first, so that a kill leaves no gap that would hide the rest
 
-    async def _chunks_from(self, pending: Pending) -> list[str]:
+    async def _chunks_from(self, pending: PendingDocument) -> list[str]:
         """Ids of the document's stored chunks behind its new version's; they are numbered without gaps."""
         found: list[str] = []
         while True:
@@ -175,20 +179,20 @@ class Writer:
     async def _delete(self, ids: Sequence[str]) -> None:
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
-            await patiently(partial(self.store.delete, self.name, part), self.patience_s)
-        self.tally.removed_chunks += len(ids)
+            await retry_unavailable(partial(self.store.delete, self.name, part), self.patience_s)
+        self.stats.removed_chunks += len(ids)
 
-    def _known(self, pending: Pending) -> int:
+    def _known(self, pending: PendingDocument) -> int:
         stored = self.ledger.get(pending.document.key)
         return 0 if stored is None else stored.chunks
 
-    def _note(self, batch: Batch, complete: Collection[Pending], stored: Sequence[Piece]) -> None:
+    def _note(self, batch: Batch, complete: Collection[PendingDocument], stored: Sequence[PendingChunk]) -> None:
         self.ledger.add([(one.document.key, one.digest, one.chunks) for one in complete])
         clean = [(file, documents) for file, documents in batch.files if not self.quarantine.of(file.label)]
         self.ledger.finish(clean, self.settings)
-        self.tally.documents += len(complete)
-        self.tally.chunks += len(stored)
-        self.tally.tokens += sum(piece.chunk.tokens for piece in stored)
+        self.stats.documents += len(complete)
+        self.stats.chunks += len(stored)
+        self.stats.tokens += sum(piece.chunk.tokens for piece in stored)
 
     def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
         for reason in reasons:
@@ -200,7 +204,7 @@ class Writer:
 
 
 def _checked_points(
-    pieces: Sequence[Piece], embeddings: Embeddings, schema: CollectionSchema
+    pieces: Sequence[PendingChunk], embeddings: Embeddings, schema: CollectionSchema
 ) -> tuple[list[models.PointStruct], list[str | None]]:
     """The points of the pieces, and for each why no store should take it, or None."""
     points = _points(pieces, embeddings)
@@ -209,13 +213,13 @@ def _checked_points(
 
 def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:
     try:
-        checked([point], schema)
+        check_points([point], schema)
     except InvalidPoint as error:
         return str(error)
     return None
 
 
-def _points(pieces: Sequence[Piece], embeddings: Embeddings) -> list[models.PointStruct]:
+def _points(pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[models.PointStruct]:
     if not pieces:
         return []
     ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
@@ -248,20 +252,20 @@ async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: 
 MAX_HELD_BYTES = 64_000_000  # of vectors in memory; what is more goes to a temporary file
 
 
-class HeldDocument:
+class BufferedDocument:
     """Pieces of one document with their vectors, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
-        self._parts: list[tuple[list[Piece], int]] = []
+        self._parts: list[tuple[list[PendingChunk], int]] = []
 
-    def add(self, pieces: Sequence[Piece], embeddings: Embeddings) -> None:
+    def add(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> None:
         """A row for each piece."""
         frame = b"".join(frames.encode(embeddings))
         self._vectors.write(frame)
         self._parts.append((list(pieces), len(frame)))
 
-    def parts(self) -> Iterator[tuple[list[Piece], Embeddings]]:
+    def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
         """As they were added."""
         self._vectors.seek(0)
         for pieces, size in self._parts:

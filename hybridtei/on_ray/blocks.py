@@ -2,7 +2,7 @@
 
 Batches of chunks travel as MessagePack and vectors as frames, never as pickles of ours. A document's text stays behind: only
 its chunks are stored. A document may span batches, and a failure in one must stop the others, so the receiver gives all pieces
-of a document the same `Pending`.
+of a document the same `PendingDocument`.
 
 Ray gives a dead actor's block to the next actor, which would die of it too. So a block is noted where it outlives the actor;
 one that was begun twice and not ended is embedded text by text, and a text that was being embedded at a death goes into
@@ -18,36 +18,36 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from hybridtei.errors import BackendError
-from hybridtei.ingest.chunking import Chunk, Document, Rejected
+from hybridtei.ingest.chunking import Chunk, Document, Rejection
 from hybridtei.ingest.embedders import embed_each
 from hybridtei.ingest.files import SourceFile
-from hybridtei.ingest.prepare import Batch, Pending, Piece
+from hybridtei.ingest.prepare import Batch, PendingChunk, PendingDocument
 from hybridtei.outputs import Embeddings
 from hybridtei.system import frames
 
 Vectors = tuple[Embeddings, list[str | None]]
 
 
-class SentDocument(msgspec.Struct, frozen=True):
-    """A `Pending`, its text left out."""
+class DocumentMessage(msgspec.Struct, frozen=True):
+    """A `PendingDocument` without its text."""
 
     document: Document
     digest: bytes
     chunks: int
 
 
-class Sent(msgspec.Struct, frozen=True):
+class BatchMessage(msgspec.Struct, frozen=True):
     """A `Batch`, and what was found on the way to it: `rejected`, and how many documents were `skipped` as unchanged.
 
     `pieces`: (place in `documents`, chunk). `files`: (place among the reader's files, documents). `missing`, `unclear`: as in
-    `Preparation` and `Tally`, found since the batch before. `is_last`: of its reader.
+    `Preparation` and `IngestStats`, found since the batch before. `is_last`: of its reader.
     """
 
-    documents: list[SentDocument]
+    documents: list[DocumentMessage]
     pieces: list[tuple[int, Chunk]]
     files: list[tuple[int, int]]
     done_bytes: int
-    rejected: list[Rejected]
+    rejected: list[Rejection]
     skipped: int
     files_begun: int
     missing: list[str]
@@ -60,22 +60,22 @@ class Sent(msgspec.Struct, frozen=True):
         return [chunk.text for _, chunk in self.pieces]
 
 
-def sent(
+def message_of(
     batch: Batch,
     files: Sequence[SourceFile],
-    rejected: list[Rejected],
+    rejected: list[Rejection],
     *,
     skipped: int,
     files_begun: int,
     missing: list[str],
     unclear: int,
     is_last: bool,
-) -> Sent:
+) -> BatchMessage:
     """The batch as it travels."""
     unique = dict.fromkeys(piece.pending for piece in batch.pieces)
     places = {pending: place for place, pending in enumerate(unique)}
-    return Sent(
-        documents=[SentDocument(replace(one.document, text=""), one.digest, one.chunks) for one in unique],
+    return BatchMessage(
+        documents=[DocumentMessage(replace(one.document, text=""), one.digest, one.chunks) for one in unique],
         pieces=[(places[piece.pending], piece.chunk) for piece in batch.pieces],
         files=[(files.index(file), documents) for file, documents in batch.files],
         done_bytes=batch.done_bytes,
@@ -93,44 +93,44 @@ class Receiver:
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self._files = files
-        self._open: dict[str, Pending] = {}  # documents of which more is to come
+        self._open: dict[str, PendingDocument] = {}  # documents of which more is to come
 
-    def batch(self, given: Sent) -> Batch:
-        """The pieces share a `Pending` where they are of one document, in earlier batches too."""
+    def batch(self, given: BatchMessage) -> Batch:
+        """The pieces share a `PendingDocument` where they are of one document, in earlier batches too."""
         pending = [self._pending(one) for one in given.documents]
-        pieces = [Piece(pending[place], chunk) for place, chunk in given.pieces]
+        pieces = [PendingChunk(pending[place], chunk) for place, chunk in given.pieces]
         for piece in pieces:
             if piece.is_last:
                 self._open.pop(piece.pending.document.key, None)
         files = [(self._files[place], documents) for place, documents in given.files]
         return Batch(pieces, files, given.done_bytes, sum(piece.chunk.tokens for piece in pieces))
 
-    def _pending(self, one: SentDocument) -> Pending:
-        return self._open.setdefault(one.document.key, Pending(one.document, one.digest, one.chunks))
+    def _pending(self, one: DocumentMessage) -> PendingDocument:
+        return self._open.setdefault(one.document.key, PendingDocument(one.document, one.digest, one.chunks))
 
 
-def packed(given: Sent) -> bytes:
+def encode_batch(given: BatchMessage) -> bytes:
     """A block as MessagePack."""
     return msgspec.msgpack.encode(given)
 
 
-def unpacked(data: bytes) -> Sent:
+def decode_batch(data: bytes) -> BatchMessage:
     """Raises msgspec.ValidationError for bytes that are none of ours."""
     return _DECODER.decode(data)
 
 
-def packed_vectors(vectors: Vectors) -> bytes:
+def encode_vectors(vectors: Vectors) -> bytes:
     """Rows, and for each text why it has none, or None."""
     return b"".join(frames.encode(vectors))
 
 
-def unpacked_vectors(data: bytes) -> Vectors:
+def decode_vectors(data: bytes) -> Vectors:
     """Arrays are views of the bytes."""
     embeddings, reasons = frames.decode(data)
     return embeddings, reasons
 
 
-_DECODER = msgspec.msgpack.Decoder(Sent)
+_DECODER = msgspec.msgpack.Decoder(BatchMessage)
 
 
 WHOLE_TRIES = 2  # a death may have another cause than the texts

@@ -78,7 +78,7 @@ def _reach(address: str) -> None:
         raise ConnectionError(f"Ray at {address}: {error}") from error
 
 
-def keep_to(processors: int) -> None:
+def limit_threads(processors: int) -> None:
     """Let this process compute with so many threads: Ray counts processors and fences none."""
     from threadpoolctl import threadpool_limits
 
@@ -136,7 +136,7 @@ class Replica:
     """One engine, and the application in front of it."""
 
     def __init__(self, model: ModelConfig, engine: EngineConfig, server: ServerConfig, processors: int) -> None:
-        keep_to(processors)  # before anything counts them
+        limit_threads(processors)  # before anything counts them
         from hybridtei.engine.service import EngineService
         from hybridtei.load import load_model
         from hybridtei.observability.metrics import Registry
@@ -172,7 +172,7 @@ def application(settings: dict[str, Any]) -> Any:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    model, engine, server, scale = sorted_out(settings)
+    model, engine, server, scale = configs_from(settings)
     deployment = serve.deployment(
         name="hybridtei",
         max_ongoing_requests=engine.max_concurrent_requests,
@@ -193,7 +193,7 @@ def application(settings: dict[str, Any]) -> Any:
     return deployment(serve.ingress()(Replica)).bind(model, engine, server, scale.processors)
 
 
-def sorted_out(settings: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig, ServerConfig, Scale]:
+def configs_from(settings: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig, ServerConfig, Scale]:
     """Settings by name, to whom they belong. Raises InvalidInput."""
     kinds = (ModelConfig, EngineConfig, ServerConfig, Scale)
     known = {name for kind in kinds for name in kind.__struct_fields__} - SERVES_OWN

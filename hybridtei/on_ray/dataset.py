@@ -26,30 +26,30 @@ from hybridtei.ingest.files import SourceFile
 from hybridtei.on_ray.blocks import (
     MAX_TRIES,
     Attempts,
-    Sent,
+    BatchMessage,
     Vectors,
+    decode_batch,
+    decode_vectors,
     embed_block,
-    packed,
-    packed_vectors,
-    unpacked,
-    unpacked_vectors,
+    encode_batch,
+    encode_vectors,
 )
-from hybridtei.on_ray.cluster import keep_to
-from hybridtei.on_ray.ingest import Known, Recipe, blocks
+from hybridtei.on_ray.cluster import limit_threads
+from hybridtei.on_ray.ingest import LedgerSnapshot, ReaderConfig, blocks
 from hybridtei.outputs import Embeddings
 
 READER, NUMBER, BATCH, VECTORS = "reader", "number", "batch", "vectors"
 AHEAD = 2  # blocks that an actor has beside the one in hand
 PROCESSORS = 1  # of an actor
-Arrival = tuple[int, int, tuple[Sent, Vectors]]
+Arrival = tuple[int, int, tuple[BatchMessage, Vectors]]
 
 
 class Sources(Datasource):  # type: ignore[misc]
     """A read task for each share of the files."""
 
-    def __init__(self, recipe: Recipe, shares: Sequence[tuple[list[SourceFile], Known]]) -> None:
+    def __init__(self, config: ReaderConfig, shares: Sequence[tuple[list[SourceFile], LedgerSnapshot]]) -> None:
         super().__init__()
-        self._tasks = [partial(_tables, recipe, number, *_by_reference(share)) for number, share in enumerate(shares)]
+        self._tasks = [partial(_tables, config, number, *_by_reference(share)) for number, share in enumerate(shares)]
 
     def estimate_inmemory_data_size(self) -> int | None:
         """See `Datasource`: nobody knows."""
@@ -61,22 +61,22 @@ class Sources(Datasource):  # type: ignore[misc]
         return [ReadTask(task, unknown) for task in self._tasks]
 
 
-def _by_reference(share: tuple[list[SourceFile], Known]) -> tuple[list[SourceFile], Any]:
+def _by_reference(share: tuple[list[SourceFile], LedgerSnapshot]) -> tuple[list[SourceFile], Any]:
     """What a ledger knows may be large, and Ray copies the arguments of a task several times."""
     files, known = share
     return files, ray.put(known)
 
 
-def _tables(recipe: Recipe, reader: int, files: list[SourceFile], known: Any) -> Iterator[pa.Table]:
-    for number, block in enumerate(blocks(recipe, files, ray.get(known))):
-        yield pa.table({READER: [reader], NUMBER: [number], BATCH: pa.array([packed(block)], pa.large_binary())})
+def _tables(config: ReaderConfig, reader: int, files: list[SourceFile], known: Any) -> Iterator[pa.Table]:
+    for number, block in enumerate(blocks(config, files, ray.get(known))):
+        yield pa.table({READER: [reader], NUMBER: [number], BATCH: pa.array([encode_batch(block)], pa.large_binary())})
 
 
 class Embedding:
     """An actor's work: it holds the engine, and gives each batch its vectors."""
 
     def __init__(self, model: ModelConfig, engine: EngineConfig, heads: frozenset[Head], attempts: Any) -> None:
-        keep_to(PROCESSORS)  # before anything counts them
+        limit_threads(PROCESSORS)  # before anything counts them
         from hybridtei.encoder import Encoder
 
         encoder = Encoder.load(config=model, engine=engine)
@@ -87,11 +87,12 @@ class Embedding:
         """A row with its batch -> the row with vectors too."""
         names = zip(table[READER].to_pylist(), table[NUMBER].to_pylist(), strict=True)
         found = [
-            packed_vectors(self._vectors(name, unpacked(row.as_py()))) for name, row in zip(names, table[BATCH], strict=True)
+            encode_vectors(self._vectors(name, decode_batch(row.as_py())))
+            for name, row in zip(names, table[BATCH], strict=True)
         ]
         return table.append_column(VECTORS, pa.array(found, pa.large_binary()))
 
-    def _vectors(self, name: tuple[int, int], block: Sent) -> Vectors:
+    def _vectors(self, name: tuple[int, int], block: BatchMessage) -> Vectors:
         return embed_block(self._attempts, name, self._encode, block.texts) if block.texts else (Embeddings(), [])
 
 
@@ -113,20 +114,20 @@ class _Remote:
 
 
 def arrivals(
-    recipe: Recipe,
-    shares: Sequence[tuple[list[SourceFile], Known]],
+    config: ReaderConfig,
+    shares: Sequence[tuple[list[SourceFile], LedgerSnapshot]],
     heads: frozenset[Head],
     workers: int,
 ) -> Iterator[Arrival]:
     """(reader, number, what it is) of every block, in no order, embedded by so many actors. Raises what Ray raises."""
-    data = _quietly(lambda: _pipeline(recipe, shares, heads, workers))
+    data = _quietly(lambda: _pipeline(config, shares, heads, workers))
     for table in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         for row in table.to_pylist():
-            yield row[READER], row[NUMBER], (unpacked(row[BATCH]), unpacked_vectors(row[VECTORS]))
+            yield row[READER], row[NUMBER], (decode_batch(row[BATCH]), decode_vectors(row[VECTORS]))
 
 
 def _pipeline(
-    recipe: Recipe, shares: Sequence[tuple[list[SourceFile], Known]], heads: frozenset[Head], workers: int
+    config: ReaderConfig, shares: Sequence[tuple[list[SourceFile], LedgerSnapshot]], heads: frozenset[Head], workers: int
 ) -> ray.data.Dataset:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     attempts = ray.remote(num_cpus=0, scheduling_strategy=here)(Attempts).remote()
@@ -135,11 +136,11 @@ def _pipeline(
     context.enable_progress_bars = False
     with ray.data.DataContext.current(context):
         source = ray.data.read_datasource(
-            Sources(recipe, shares), num_cpus=0, scheduling_strategy=here, override_num_blocks=len(shares)
+            Sources(config, shares), num_cpus=0, scheduling_strategy=here, override_num_blocks=len(shares)
         )
         return source.map_batches(
             Embedding,
-            fn_constructor_args=(recipe.model, recipe.engine, heads, attempts),
+            fn_constructor_args=(config.model, config.engine, heads, attempts),
             batch_size=None,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1 + AHEAD),

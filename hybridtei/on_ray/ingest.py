@@ -18,19 +18,19 @@ from tokenizers import Tokenizer as RawTokenizer
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
-from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejected
+from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejection
 from hybridtei.ingest.files import SourceFile
-from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine, Stored
-from hybridtei.ingest.options import Tally
+from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine, StoredDocument
+from hybridtei.ingest.options import IngestStats
 from hybridtei.ingest.prepare import Batch, Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.on_ray.blocks import Receiver, Sent, Vectors, in_order, sent
+from hybridtei.on_ray.blocks import BatchMessage, Receiver, Vectors, in_order, message_of
 from hybridtei.on_ray.cluster import join
 from hybridtei.outputs import Embeddings
 
 MOST_WORKERS = 10_000
-Block = tuple[Sent, Vectors]
+Block = tuple[BatchMessage, Vectors]
 
 
 class RayPipeline:
@@ -63,7 +63,7 @@ class RayPipeline:
     ) -> AsyncGenerator[tuple[Batch, Embeddings, list[str | None]]]:
         """See `ingest.pipeline.Pipeline`. Raises BackendError where the engines fail, or Ray gives up on a block."""
         files = preparation.files
-        groups = shares(files, self._workers)
+        groups = split_files(files, self._workers)
         received = [Receiver(group) for group in groups]
         done_bytes = [0] * len(groups)
         complete = [False] * len(groups)
@@ -94,9 +94,11 @@ class RayPipeline:
         from hybridtei.on_ray.dataset import arrivals
 
         stored, finished = stored_documents(preparation.ledger), preparation.finished_files()
-        given = [(group, Known(stored, _of(group, finished))) for group in groups]
-        recipe = Recipe(self._model, self._engine, preparation.options, preparation.chunker.settings, preparation.settings)
-        return arrivals(recipe, given, self.heads, self._workers)
+        given = [(group, LedgerSnapshot(stored, _of(group, finished))) for group in groups]
+        config = ReaderConfig(
+            self._model, self._engine, preparation.options, preparation.chunker.settings, preparation.settings
+        )
+        return arrivals(config, given, self.heads, self._workers)
 
 
 def _of(files: list[SourceFile], finished: Mapping[str, FinishedFile]) -> dict[str, FinishedFile]:
@@ -109,11 +111,11 @@ def _processors() -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def _note(preparation: Preparation, given: Sent) -> None:
+def _note(preparation: Preparation, given: BatchMessage) -> None:
     """What the reader found beside the batch."""
-    preparation.tally.skipped += given.skipped
-    preparation.tally.files += given.files_begun
-    preparation.tally.unclear += given.unclear
+    preparation.stats.skipped += given.skipped
+    preparation.stats.files += given.files_begun
+    preparation.stats.unclear += given.unclear
     preparation.missing.extend(given.missing)
     for rejected in given.rejected:
         preparation.quarantine.add(rejected)
@@ -141,7 +143,7 @@ def _ours(error: BaseException | None) -> HybridTeiError | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ReaderConfig:
     """How sources become batches; `settings` as in `Preparation`."""
 
     model: ModelConfig
@@ -152,16 +154,16 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LedgerSnapshot:
     """What a ledger knew when the ingest began: of all documents, and of the files of one reader."""
 
-    documents: Mapping[str, Stored]
+    documents: Mapping[str, StoredDocument]
     files: Mapping[str, FinishedFile]
 
     def stored_keys(self) -> Collection[str]:
         return self.documents.keys()
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredDocument | None:
         return self.documents.get(key)
 
     def finished(self, file: SourceFile, settings: bytes) -> FinishedFile | None:
@@ -172,23 +174,23 @@ class Rejections:
     """What a reader would put into quarantine, until it is sent."""
 
     def __init__(self) -> None:
-        self._found: list[Rejected] = []
+        self._found: list[Rejection] = []
 
-    def add(self, rejected: Rejected) -> None:
+    def add(self, rejected: Rejection) -> None:
         self._found.append(rejected)
 
-    def taken(self) -> list[Rejected]:
+    def taken(self) -> list[Rejection]:
         """Those since the last time."""
         found, self._found = self._found, []
         return found
 
 
-def stored_documents(ledger: Ledger) -> dict[str, Stored]:
+def stored_documents(ledger: Ledger) -> dict[str, StoredDocument]:
     """All that a ledger knows now."""
     return {key: stored for key, _ in ledger.items() if (stored := ledger.get(key)) is not None}
 
 
-def shares(files: Sequence[SourceFile], readers: int) -> list[list[SourceFile]]:
+def split_files(files: Sequence[SourceFile], readers: int) -> list[list[SourceFile]]:
     """The files in at most so many runs of about as many bytes, in order, none empty; the same for the same files."""
     total, before, found = max(1, sum(file.size for file in files)), 0, dict[int, list[SourceFile]]()
     for file in files:
@@ -197,20 +199,20 @@ def shares(files: Sequence[SourceFile], readers: int) -> list[list[SourceFile]]:
     return list(found.values())
 
 
-def blocks(recipe: Recipe, files: Sequence[SourceFile], known: Known) -> Iterator[Sent]:
+def blocks(config: ReaderConfig, files: Sequence[SourceFile], known: LedgerSnapshot) -> Iterator[BatchMessage]:
     """The batches of a reader, in order; the last one says so, and may hold nothing else."""
-    spec = find_model(recipe.model)
+    spec = find_model(config.model)
     raw = RawTokenizer.from_file(str(spec.folder / "tokenizer.json"))
-    chunker = Chunker(text_model(spec, recipe.engine), raw, recipe.chunks)
-    rejections, tally = Rejections(), Tally()
+    chunker = Chunker(text_model(spec, config.engine), raw, config.chunks)
+    rejections, stats = Rejections(), IngestStats()
     preparation = Preparation(
         files=files,
-        options=recipe.options,
+        options=config.options,
         chunker=chunker,
         ledger=cast(Ledger, known),  # of both, only reading is asked for
         quarantine=cast(Quarantine, rejections),
-        settings=recipe.settings,
-        tally=tally,
+        settings=config.settings,
+        stats=stats,
     )
     try:
         yield from _counted(preparation, rejections)
@@ -218,22 +220,22 @@ def blocks(recipe: Recipe, files: Sequence[SourceFile], known: Known) -> Iterato
         chunker.close()
 
 
-def _counted(preparation: Preparation, rejections: Rejections) -> Iterator[Sent]:
-    tally, before = preparation.tally, Tally()
+def _counted(preparation: Preparation, rejections: Rejections) -> Iterator[BatchMessage]:
+    stats, before = preparation.stats, IngestStats()
 
-    def taken(batch: Batch, *, is_last: bool = False) -> Sent:
+    def taken(batch: Batch, *, is_last: bool = False) -> BatchMessage:
         nonlocal before
-        since, before = before, replace(tally)
+        since, before = before, replace(stats)
         missing = list(preparation.missing)
         preparation.missing.clear()
-        return sent(
+        return message_of(
             batch,
             preparation.files,
             rejections.taken(),
-            skipped=tally.skipped - since.skipped,
-            files_begun=tally.files - since.files,
+            skipped=stats.skipped - since.skipped,
+            files_begun=stats.files - since.files,
             missing=missing,
-            unclear=tally.unclear - since.unclear,
+            unclear=stats.unclear - since.unclear,
             is_last=is_last,
         )
 

@@ -24,7 +24,7 @@ from hybridtei.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.outputs import Embeddings
 from hybridtei.search.options import Highlight, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query, score_requests
-from hybridtei.store.base import MULTIVECTOR, NAMES, PointId, Store, identity_of, in_order
+from hybridtei.store.base import MULTIVECTOR, NAMES, PointId, Store, id_of, sort_points
 from hybridtei.text.tokenizer import Token
 
 Scores = dict[PointId, dict[str, StageScore]]
@@ -51,10 +51,10 @@ async def explain(
 
     async def run(name: str, stage: models.QueryRequest) -> None:
         began = perf_counter_ns()
-        points = in_order(await store.query(collection, stage))
+        points = sort_points(await store.query(collection, stage))
         stages.append(Stage(name, (perf_counter_ns() - began) / 1e6, len(points)))
         for place, point in enumerate(points, 1):
-            if (identity := identity_of(point)) in scores:
+            if (identity := id_of(point)) in scores:
                 scores[identity][name] = StageScore(point.score, place)
 
     legs = _legs(request)
@@ -85,7 +85,7 @@ async def _fill(store: Store, collection: str, embedded: Embeddings, *, row: int
         if not missing:
             continue
         request = score_requests(embedded, missing, row, legs=[leg])[leg]
-        exact = {identity_of(point): point.score for point in await store.query(collection, request)}
+        exact = {id_of(point): point.score for point in await store.query(collection, request)}
         for identity in missing:
             scores[identity][leg] = StageScore(exact.get(identity, 0.0), None)
 

@@ -25,17 +25,7 @@ from hybridtei.search.explain import TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import (
-    DENSE,
-    MULTIVECTOR,
-    SPARSE,
-    CollectionSchema,
-    PayloadBudget,
-    PointId,
-    Store,
-    identity_of,
-    page_of,
-)
+from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, PointId, Store, id_of, page_of
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.tasks.embed import cut, unit
 from hybridtei.tasks.rerank import declared_weights
@@ -92,7 +82,7 @@ class Searcher:
     async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
         """Every vector of the queries that the collection can be searched by, one row a query, from one pass."""
         schema = await self.schema(collection)
-        return fitted(await self.model.embed(queries, common_heads(schema, self.model.spec)), schema)
+        return fit_to_schema(await self.model.embed(queries, common_heads(schema, self.model.spec)), schema)
 
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
@@ -136,12 +126,12 @@ class Searcher:
             points = points[options.offset : options.offset + options.limit]
         scores: dict[PointId, dict[str, StageScore]] = {}
         if options.explain:
-            ids = [identity_of(point) for point in points]
+            ids = [id_of(point) for point in points]
             explained, scores = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
             stages = [*explained, *stages]
             if last := "rerank" if rank is not None else MULTIVECTOR if options.rescore else None:
                 for place, point in enumerate(points, options.offset + 1):
-                    scores[identity_of(point)][last] = StageScore(point.score, place)
+                    scores[id_of(point)][last] = StageScore(point.score, place)
         return SearchResult(await self._hits(points, embedded, row, options, scores), options.mode, stages)
 
     def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
@@ -165,7 +155,7 @@ class Searcher:
         scores: Mapping[PointId, dict[str, StageScore]],
     ) -> list[SearchHit]:
         def hits_of(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
-            return [self._hit(point, embedded, row, options, scores.get(identity_of(point))) for point in points]
+            return [self._hit(point, embedded, row, options, scores.get(id_of(point))) for point in points]
 
         if not options.highlights:
             return hits_of(page)
@@ -189,7 +179,7 @@ class Searcher:
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        return SearchHit(identity_of(point), point.score, payload, marks, scores)
+        return SearchHit(id_of(point), point.score, payload, marks, scores)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
         vectors = point.vector if isinstance(point.vector, Mapping) else {}
@@ -232,7 +222,7 @@ async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, te
     return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]
 
 
-def fitted(query: Embeddings, schema: CollectionSchema) -> Embeddings:
+def fit_to_schema(query: Embeddings, schema: CollectionSchema) -> Embeddings:
     """The query's vectors cut to the collection's widths, and of length 1 again."""
     dense, multivector = query.dense, query.multivector
     if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:

@@ -62,10 +62,10 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
         from hybridtei.store.server import ServerStore
 
         return ServerStore(config, patient=patient)
-    from hybridtei.store.embedded.store import EdgeStore
+    from hybridtei.store.embedded.store import EmbeddedStore
 
     assert config.qdrant_path is not None
-    return EdgeStore(config.qdrant_path, timeout_s=config.qdrant_timeout)
+    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)
 
 
 def _require(*modules: str) -> None:

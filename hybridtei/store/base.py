@@ -134,12 +134,12 @@ class PayloadBudget:
             )
 
 
-def identity_of(point: models.ScoredPoint | models.Record) -> PointId:
+def id_of(point: models.ScoredPoint | models.Record) -> PointId:
     """Its id; a UUID as text."""
     return point.id if isinstance(point.id, int) else str(point.id)
 
 
-def in_order(points: Iterable[models.ScoredPoint]) -> list[models.ScoredPoint]:
+def sort_points(points: Iterable[models.ScoredPoint]) -> list[models.ScoredPoint]:
     """The best first; of equal scores the lowest id first, numbers before UUIDs."""
     return sorted(points, key=_place)
 
@@ -171,13 +171,13 @@ async def _settled(store: Store, collection: str, request: models.QueryRequest) 
         is_lean = is_large or offset > 0 or spare > SPARES[0]
         asked = request.model_copy(update={"limit": wanted + spare, "offset": None, **(LEAN if is_lean else {})})
         if wanted + spare > MAX_LIMIT:
-            return in_order(await store.query(collection, as_asked)), is_large
+            return sort_points(await store.query(collection, as_asked)), is_large
         try:
-            points = in_order(await store.query(collection, asked))
+            points = sort_points(await store.query(collection, asked))
         except StoreUnavailable:
             raise
         except StoreError:  # it may limit how many one asks for; and what is wrong with the request itself is told again
-            return in_order(await store.query(collection, as_asked)), is_large
+            return sort_points(await store.query(collection, as_asked)), is_large
         if len(points) < wanted + spare or points[-1].score < points[wanted - 1].score:
             break
     return points[offset:wanted], is_lean
@@ -199,19 +199,19 @@ async def _filled(
     filled: list[models.ScoredPoint] = []
     for begin in range(0, len(page), FILLED_AT_ONCE):
         points = page[begin : begin + FILLED_AT_ONCE]
-        ids = [identity_of(point) for point in points]
+        ids = [id_of(point) for point in points]
         records = await store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
         if budget is not None:
             budget.spend(records)
-        found = {identity_of(record): record for record in records}
+        found = {id_of(record): record for record in records}
         filled += [
             point.model_copy(update={"payload": record.payload, "vector": record.vector})
             for point in points
-            if (record := found.get(identity_of(point))) is not None
+            if (record := found.get(id_of(point))) is not None
         ]
     return filled
 
 
 def _place(point: models.ScoredPoint) -> tuple[float, bool, Any]:
-    identity = identity_of(point)
+    identity = id_of(point)
     return -point.score, isinstance(identity, str), identity

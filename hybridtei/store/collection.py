@@ -237,7 +237,7 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-def plain_of(schema: CollectionSchema) -> dict[str, Any]:
+def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
     """The schema as JSON has it; what is not set is left out."""
     plain = {
         "vectors": {name: _plain(params) for name, params in schema.vectors.items()},
@@ -250,8 +250,8 @@ def plain_of(schema: CollectionSchema) -> dict[str, Any]:
     return {field: value for field, value in plain.items() if value is not None}
 
 
-def schema_from(plain: Mapping[str, Any]) -> CollectionSchema:
-    """The schema that `plain_of` wrote."""
+def schema_from_dict(plain: Mapping[str, Any]) -> CollectionSchema:
+    """The schema that `schema_to_dict` wrote."""
     return CollectionSchema(
         vectors={name: models.VectorParams.model_validate(params) for name, params in plain["vectors"].items()},
         sparse={name: models.SparseVectorParams.model_validate(params) for name, params in plain["sparse"].items()},

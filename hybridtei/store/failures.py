@@ -24,7 +24,7 @@ from hybridtei.system.retry import Retries
 T = TypeVar("T")
 
 
-async def patiently(
+async def retry_unavailable(
     attempt: Callable[[], Awaitable[T]],
     patience_s: float,
     *,
@@ -50,12 +50,12 @@ async def patiently(
 
 
 CODE = grpc.StatusCode
-CAUGHT = (
+CLIENT_ERRORS = (
     *(UnexpectedResponse, ResponseHandlingException, QdrantException, grpc.RpcError, httpx.HTTPError, TimeoutError, OSError),
     *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
 )
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
-PASSING_CODES = frozenset({CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED, CODE.ABORTED, CODE.INTERNAL})
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+TRANSIENT_CODES = frozenset({CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED, CODE.ABORTED, CODE.INTERNAL})
 ADVICE = {
     400: "it does not take the request",
     401: "it wants a key: set `qdrant_api_key`",
@@ -113,7 +113,7 @@ def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
     status = error.status_code or 0
     detail = error.content.decode(errors="replace")[:500] if error.content else error.reason_phrase
     message = f"{where}: {ADVICE.get(status, 'it refused')} (HTTP {status}: {detail})"
-    if status in PASSING:
+    if status in TRANSIENT:
         return StoreUnavailable(message, _retry_after(error.headers))
     return StoreError(message)
 
@@ -140,7 +140,7 @@ def _of_code(error: grpc.RpcError, where: str) -> StoreError:
     message = f"{where}: {advice} (gRPC {code.name if code else 'error'}: {str(detail)[:500]})"
     if code == CODE.UNAVAILABLE:
         return StoreAway(message)
-    return StoreUnavailable(message) if code in PASSING_CODES else StoreError(message)
+    return StoreUnavailable(message) if code in TRANSIENT_CODES else StoreError(message)
 
 
 FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 0.25, 2.0

@@ -82,7 +82,7 @@ def _listed(vector: Any) -> Any:
     return vector.tolist() if isinstance(vector, np.ndarray) else vector
 
 
-def checked(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
+def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
     """The points with array vectors and canonical ids, if every store may take all of them.
 
     Empty sparse vectors are left out. Raises InvalidPoint, naming the first bad point, its field and the limit.

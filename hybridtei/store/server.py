@@ -26,8 +26,8 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
 from hybridtei.store.base import CollectionSchema, PointId
 from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
-from hybridtei.store.failures import CAUGHT, Availability, patiently, store_error
-from hybridtei.store.points import as_lists, batches, checked
+from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
+from hybridtei.store.points import as_lists, batches, check_points
 
 T = TypeVar("T")
 REST_PORT, GRPC_PORT = 6333, 6334
@@ -97,13 +97,13 @@ class ServerStore:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await call()
-        except CAUGHT as error:
+        except CLIENT_ERRORS as error:
             raise store_error(error, self._url) from error
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         if self._availability is not None:
             return await self._availability.call(lambda: self._once(call))
-        return await patiently(lambda: self._once(call), self._patience_s)
+        return await retry_unavailable(lambda: self._once(call), self._patience_s)
 
     async def collections(self) -> list[str]:
         found = await self._call(self._client.get_collections)
@@ -152,7 +152,7 @@ class ServerStore:
         schema = self._schemas.get(name) or await self.describe(name)
         if schema is None:
             raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
-        ready = await asyncio.to_thread(checked, points, schema)  # thousands of points would hold up the event loop
+        ready = await asyncio.to_thread(check_points, points, schema)  # thousands of points would hold up the event loop
         for batch in batches(ready, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
             try:
                 await self._upsert_batch(name, batch)

@@ -14,7 +14,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.config import StoreConfig
 from hybridtei.store import DEFAULT_PATH, state_folder, with_default
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.ingest.small_ingest import points
 from tests.server.live import serving
 
@@ -48,7 +48,7 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     assert "5 points, as expected" in second
 
     async def read():
-        store = EdgeStore(str(tmp_path / DEFAULT_PATH))
+        store = EmbeddedStore(str(tmp_path / DEFAULT_PATH))
         found = await points(store, "wings", with_vectors=True)
         await store.close()
         return found

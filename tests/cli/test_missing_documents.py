@@ -13,7 +13,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import run as ingest_run
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.ingest.small_ingest import points
 
 
@@ -41,7 +41,7 @@ class Corpus:
 
     def stored(self) -> set[str]:
         async def read() -> set[str]:
-            store = EdgeStore(str(self._folder / "qdrant"))
+            store = EmbeddedStore(str(self._folder / "qdrant"))
             try:
                 return {record.payload["document_id"] for record in await points(store, "c")}
             finally:

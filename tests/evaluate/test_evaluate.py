@@ -10,7 +10,7 @@ import pytest
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
-from hybridtei.evaluate.measures import MEASURES, Judged, by_place, evaluate, measured, ways
+from hybridtei.evaluate.measures import MEASURES, Judgements, evaluate, measure, scores_by_rank, ways
 from hybridtei.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.search.local import query_model
 from hybridtei.search.options import SearchOptions
@@ -52,13 +52,13 @@ def test_measures_are_as_defined():
     }
     rankings = {q: [str(d) for d in random.permutation(names)[: 120 - 10 * i]] for i, q in enumerate(judged)}
     rankings["q3"] = []
-    runs = {q: by_place(ranked) for q, ranked in rankings.items()}
-    assert measured(runs, Judged(dict.fromkeys(judged, ""), judged)) == pytest.approx(by_hand(rankings, judged))
+    runs = {q: scores_by_rank(ranked) for q, ranked in rankings.items()}
+    assert measure(runs, Judgements(dict.fromkeys(judged, ""), judged)) == pytest.approx(by_hand(rankings, judged))
 
 
 def test_a_document_stands_where_its_best_chunk_does():
-    assert by_place(["b", "a", "b", "c", "a"]) == {"b": -1.0, "a": -2.0, "c": -3.0}
-    assert len(by_place([str(i) for i in range(500)])) == 100
+    assert scores_by_rank(["b", "a", "b", "c", "a"]) == {"b": -1.0, "a": -2.0, "c": -3.0}
+    assert len(scores_by_rank([str(i) for i in range(500)])) == 100
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def evaluated(encoder, rank=None):
     async def scenario():
         store = await filled(encoder)
         told = []
-        judged = Judged(QUERIES, RELEVANT)
+        judged = Judgements(QUERIES, RELEVANT)
         searcher = Searcher(store, query_model(encoder, MODEL))
         evaluation = await evaluate(searcher, "papers", judged, rank=rank, advance=lambda name, done: told.append((name, done)))
         options = SearchOptions(mode="dense", limit=len(TEXTS))

@@ -23,13 +23,13 @@ from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import Chunker, settings_for
 from hybridtei.ingest.files import source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import Outcome, Tally
+from hybridtei.ingest.options import IngestStats, Outcome
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import schema_for
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embedder
 from tests.engine import small
@@ -62,7 +62,7 @@ class Ingest:
     backend: Mapping[str, Any] = field(default_factory=dict)
     options: ReadOptions = field(default_factory=ReadOptions)
     chunk_tokens: int | None = None
-    tally: Tally = field(default_factory=Tally)
+    stats: IngestStats = field(default_factory=IngestStats)
 
     @property
     def quarantine(self) -> Path:
@@ -74,7 +74,7 @@ class Ingest:
     async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> Outcome:
         """Once; the ledger is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
-        self.tally = Tally()
+        self.stats = IngestStats()
         chunks = settings_for(model, self.chunk_tokens, None)
         ledger, chunker = Ledger(self.folder / "ledger.jsonl"), Chunker(model, raw(path), chunks)
         preparation = Preparation(
@@ -84,12 +84,12 @@ class Ingest:
             ledger=ledger,
             quarantine=Quarantine(self.quarantine),
             settings=f"{chunks}".encode()[:64],
-            tally=self.tally,
+            stats=self.stats,
         )
         try:
             return await ingest(preparation, embedder or self.embedder(model), store, name, plan(model))
         finally:
-            self.tally.quarantined = len(preparation.quarantine)
+            self.stats.quarantined = len(preparation.quarantine)
             ledger.close()
             chunker.close()
 
@@ -118,7 +118,7 @@ def standing_still(after: int) -> Callable[[Any], None]:
 
 async def main(source: Path, folder: Path, texts: int | None) -> None:
     preparing.BATCH_CHUNKS = 64
-    store = EdgeStore(str(folder / "qdrant"))
+    store = EmbeddedStore(str(folder / "qdrant"))
     try:
         await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}).run(source, store)
     finally:

@@ -18,7 +18,7 @@ from hybridtei.errors import BackendError
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
 from hybridtei.ingest.embedders import RemoteEmbedder
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.engine import small
 from tests.ingest.small_ingest import Ingest, points
 from tests.sampled import sampled
@@ -99,7 +99,7 @@ def changed_against(tmp_path: Path, count: int, proxy: Proxy, instead: Callable[
     """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
 
     async def run() -> tuple[Any, Ingest]:
-        store, ingest = EdgeStore(str(tmp_path / "qdrant")), Ingest(tmp_path)
+        store, ingest = EmbeddedStore(str(tmp_path / "qdrant")), Ingest(tmp_path)
         raised = None
         try:
             await ingest.run(write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, RemoteEmbedder(proxy.url))
@@ -114,7 +114,7 @@ def changed_against(tmp_path: Path, count: int, proxy: Proxy, instead: Callable[
             assert stored(await points(store)) == before, "what is stored was touched"
             proxy.instead = lambda body: None
             outcome = await ingest.run(tmp_path / "in.jsonl", store, RemoteEmbedder(proxy.url))
-            assert (outcome.points, ingest.tally.documents) == (count, count)
+            assert (outcome.points, ingest.stats.documents) == (count, count)
         finally:
             await store.close()
         return raised, ingest
@@ -160,7 +160,7 @@ def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fails(tmp_
     lines = [f"The engine finds text {i} by words and meaning." for i in range(40)]
 
     async def run() -> None:
-        store = EdgeStore(str(tmp_path / "qdrant"))
+        store = EmbeddedStore(str(tmp_path / "qdrant"))
         ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]}, chunk_tokens=32)
         source = tmp_path / "in.jsonl"
         await ingest.run(write(source, {"long": "\n".join(lines), "other": "one"}), store)
@@ -183,11 +183,11 @@ def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fails(tmp_
 
 def test_a_text_beyond_the_servers_limit_is_its_own_fault(tmp_path):
     async def run(url: str) -> None:
-        store, ingest = EdgeStore(str(tmp_path / "qdrant")), Ingest(tmp_path)
+        store, ingest = EmbeddedStore(str(tmp_path / "qdrant")), Ingest(tmp_path)
         texts = {"large": "x" * 5000, "small": "one two"}
         outcome = await ingest.run(write(tmp_path / "in.jsonl", texts), store, RemoteEmbedder(url))
         assert stored(await points(store)).keys() == {"small"}
-        assert (outcome.points, ingest.tally.quarantined) == (1, 1)
+        assert (outcome.points, ingest.stats.quarantined) == (1, 1)
         await store.close()
 
     with serving(server={"payload_limit": 2000}) as server:

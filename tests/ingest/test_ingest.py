@@ -23,7 +23,7 @@ from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.outputs import Embeddings
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from hybridtei.store.server import ServerStore
 from tests.engine import small
 from tests.ingest.small_ingest import NAME, Ingest, plan, points, written
@@ -73,7 +73,7 @@ def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source)
             assert record.vector["sparse"].indices == wanted.sparse.row(row)[0].tolist()
             assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
             assert len(record.vector["multivector"]) == len(wanted.multivector.row(row))
-        assert (ingest.tally.documents, ingest.tally.chunks) == (100, 100)
+        assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
 
     asyncio.run(run())
 
@@ -83,10 +83,10 @@ def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tmp_path
         store, ingest = MemoryStore(), Ingest(tmp_path)
         await ingest.run(source, store)
         await ingest.run(source, store)
-        assert (ingest.tally.documents, ingest.tally.skipped) == (0, 100)
+        assert (ingest.stats.documents, ingest.stats.skipped) == (0, 100)
         changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {"d7": "other words", "new": "seven"}
         await ingest.run(write(source, changed), store)
-        assert (ingest.tally.documents, ingest.tally.skipped) == (2, 99)
+        assert (ingest.stats.documents, ingest.stats.skipped) == (2, 99)
         texts = {record.payload[DOCUMENT_ID]: record.payload[TEXT] for record in await points(store)}
         assert texts == changed
 
@@ -136,7 +136,7 @@ def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
 
     async def run():
-        store, ingest = EdgeStore(str(tmp_path / "qdrant")), Ingest(tmp_path, chunk_tokens=32)
+        store, ingest = EmbeddedStore(str(tmp_path / "qdrant")), Ingest(tmp_path, chunk_tokens=32)
         await ingest.run(write(tmp_path / "in.jsonl", {"a": text}), store)
         records = await points(store, with_vectors=True)
         assert len(records) > 3
@@ -158,11 +158,11 @@ def test_a_collection_that_was_dropped_or_lost_points_is_filled_again(tmp_path, 
         await ingest.run(source, store)
         await store.drop(NAME)
         await ingest.run(source, store)
-        assert ingest.tally.documents == 100
+        assert ingest.stats.documents == 100
         some = (await points(store))[:5]
         await store.delete(NAME, [record.id for record in some])
         outcome = await ingest.run(source, store)
-        assert ingest.tally.documents == 5
+        assert ingest.stats.documents == 5
         assert (outcome.points, outcome.lost) == (100, 0)
 
     asyncio.run(run())
@@ -217,16 +217,16 @@ def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(tmp_pat
             self.inner.close()
 
     async def run():
-        store = EdgeStore(str(tmp_path / "qdrant"))
+        store = EmbeddedStore(str(tmp_path / "qdrant"))
         ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]})
         model, _ = written(tmp_path / "model")
         outcome = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
         assert (outcome.points, outcome.expected) == (2, 2)
         assert {one[0] for one in ids_of(await points(store))} == {"good", "last"}
         again = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
-        assert (again.points, ingest.tally.skipped, ingest.tally.quarantined) == (2, 2, 10)
+        assert (again.points, ingest.stats.skipped, ingest.stats.quarantined) == (2, 2, 10)
         await store.close()
-        reopened = EdgeStore(str(tmp_path / "qdrant"))
+        reopened = EmbeddedStore(str(tmp_path / "qdrant"))
         assert len(await points(reopened, with_vectors=True)) == 2
         await reopened.close()
 
@@ -256,7 +256,7 @@ def test_a_document_with_one_bad_chunk_is_not_there_at_all(tmp_path):
         ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]}, chunk_tokens=32)
         outcome = await ingest.run(write(tmp_path / "in.jsonl", {"bad": text, "good": "one"}), store)
         assert ids_of(await points(store)) == Counter([("good", 0)])
-        assert (outcome.points, outcome.expected, ingest.tally.documents) == (1, 1, 1)
+        assert (outcome.points, outcome.expected, ingest.stats.documents) == (1, 1, 1)
 
     asyncio.run(run())
     (entry,) = reasons(tmp_path / "quarantine.jsonl")
@@ -343,7 +343,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
         assert await store.count(NAME) >= noted
         ingest.backend = {}
         outcome = await ingest.run(source, store)
-        assert ingest.tally.skipped == noted
+        assert ingest.stats.skipped == noted
         assert (outcome.points, outcome.expected) == (100, 100)
         assert ids_of(await points(store)) == Counter((f"d{i}", 0) for i in range(100))
         await store.close()
@@ -392,7 +392,7 @@ def test_killed_and_resumed_everything_is_there_once(tmp_path, count, targets):
     subprocess.run(command, cwd=ROOT, check=True, timeout=HANG)
 
     async def read():
-        store = EdgeStore(str(tmp_path / "qdrant"))
+        store = EmbeddedStore(str(tmp_path / "qdrant"))
         records = await points(store)
         await store.close()
         return records
@@ -415,7 +415,7 @@ def test_a_signal_ends_it_in_order(tmp_path, source):
         ingest = Ingest(tmp_path, {"gate": interrupt})
         outcome = await ingest.run(source, store)
         assert outcome.stopped
-        assert 0 < outcome.points == outcome.expected == ingest.tally.documents < 100
+        assert 0 < outcome.points == outcome.expected == ingest.stats.documents < 100
         ingest.backend = {}
         outcome = await ingest.run(source, store)
         assert (outcome.points, outcome.stopped) == (100, False)
@@ -460,6 +460,6 @@ def test_options_that_no_record_keeps(tmp_path):
     async def run():
         ingest = Ingest(tmp_path, options=ReadOptions(text_field="body"))
         outcome = await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), MemoryStore())
-        assert (outcome.points, ingest.tally.quarantined) == (0, 1)
+        assert (outcome.points, ingest.stats.quarantined) == (0, 1)
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ READ = """
 import resource, sys, json
 from pathlib import Path
 import pyarrow, pyarrow.parquet, pyarrow.compute
-from hybridtei.ingest.chunking import Rejected
+from hybridtei.ingest.chunking import Rejection
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.ingest.files import documents_of, source_files
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())
@@ -26,7 +26,7 @@ used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesi
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]),) * 2)
 (file,) = source_files(Path(sys.argv[1]))
 found = [one for one, _ in documents_of(file, ReadOptions())]
-print(json.dumps([[one.location, one.reason] if isinstance(one, Rejected) else [one.location, None] for one in found]))
+print(json.dumps([[one.location, one.reason] if isinstance(one, Rejection) else [one.location, None] for one in found]))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hybridtei.errors import InvalidInput
 from hybridtei.ingest import ledger as module
-from hybridtei.ingest.chunking import Rejected
+from hybridtei.ingest.chunking import Rejection
 from hybridtei.ingest.ledger import Quarantine
 
 
@@ -16,7 +16,7 @@ def test_it_is_written_anew_and_only_if_there_is_something(tmp_path):
     path = tmp_path / "deep" / "q.jsonl"
     quarantine = Quarantine(path)
     assert not path.exists()
-    quarantine.add(Rejected("s", "line 1", "why", "ex\u2028cerpt"))
+    quarantine.add(Rejection("s", "line 1", "why", "ex\u2028cerpt"))
     assert json.loads(path.read_text()) == {"source": "s", "location": "line 1", "reason": "why", "excerpt": "ex\u2028cerpt"}
     assert (len(quarantine), quarantine.of("s"), quarantine.of("t")) == (1, 1, 0)
     assert len(Quarantine(path)) == 0
@@ -27,8 +27,8 @@ def test_a_file_of_nothing_else_does_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_PER_SOURCE", 3)
     quarantine = Quarantine(tmp_path / "q.jsonl")
     for number in range(10):
-        quarantine.add(Rejected("s", f"line {number}", "why"))
-    quarantine.add(Rejected("t", "line 1", "why"))
+        quarantine.add(Rejection("s", f"line {number}", "why"))
+    quarantine.add(Rejection("t", "line 1", "why"))
     lines = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert len(quarantine) == 11
     assert [line["source"] for line in lines] == ["s"] * 4 + ["t"]

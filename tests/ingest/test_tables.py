@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.chunking import Document, Rejection
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.ingest.tables import read_csv, read_jsonl, read_parquet
 
@@ -20,7 +20,7 @@ def read(reader, path: Path, options: ReadOptions = SMALL):
     """(documents, {location: reason})."""
     found = [found for found, _ in reader(path, "s", options)]
     documents = [one for one in found if isinstance(one, Document)]
-    return documents, {one.location: one.reason for one in found if isinstance(one, Rejected)}
+    return documents, {one.location: one.reason for one in found if isinstance(one, Rejection)}
 
 
 def test_jsonl(tmp_path):

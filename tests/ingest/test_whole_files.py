@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pypdf import PdfWriter
 
-from hybridtei.ingest.chunking import Document, Rejected
+from hybridtei.ingest.chunking import Document, Rejection
 from hybridtei.ingest.files import read_whole
 from hybridtei.ingest.records import ReadOptions
 
 
-def read(path: Path, data: bytes, **options) -> Document | Rejected:
+def read(path: Path, data: bytes, **options) -> Document | Rejection:
     path.write_bytes(data)
     return read_whole(path, "label", ReadOptions(**options))
 
@@ -66,7 +66,7 @@ def test_html_in_the_encoding_it_declares(tmp_path):
     assert isinstance(found, Document)
     assert found.text == "café"
     wrong = read(tmp_path / "b.html", b'<meta charset="ascii"><p>caf\xe9</p>')
-    assert isinstance(wrong, Rejected)
+    assert isinstance(wrong, Rejection)
     assert "encoding it declares" in wrong.reason
 
 
@@ -81,12 +81,12 @@ def test_a_pdf_of_pictures_or_under_lock(tmp_path):
     writer.add_blank_page(100, 100)
     writer.write(tmp_path / "blank.pdf")
     found = read_whole(tmp_path / "blank.pdf", "label", ReadOptions())
-    assert isinstance(found, Rejected)
+    assert isinstance(found, Rejection)
     assert "no text" in found.reason
     writer.encrypt("secret", algorithm="RC4-128")
     writer.write(tmp_path / "locked.pdf")
     locked = read_whole(tmp_path / "locked.pdf", "label", ReadOptions())
-    assert isinstance(locked, Rejected)
+    assert isinstance(locked, Rejection)
     assert "encrypted" in locked.reason
 
 
@@ -108,5 +108,5 @@ def test_a_pdf_of_pictures_or_under_lock(tmp_path):
 )
 def test_what_cannot_be_taken(tmp_path, name, data, options, why):
     found = read(tmp_path / name, data, **options)
-    assert isinstance(found, Rejected)
+    assert isinstance(found, Rejection)
     assert why in found.reason

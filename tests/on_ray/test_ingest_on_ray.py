@@ -20,7 +20,7 @@ from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
 from hybridtei.on_ray import cluster as way_in
 from hybridtei.on_ray import ingest as on_ray
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.ingest.small_ingest import points
 from tests.on_ray.processes import named
 
@@ -63,7 +63,7 @@ def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
 
 def stored(folder: Path) -> dict:
     async def read() -> dict:
-        store = EdgeStore(str(folder / "qdrant"))
+        store = EmbeddedStore(str(folder / "qdrant"))
         try:
             return {record.id: record for record in await points(store, "c", with_vectors=True)}
         finally:
@@ -118,17 +118,17 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
     meanwhile(monkeypatch, kill)
     told, expected = ingested(source, tmp_path), alone[0]
     assert len(seen) > 2, "another took the place of the one that was killed"
-    assert (told.tally.documents, told.tally.chunks, told.tally.tokens, told.tally.quarantined) == (
-        *(expected.tally.documents, expected.tally.chunks, expected.tally.tokens),
-        expected.tally.quarantined,
+    assert (told.stats.documents, told.stats.chunks, told.stats.tokens, told.stats.quarantined) == (
+        *(expected.stats.documents, expected.stats.chunks, expected.stats.tokens),
+        expected.stats.quarantined,
     )
     assert told.outcome == expected.outcome
-    assert told.tally.documents == TEXTS + 3
+    assert told.stats.documents == TEXTS + 3
     assert_same(stored(tmp_path), stored(alone[1]))
     assert quarantined(tmp_path) == quarantined(alone[1])
 
     again = ingested(source, tmp_path)
-    assert (again.tally.documents, again.tally.skipped, again.tally.files) == (0, TEXTS + 3, 2)
+    assert (again.stats.documents, again.stats.skipped, again.stats.files) == (0, TEXTS + 3, 2)
     assert again.outcome == told.outcome
 
 
@@ -162,7 +162,7 @@ def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone)
     assert 0 < first.outcome.points < alone[0].outcome.points
     assert first.outcome.points == first.outcome.expected
     second = ingested(source, tmp_path)
-    assert second.tally.documents + first.tally.documents == alone[0].tally.documents
+    assert second.stats.documents + first.stats.documents == alone[0].stats.documents
     assert second.outcome == alone[0].outcome
 
 

@@ -14,17 +14,17 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.ingest.chunking import Chunker, ChunkSettings
 from hybridtei.ingest.files import SourceFile, source_files
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import Tally
+from hybridtei.ingest.options import IngestStats
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.on_ray.blocks import Receiver, packed, packed_vectors, unpacked, unpacked_vectors
-from hybridtei.on_ray.ingest import Known, Recipe, blocks, shares, stored_documents
+from hybridtei.on_ray.blocks import Receiver, decode_batch, decode_vectors, encode_batch, encode_vectors
+from hybridtei.on_ray.ingest import LedgerSnapshot, ReaderConfig, blocks, split_files, stored_documents
 from hybridtei.outputs import Embeddings
 from tests.store.stores import embeddings
 
 CHUNKS = ChunkSettings(tokens=24, overlap=4)
-RECIPE = Recipe(ModelConfig(), EngineConfig(), ReadOptions(), CHUNKS, b"settings")
+RECIPE = ReaderConfig(ModelConfig(), EngineConfig(), ReadOptions(), CHUNKS, b"settings")
 LONG = "the flow over a swept wing at high speed . " * 3000  # more chunks than a batch holds
 
 
@@ -50,7 +50,7 @@ def in_this_process(source: Path, folder: Path) -> tuple[Preparation, list]:
         ledger=Ledger(folder / "ledger.jsonl"),
         quarantine=Quarantine(folder / "quarantine.jsonl"),
         settings=b"settings",
-        tally=Tally(),
+        stats=IngestStats(),
     )
     found = list(preparation.batches())
     chunker.close()
@@ -67,7 +67,7 @@ def test_the_same_batches_rejections_and_counts(tmp_path, source):
     preparation, expected = in_this_process(source, tmp_path)
     files = list(preparation.files)
     receiver, rejected, begun = Receiver(files), [], 0
-    arrived = [unpacked(packed(one)) for one in blocks(RECIPE, files, Known({}, {}))]
+    arrived = [decode_batch(encode_batch(one)) for one in blocks(RECIPE, files, LedgerSnapshot({}, {}))]
     assert [one.is_last for one in arrived] == [False] * (len(arrived) - 1) + [True]
     batches = [receiver.batch(one) for one in arrived]
     assert [rows(batch) for batch in batches[:-1]] == [rows(batch) for batch in expected]
@@ -79,7 +79,7 @@ def test_the_same_batches_rejections_and_counts(tmp_path, source):
     told = [json.loads(line) for line in preparation.quarantine.path.read_text().splitlines()]
     assert rejected == [tuple(line[name] for name in ("source", "location", "reason", "excerpt")) for line in told]
     assert len(rejected) == 5
-    assert begun == preparation.tally.files == 4
+    assert begun == preparation.stats.files == 4
     spanning = [
         {piece.pending for piece in batch.pieces if piece.pending.document.source.endswith("c.txt")} for batch in batches
     ]
@@ -94,7 +94,7 @@ def test_what_the_ledger_knows_is_left_out_and_counted(tmp_path, source):
     done = {piece.pending for batch in batches for piece in batch.pieces if piece.pending.document.source.endswith("a.jsonl")}
     ledger.add([(one.document.key, one.digest, one.chunks) for one in done])
     ledger.finish([(files[2], 1)], b"settings")
-    known = Known(stored_documents(ledger), preparation.finished_files())
+    known = LedgerSnapshot(stored_documents(ledger), preparation.finished_files())
     found = list(blocks(RECIPE, files, known))
     assert {one.document.source for block in found for one in block.documents} == {"source/b.csv"}
     assert sum(block.skipped for block in found) == 301
@@ -107,7 +107,7 @@ FILES = st.lists(st.integers(0, 1000), max_size=30)
 @given(FILES, st.integers(1, 12))
 def test_shares_hold_every_file_once_in_order(sizes, readers):
     files = [SourceFile(Path(f"{i}"), f"{i}", size, 0) for i, size in enumerate(sizes)]
-    found = shares(files, readers)
+    found = split_files(files, readers)
     assert [file for share in found for file in share] == files
     assert len(found) <= readers
     assert all(found)
@@ -115,10 +115,10 @@ def test_shares_hold_every_file_once_in_order(sizes, readers):
 
 def test_vectors_travel_bit_by_bit():
     vectors = embeddings(5)
-    back, reasons = unpacked_vectors(packed_vectors((vectors, [None, "why", None, None, None, None])))
+    back, reasons = decode_vectors(encode_vectors((vectors, [None, "why", None, None, None, None])))
     assert reasons[1] == "why"
     assert (back.dense == vectors.dense).all()
     assert (back.sparse.indices == vectors.sparse.indices).all()
     assert (back.multivector.values == vectors.multivector.values).all()
-    nothing, _ = unpacked_vectors(packed_vectors((Embeddings(), [])))
+    nothing, _ = decode_vectors(encode_vectors((Embeddings(), [])))
     assert nothing.dense is None

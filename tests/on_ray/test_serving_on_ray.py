@@ -17,7 +17,7 @@ import yaml
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.on_ray import application
-from hybridtei.on_ray.cluster import sorted_out
+from hybridtei.on_ray.cluster import configs_from
 from tests.on_ray.processes import named
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_waiting_tokens_call_for_another_replica(address):
 )
 def test_settings_that_cannot_be(settings, why):
     with pytest.raises(InvalidInput, match=why):
-        sorted_out(settings)
+        configs_from(settings)
 
 
 def test_the_example_is_what_serve_and_we_take():
@@ -129,6 +129,6 @@ def test_the_example_is_what_serve_and_we_take():
     schema = pytest.importorskip("ray.serve.schema", reason="the extra `ray` is not installed")
     told = schema.ServeDeploySchema.model_validate(yaml.safe_load(text))
     (only,) = told.applications
-    model, engine, _, scale = sorted_out(only.args)
+    model, engine, _, scale = configs_from(only.args)
     assert (only.import_path, model.model_id) == ("hybridtei.on_ray:application", "minilm-hybrid")
     assert (engine.max_concurrent_requests, scale.max_replicas, scale.processors) == (512, 8, 4)

@@ -13,12 +13,12 @@ import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.evaluate.measures import by_place, evaluate, measured, read_judged
+from hybridtei.evaluate.measures import evaluate, measure, read_judgements, scores_by_rank
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.search.fusion import Ranking, dbsf, rrf
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "cranfield"
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
-    judged = read_judged(FOLDER)
+    judged = read_judgements(FOLDER)
     place = StoreConfig(qdrant_path=str(tmp_path / "qdrant"))
     request = IngestOptions(
         source=str(FOLDER),
@@ -58,7 +58,7 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
 
 async def through_the_database(encoder, judged, place):
     """The evaluation, and every stored point with its vectors."""
-    store = EdgeStore(place.qdrant_path)
+    store = EmbeddedStore(place.qdrant_path)
     try:
         evaluation = await evaluate(Searcher(store, query_model(encoder, ModelConfig().model_id)), "cranfield", judged)
         points, offset = [], None
@@ -130,12 +130,12 @@ def ndcg(rankings, names, judged):
 
 
 def test_the_two_ways_of_counting_agree():
-    judged = read_judged(FOLDER)
+    judged = read_judgements(FOLDER)
     documents = sorted({name for grades in judged.relevance.values() for name in grades})
     random = np.random.default_rng(0)
     rankings = [random.permutation(len(documents)) for _ in judged.queries]
     run = {
-        query: by_place([documents[place] for place in ranking])
+        query: scores_by_rank([documents[place] for place in ranking])
         for query, ranking in zip(judged.queries, rankings, strict=True)
     }
-    assert measured(run, judged)["nDCG@10"] == pytest.approx(ndcg(rankings, documents, judged), abs=1e-6)
+    assert measure(run, judged)["nDCG@10"] == pytest.approx(ndcg(rankings, documents, judged), abs=1e-6)

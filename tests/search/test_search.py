@@ -16,7 +16,7 @@ from hybridtei.search.local import LocalSearch, query_model, rank_by
 from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import filter_from
 from hybridtei.search.searcher import Searcher
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.engine import small
 from tests.search.fusion import Ranking, rrf, weighted_sum
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
@@ -296,7 +296,7 @@ def test_without_an_event_loop(encoder, store):
 
 def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
     async def cell():
-        store = EdgeStore(str(tmp_path))
+        store = EmbeddedStore(str(tmp_path))
         with LocalSearch(encoder, MODEL, store) as search:
             search._loop.run(filled(encoder, store))
             both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]

@@ -17,7 +17,7 @@ import pytest
 from hybridtei.engine.admission import Deadlines
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded.process import Folder, FolderError
-from hybridtei.store.embedded.store import EdgeStore, Owner
+from hybridtei.store.embedded.store import EmbeddedStore, ProcessClient
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until
@@ -98,7 +98,7 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: P
 
 
 def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(tmp_path: Path) -> None:
-    store = EdgeStore(str(tmp_path / "store"))
+    store = EmbeddedStore(str(tmp_path / "store"))
     spec = spec_in(tmp_path)
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
@@ -152,9 +152,9 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path,
 
 
 @contextmanager
-def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, Owner]]:
+def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, ProcessClient]]:
     """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
-    store = EdgeStore(str(tmp_path / "store"))
+    store = EmbeddedStore(str(tmp_path / "store"))
     with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine) as running:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10

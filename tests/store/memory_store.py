@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionSchema, PointId
 from hybridtei.store.collection import check_names, create_arguments, query_arguments, schema_of
-from hybridtei.store.points import as_lists, checked
+from hybridtei.store.points import as_lists, check_points
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class MemoryStore:
             plan = self._describe(name)
             if plan is None:
                 raise StoreError(f"there is no collection {name!r}")
-            ready = [as_lists(point) for point in checked(points, plan)]
+            ready = [as_lists(point) for point in check_points(points, plan)]
             if ready:
                 self._client.upsert(name, ready, wait=True)
 

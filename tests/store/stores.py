@@ -18,7 +18,7 @@ from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.embedded.store import EdgeStore
+from hybridtei.store.embedded.store import EmbeddedStore
 from tests.store.memory_store import MemoryStore
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def opened(kind: str, folder: Path) -> Store:
     if kind == "memory":
         return MemoryStore()
     if kind == "embedded":
-        return EdgeStore(str(folder))
+        return EmbeddedStore(str(folder))
     from hybridtei.store.server import ServerStore
 
     return ServerStore(StoreConfig(qdrant_url=SERVER))

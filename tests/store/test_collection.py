@@ -12,7 +12,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.store.collection import check_fits, check_name, plain_of, schema_for, schema_from
+from hybridtei.store.collection import check_fits, check_name, schema_for, schema_from_dict, schema_to_dict
 from tests.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'
@@ -109,8 +109,8 @@ def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
 
 def test_a_plan_survives_json(spec: ModelSpec) -> None:
     plan = schema_for(spec, "m", quantization="scalar", on_disk=True, on_disk_payload=True, shards=3, replicas=2)
-    assert schema_from(plain_of(plan)) == plan
-    check_fits(schema_from(plain_of(plan)), plan)
+    assert schema_from_dict(schema_to_dict(plan)) == plan
+    check_fits(schema_from_dict(schema_to_dict(plan)), plan)
 
 
 def test_every_difference_is_shown(spec: ModelSpec) -> None:

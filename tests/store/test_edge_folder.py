@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.store.collection import plain_of
+from hybridtei.store.collection import schema_to_dict
 from hybridtei.store.embedded.process import OPTIMIZE_AFTER, Folder, FolderError
 from tests.store.stores import WIDTH, plan
 
@@ -30,7 +30,7 @@ def points(count: int) -> list[Any]:
 
 def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder: Folder) -> None:
     assert not folder.untidy
-    folder.create("c", plain_of(plan()))
+    folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
     for _ in range(3):  # flushed at the first, and left to be optimised when it is quieter
         folder.tidy(optimizing=False)
@@ -55,7 +55,7 @@ def full_disk() -> Iterator[None]:
 
 
 def test_a_full_disk_during_housekeeping_harms_nothing(folder: Folder) -> None:
-    folder.create("c", plain_of(plan()))
+    folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
     with full_disk():
         folder.tidy(optimizing=True)
@@ -69,7 +69,7 @@ def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(
 ) -> None:
     now_s = 0.0
     folder = Folder(tmp_path, clock=lambda: now_s)
-    folder.create("c", plain_of(plan()))
+    folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
     collection = folder._open["c"]
     pauses = []
@@ -105,7 +105,7 @@ def test_a_folder_has_one_owner(folder: Folder) -> None:
 
 
 def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> None:
-    folder.create("c", plain_of(plan()))
+    folder.create("c", schema_to_dict(plan()))
     for bad in ({"indices": [1, 2], "values": [1.0]}, {"indices": [1, 1], "values": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="a sparse vector"):
             folder.upsert("c", [[1, {"sparse": bad}, {}]])
@@ -128,6 +128,6 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
     ],
 )
 def test_what_the_engine_lacks_is_refused(folder: Folder, request_: dict[str, Any], message: str) -> None:
-    folder.create("c", plain_of(plan()))
+    folder.create("c", schema_to_dict(plan()))
     with pytest.raises(ValueError, match=message):
         folder.query("c", request_)

@@ -12,8 +12,8 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.search.query import hybrid_query
-from hybridtei.store.embedded.store import EdgeStore, Owner, _sent
-from hybridtei.store.points import checked, to_points
+from hybridtei.store.embedded.store import EmbeddedStore, ProcessClient, _sent
+from hybridtei.store.points import check_points, to_points
 from hybridtei.system.frames import frame
 from tests.store.stores import embeddings, plan
 
@@ -24,14 +24,14 @@ def points(begin: int, end: int) -> list[models.PointStruct]:
     return to_points(embeddings(end - begin, seed=begin), list(range(begin, end)))
 
 
-def pid_of(store: EdgeStore) -> int:
+def pid_of(store: EmbeddedStore) -> int:
     pid = store._owner.pid
     assert pid is not None
     return pid
 
 
-async def opened(folder: Path) -> EdgeStore:
-    store = EdgeStore(str(folder), timeout_s=HANG)
+async def opened(folder: Path) -> EmbeddedStore:
+    store = EmbeddedStore(str(folder), timeout_s=HANG)
     await store.create("c", plan())
     return store
 
@@ -76,7 +76,7 @@ def test_who_waits_for_a_killed_owner_is_told_that_it_is_started_again(tmp_path:
     asyncio.run(asyncio.wait_for(story(), HANG))
 
 
-async def killed(store: EdgeStore) -> None:
+async def killed(store: EmbeddedStore) -> None:
     """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
     listening = store._owner._listening
     assert listening is not None
@@ -101,7 +101,7 @@ def test_a_closed_store_is_found_again_as_it_was(tmp_path: Path) -> None:
         await store.close()
         with pytest.raises(StoreError, match="closed"):
             await store.count("c")
-        again = EdgeStore(str(tmp_path))
+        again = EmbeddedStore(str(tmp_path))
         assert await again.collections() == ["c"]
         assert [point.id for point in await again.query("c", asked)] == [point.id for point in before]
         await again.close()
@@ -117,7 +117,7 @@ def test_closing_waits_for_what_was_asked(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         await store.close()
         await writing
-        again = EdgeStore(str(tmp_path))
+        again = EmbeddedStore(str(tmp_path))
         assert await again.count("c") == 100
         await again.close()
 
@@ -126,7 +126,7 @@ def test_closing_waits_for_what_was_asked(tmp_path: Path) -> None:
 
 def test_a_second_process_is_told_whose_the_folder_is(tmp_path: Path) -> None:
     async def story() -> None:
-        store, second = await opened(tmp_path), EdgeStore(str(tmp_path))
+        store, second = await opened(tmp_path), EmbeddedStore(str(tmp_path))
         with pytest.raises(StoreError, match=f"{tmp_path}: another process has this folder") as refused:
             await second.collections()
         assert not isinstance(refused.value, StoreUnavailable)
@@ -233,7 +233,7 @@ def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None
 
     async def story() -> None:
         nonlocal now_s
-        owner = Owner(str(tmp_path), clock=lambda: now_s)
+        owner = ProcessClient(str(tmp_path), clock=lambda: now_s)
         await owner.ask("collections", timeout_s=HANG)
         os.kill(owner.pid or 0, signal.SIGSTOP)
         slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
@@ -266,11 +266,11 @@ def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path
         "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
     )
 
-    class Small(Owner):
+    class Small(ProcessClient):
         command = ("-c", small)
 
     async def story() -> None:
-        store = EdgeStore(str(tmp_path), timeout_s=HANG)
+        store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
         store._owner = Small(str(tmp_path))
         await store.create("c", plan())
         for begin in range(0, 600, 20):
@@ -300,7 +300,7 @@ def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> 
         "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
     )
 
-    class Poisoned(Owner):
+    class Poisoned(ProcessClient):
         command = ("-c", poison)
 
     async def story() -> None:
@@ -310,7 +310,7 @@ def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> 
             await store.upsert(name, points(0, 10))
         await store.close()
 
-        poisoned = EdgeStore(str(tmp_path))
+        poisoned = EmbeddedStore(str(tmp_path))
         poisoned._owner = Poisoned(str(tmp_path))
         for _ in range(2):
             with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
@@ -319,7 +319,7 @@ def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> 
         assert len(await poisoned.query("c", hybrid_query(embeddings(1), mode="dense"))) == 10
         await poisoned.close()
 
-        again = EdgeStore(str(tmp_path))
+        again = EmbeddedStore(str(tmp_path))
         with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
             await again.count("c")
         await again.upsert("d", points(10, 20))
@@ -335,7 +335,7 @@ def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> 
 
 def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
     async def story() -> None:
-        store = EdgeStore(str(tmp_path))
+        store = EmbeddedStore(str(tmp_path))
         bad = type(plan())({"dense": models.VectorParams.model_construct(size=0, distance="Cosine")}, {})
         with pytest.raises(StoreError, match=r"dimension cannot be 0"):
             await store.create("c", bad)
@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     file.write_text("")
 
     async def story() -> None:
-        store = EdgeStore(str(file / "folder"))
+        store = EmbeddedStore(str(file / "folder"))
         with pytest.raises(StoreError, match=f"{file}/folder: cannot be used"):
             await store.collections()
         await store.close()
@@ -360,7 +360,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_points_travel_as_the_bytes_of_their_arrays() -> None:
-    (point,) = checked(points(0, 1), plan())
+    (point,) = check_points(points(0, 1), plan())
     body = frame(_sent(point))
     assert point.vector["dense"].tobytes() in body
     assert point.vector["multivector"].tobytes() in body

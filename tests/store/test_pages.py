@@ -15,7 +15,7 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import SPARES, PayloadBudget, identity_of, in_order, page_of
+from hybridtei.store.base import SPARES, PayloadBudget, id_of, page_of, sort_points
 from hybridtei.store.points import to_points
 from tests.store.memory_store import MemoryStore
 from tests.store.stores import KINDS, SERVER, Asked, asked, embeddings, plan
@@ -64,7 +64,7 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, mode: str
     tied = [list(group) for _, group in groupby(first, key=lambda point: point.score)]
     assert mode == "rrf" or max(map(len, tied)) > 1  # a list's copies have neighbouring ranks, and so scores of their own
     for group in tied:
-        ids = [identity_of(point) for point in group]
+        ids = [id_of(point) for point in group]
         assert ids == sorted(ids, key=lambda one: (isinstance(one, str), one))
 
 
@@ -118,7 +118,7 @@ def test_a_store_that_refuses_the_spare_is_asked_for_the_page_alone(tmp_path: Pa
         else:
             best = stored.run(page)
             assert (len(best), store.asked) == (10, [14, 10])
-            assert best == in_order(best)
+            assert best == sort_points(best)
         stored.run(store.close())
 
 
@@ -129,7 +129,7 @@ def test_a_page_beyond_the_limit_of_all_pages_is_asked_for_as_it_is(stored: Aske
 def test_numbers_stand_before_uuids_and_better_before_both() -> None:
     given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
     points = [models.ScoredPoint(id=identity, version=0, score=score) for identity, score in given]
-    assert [point.id for point in in_order(points)] == ["z", 7, 10, "a", "b"]
+    assert [point.id for point in sort_points(points)] == ["z", 7, 10, "a", "b"]
 
 
 @pytest.mark.parametrize("with_payload", [True, ["place"], False])

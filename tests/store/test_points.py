@@ -15,7 +15,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.store.points import MAX_MULTIVECTOR_FLOATS, as_lists, batches, checked, point_id, size_of, to_points
+from hybridtei.store.points import MAX_MULTIVECTOR_FLOATS, as_lists, batches, check_points, point_id, size_of, to_points
 from tests.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
@@ -42,14 +42,14 @@ def test_each_column_becomes_a_named_vector() -> None:
         np.testing.assert_array_equal(made.vector["dense"], given_embeddings.dense[i])
         np.testing.assert_array_equal(made.vector["multivector"], given_embeddings.multivector.row(i))
         np.testing.assert_array_equal(made.vector["sparse"].indices, given_embeddings.sparse.row(i)[0])
-    assert len(checked(points, plan())) == 3
+    assert len(check_points(points, plan())) == 3
 
 
 def test_an_empty_sparse_vector_is_left_out() -> None:
     empty = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
     (made,) = to_points(Embeddings(dense=np.ones((1, WIDTH), dtype=np.float32), sparse=empty), [1])
     assert set(made.vector) == {"dense"}
-    (kept,) = checked([point(dense=ZEROS, sparse=sparse([], []))], plan())
+    (kept,) = check_points([point(dense=ZEROS, sparse=sparse([], []))], plan())
     assert set(kept.vector) == {"dense"}
 
 
@@ -62,7 +62,7 @@ def test_points_of_lists_pass_qdrants_own_check_and_json() -> None:
     for made in to_points(embeddings(4), [1, 2, 3, 4]):
         listed = as_lists(made)
         again = models.PointStruct.model_validate_json(listed.model_dump_json())
-        assert checked([again], plan())[0].vector["dense"] == pytest.approx(made.vector["dense"])
+        assert check_points([again], plan())[0].vector["dense"] == pytest.approx(made.vector["dense"])
 
 
 BAD: list[tuple[models.PointStruct, str]] = [
@@ -114,7 +114,7 @@ BAD: list[tuple[models.PointStruct, str]] = [
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_a_bad_point_is_named_with_its_field_and_limit(bad: models.PointStruct, message: str) -> None:
     with pytest.raises(InvalidPoint, match=message) as refused:
-        checked([point(identity=7, dense=ZEROS), bad], plan())
+        check_points([point(identity=7, dense=ZEROS), bad], plan())
     assert str(refused.value).startswith(f"point {bad.id!r}" if isinstance(bad.id, str) else f"point {bad.id}")
 
 
@@ -123,7 +123,7 @@ def test_a_payload_has_a_deepest_level() -> None:
     for _ in range(200):
         payload = {"a": payload}
     with pytest.raises(InvalidPoint, match="deeper than 100"):
-        checked([point(payload=payload)], plan())
+        check_points([point(payload=payload)], plan())
 
 
 def test_what_is_good_is_kept() -> None:
@@ -133,12 +133,12 @@ def test_what_is_good_is_kept() -> None:
     payload = MappingProxyType({"a": Colour.RED, "b": (1, np.float64(0.5)), "c": None, "d": True})
     identity = uuid.uuid4()
     most = np.zeros(((MAX_MULTIVECTOR_FLOATS - 1) // ROW_WIDTH, ROW_WIDTH), dtype=np.float32)
-    (kept,) = checked([point(identity=str(identity).upper(), payload=payload, dense=ZEROS, multivector=most)], plan())
+    (kept,) = check_points([point(identity=str(identity).upper(), payload=payload, dense=ZEROS, multivector=most)], plan())
     assert kept.id == str(identity)
     assert kept.payload == {"a": "red", "b": [1, 0.5], "c": None, "d": True}
     assert [type(value) for value in (kept.payload["a"], kept.payload["b"][1])] == [str, float]
     assert kept.vector["multivector"].size == most.size
-    checked([point(identity=0), point(identity=2**64 - 1, sparse=sparse([2**32 - 1, 0], [-1.0, 2.0]))], plan())
+    check_points([point(identity=0), point(identity=2**64 - 1, sparse=sparse([2**32 - 1, 0], [-1.0, 2.0]))], plan())
 
 
 @given(
@@ -155,9 +155,9 @@ def test_a_sparse_vector_passes_exactly_if_every_rule_holds(indices: list[int], 
     candidate = point(sparse=sparse(indices, values))
     if not holds:
         with pytest.raises(InvalidPoint, match="point 1, vector `sparse`"):
-            checked([candidate], plan())
+            check_points([candidate], plan())
         return
-    (kept,) = checked([candidate], plan())
+    (kept,) = check_points([candidate], plan())
     assert ("sparse" in kept.vector) == bool(indices)
     if indices:
         assert kept.vector["sparse"].indices.tolist() == indices
@@ -175,9 +175,9 @@ JSON = st.recursive(
 def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload: dict[str, Any]) -> None:
     if not is_json(payload):
         with pytest.raises(InvalidPoint, match="point 1: `payload"):
-            checked([point(payload=payload)], plan())
+            check_points([point(payload=payload)], plan())
         return
-    (kept,) = checked([point(payload=payload)], plan())
+    (kept,) = check_points([point(payload=payload)], plan())
     assert json.loads(json.dumps(kept.payload, allow_nan=False)) == payload
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.store.failures import patiently
+from hybridtei.store.failures import retry_unavailable
 from hybridtei.system.retry import LONGEST_PAUSE_S
 
 
@@ -37,7 +37,7 @@ def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0)
             raise outcome
         return outcome
 
-    return asyncio.run(patiently(attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter))
+    return asyncio.run(retry_unavailable(attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter))
 
 
 def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:

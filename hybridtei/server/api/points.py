@@ -84,7 +84,7 @@ async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Rep
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     from hybridtei.store.collection import common_heads
-    from hybridtei.store.points import checked, to_points
+    from hybridtei.store.points import check_points, to_points
 
     context, schema, created = await _collection(stores, name, create=request.create)
     given, failed = _given(request.points)
@@ -100,7 +100,7 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
             points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
             for one, point in zip(good, points, strict=True):
                 try:
-                    ready.extend(checked([point], schema))
+                    ready.extend(check_points([point], schema))
                     stored.append(one.identity)
                 except InvalidPoint as error:
                     failed.append(FailedPoint(one.index, one.named, str(error)))

@@ -23,21 +23,21 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.store.base import CollectionSchema, PointId
-from hybridtei.store.collection import check_name, check_names, plain_of, schema_from
-from hybridtei.store.points import batches, checked
+from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
+from hybridtei.store.points import batches, check_points
 from hybridtei.system import child_process
 from hybridtei.system.frames import HEADER, frame, unframe
 
 READ_ASIDE = 500  # points: to make models of more would hold up the event loop
 
 
-class EdgeStore:
+class EmbeddedStore:
     """One folder. A second process that opens it gets a StoreError at its first call."""
 
     kind = "embedded"
 
     def __init__(self, path: str, *, timeout_s: float = 30.0) -> None:
-        self._owner = Owner(path)
+        self._owner = ProcessClient(path)
         self._timeout_s = timeout_s
         self._schemas: dict[str, CollectionSchema] = {}
 
@@ -56,12 +56,12 @@ class EdgeStore:
         layout = await self._of(name, "describe")
         if layout is None:
             return None
-        self._schemas[name] = schema_from(layout)
+        self._schemas[name] = schema_from_dict(layout)
         return self._schemas[name]
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
-        await self._of(name, "create", plain_of(schema))
+        await self._of(name, "create", schema_to_dict(schema))
         self._schemas[name] = schema
 
     async def drop(self, name: str) -> None:
@@ -72,7 +72,7 @@ class EdgeStore:
         schema = self._schemas.get(name) or await self.describe(name)
         if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
-        ready = await asyncio.to_thread(checked, points, schema)  # thousands of points would hold up the event loop
+        ready = await asyncio.to_thread(check_points, points, schema)  # thousands of points would hold up the event loop
         for batch in batches(ready):
             await self._of(name, "upsert", [_sent(point) for point in batch])
 
@@ -186,7 +186,7 @@ class _Call:
     answer: asyncio.Future[Any]
 
 
-class Owner:
+class ProcessClient:
     """The process and the connection to it. Used from one event loop."""
 
     command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded.process")
