@@ -20,7 +20,7 @@ from conformance.fuzz import peer
 from conformance.fuzz.peer import Peer
 from conformance.fuzz.servers import free_port
 from conformance.fuzz.shot import Reply, Shot
-from hybridtei.server.http.body import unfolded
+from hybridtei.server.http.body import unfold
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS, STOP_SECONDS = 120.0, 40.0
@@ -92,7 +92,7 @@ class Target:
 def encoded_bytes(reply: Reply) -> int:
     """Of an answer's body before it was compressed; and after, where it was."""
     coding = reply.headers.get("content-encoding")
-    return len(reply.body) + (len(unfolded(reply.body, coding, LARGEST_ANSWER)) if coding else 0)
+    return len(reply.body) + (len(unfold(reply.body, coding, LARGEST_ANSWER)) if coding else 0)
 
 
 @contextmanager

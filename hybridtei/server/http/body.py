@@ -100,18 +100,6 @@ async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: boo
     return body if codings is None else unfold(body, codings, limit)
 
 
-def unfold(body: bytes, codings: str, limit: int) -> bytes:
-    """A body out of its content codings. Raises PayloadTooLarge, BrokenBody or CodingError."""
-    try:
-        return unfolded(body, codings, limit)
-    except TooLong:
-        raise PayloadTooLarge from None
-    except BrokenCoding as error:
-        raise BrokenBody(f": {error}") from None
-    except UnknownCoding as error:
-        raise CodingError(str(error)) from None
-
-
 def header(scope: Any, name: bytes) -> str | None:
     """The first of this name, in lower case, among a request's headers."""
     for key, value in scope["headers"]:
@@ -231,51 +219,39 @@ class Keyless:
             del self._peers[name]
 
 
-WINDOW_LOG_MOST = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
+MAX_WINDOW_LOG = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
 
 
-MOST_PARTS = 16  # each is copied out of the rest, so that thousands would take minutes
+MAX_STREAMS = 16  # each is copied out of the rest, so that thousands would take minutes
 
 
-class BrokenCoding(Exception):
-    """Bytes that are not what their coding says."""
-
-
-class TooLong(Exception):
-    """More bytes come out than are allowed."""
-
-
-class UnknownCoding(Exception):
-    """A coding that is not read here."""
-
-
-def unfolded(body: bytes, codings: str, limit: int) -> bytes:
-    """A body as it was before `content-encoding`. Raises TooLong, BrokenCoding or UnknownCoding."""
+def unfold(body: bytes, codings: str, limit: int) -> bytes:
+    """A body as it was before `content-encoding`. Raises PayloadTooLarge, BrokenBody or CodingError."""
     names = [name.strip().lower() for name in codings.split(",")]
     names = [name for name in names if name not in ("", "identity")]
     if len(names) > 1 or any(name not in _START for name in names):
-        raise UnknownCoding(codings)
+        raise CodingError(codings)
     for name in names:
-        body = _unfold(body, limit, _START[name])
+        body = _decompress(body, limit, _START[name])
     return body
 
 
-def _unfold(body: bytes, limit: int, start: Callable[[], Any]) -> bytes:
+def _decompress(body: bytes, limit: int, start: Callable[[], Any]) -> bytes:
     parts: list[bytes] = []
     size = 0
     while body:
-        if len(parts) == MOST_PARTS:
-            raise BrokenCoding(f"more than {MOST_PARTS} streams in one body")
+        if len(parts) == MAX_STREAMS:
+            raise BrokenBody(f": more than {MAX_STREAMS} streams in one body")
         opened = start()
         try:
             part = opened.decompress(body, limit + 1 - size)
         except (zlib.error, zstd.ZstdError) as error:
-            raise BrokenCoding(str(error)) from None
+            raise BrokenBody(f": {error}") from None
         size += len(part)
         if size > limit:
-            raise TooLong
+            raise PayloadTooLarge
         if not opened.eof:
-            raise BrokenCoding("incomplete stream")
+            raise BrokenBody(": incomplete stream")
         parts.append(part)
         body = opened.unused_data
     return b"".join(parts)
@@ -286,7 +262,7 @@ def _gzip() -> Any:
 
 
 def _zstd() -> Any:
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MOST})
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
 
 
 _START: Mapping[str, Callable[[], Any]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}
