@@ -23,7 +23,7 @@ from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
-from hybridtei.server.http.security import authenticator_of, check_key, is_keyless
+from hybridtei.server.http.security import check_key, check_origin, is_keyless
 from hybridtei.server.http.writers import FORM, Form, piecewise, wanted_form, written
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import ALIAS, PAGE, Route
@@ -42,8 +42,10 @@ async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: For
     alias: str | None = scope.get(ALIAS)
     target: tuple[Any, ...]
     if route.target == "model":
-        named = None if alias or models.is_one else model_name(body, wire)
-        target = (models.choose(alias, named, route.capability),)
+        context = models.only
+        if context is None or alias is not None:
+            context = models.choose(alias, None if alias or models.is_one else model_name(body, wire), route.capability)
+        target = (context,)
     elif route.target == "models":
         target = models, alias
     else:
@@ -69,19 +71,22 @@ class _Token(msgspec.Struct):
 
 async def _read(route: Route, scope: Any, receive: Any, models: Models, server: ServerConfig) -> bytes:
     """The body, once it is known that the route may be used. Raises BodyError, ClientDisconnected, HybridTeiError."""
-    manages = route.role == "manage"
+    keys = scope["app"].state.authenticator.keys
     if route.key_in_body and is_keyless(scope):
         unsent_of(scope).check()
         async with scope["app"].state.keyless.bounded(scope, receive) as receive_bounded:
             body = await _read_connected(route, scope, receive_bounded, models, server)
         check_key(scope, "infer", keys_of(body, _Token).token)
         return body
-    check_key(scope, None if route.role == "any" else route.role)
-    if manages and authenticator_of(scope).keys.is_open:
+    if not keys.is_open:
+        check_key(scope, None if route.role == "any" else route.role)
+    elif route.role == "write":
+        check_origin(scope, server.cors_allow_origin)
+    elif route.role == "manage":
         raise KeyNeeded
     if route.target == "store" and scope["app"].state.schemas is None:
         raise NoStore
-    if not manages:
+    if route.role != "manage":
         unsent_of(scope).check()
     return await _read_connected(route, scope, receive, models, server)
 

@@ -63,13 +63,12 @@ def is_keyless(scope: Any) -> bool:
 
 
 def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
-    """To be called before the body is looked at, in the request's own task. `role`: that the key should have; None: any key
-    will do. `token`: a key that came elsewhere, and will do as well. Raises NotAuthorizedException, which is written without a
-    body, and RoleNeeded; where there are no keys, OtherOrigin."""
+    """Check a request's key, in the request's own task and before its body is read; any key will do where `role` is None.
+
+    `token`: a key that came outside of the header, and will do as well. Raises NotAuthorizedException, which is written without
+    a body, and RoleNeeded."""
     authenticator = authenticator_of(scope)
     if authenticator.keys.is_open:
-        if role == "write":
-            check_origin(scope, scope["app"].state.server.cors_allow_origin)
         return
     key = None if token is None else authenticator.keys.find(token.encode("utf-8", "replace"))
     authenticator.authenticate(authenticator.keys.find_in_header(_authorization(scope)) or key, role)
@@ -105,17 +104,13 @@ class Keyring:
         """Raises LoadError, naming the file and the line."""
         self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
         self._file = file
+        self.is_open = key is None and file is None  # no key is needed
         self._keys = self._read()
 
     @classmethod
     def of(cls, server: ServerConfig) -> Keyring:
         """Raises LoadError."""
         return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether no key is needed."""
-        return not self._fixed and self._file is None
 
     def find(self, given: bytes) -> Key | None:
         """The key, or None if it is none of these."""
