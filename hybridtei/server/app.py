@@ -57,7 +57,7 @@ from hybridtei.server.http.writers import written
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import ErrorResponse, Route
-from hybridtei.server.vector_dtypes import ranges_in
+from hybridtei.server.vectors import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer

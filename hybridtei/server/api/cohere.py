@@ -18,7 +18,7 @@ from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse, Route
-from hybridtei.server.vector_dtypes import Quantise, quantiser
+from hybridtei.server.vectors import Quantise, quantiser
 from hybridtei.tasks.embed import Embed, InputType
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

@@ -31,7 +31,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.routing import Route
-from hybridtei.server.vector_dtypes import smaller_vectors
+from hybridtei.server.vectors import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType, Precision, cosine, cut
 
 Output = Literal["dense", "sparse", "multivector"]

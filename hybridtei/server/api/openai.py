@@ -19,7 +19,7 @@ from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse, Route
-from hybridtei.server.vector_dtypes import smaller_vectors
+from hybridtei.server.vectors import smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType, Precision
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}

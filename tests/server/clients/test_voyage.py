@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hybridtei.server.vector_dtypes import ranges_in
+from hybridtei.server.vectors import ranges_in
 from hybridtei.tasks.embed import quantized, ranges_of
 from tests.engine import small
 from tests.server.live import serving
