@@ -47,7 +47,6 @@ from hybridtei.server.api import (
     tagging,
     tokens,
 )
-from hybridtei.server.api.search import StoreBounds
 from hybridtei.server.context import Context, Reply, RequestMetrics
 from hybridtei.server.dispatch import ALIASES, Edge, Work, disconnect_of, form_of, reply_of, respond
 from hybridtei.server.http.body import BodyError, Keyless
@@ -55,7 +54,7 @@ from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsen
 from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
 from hybridtei.server.http.writers import written
 from hybridtei.server.openapi import document
-from hybridtei.server.registry import Models
+from hybridtei.server.registry import Models, StoreBounds
 from hybridtei.server.routing import ErrorResponse, Route
 from hybridtei.server.vectors import ranges_in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -16,14 +16,18 @@ from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
 from hybridtei.engine.service import Answered, EngineService, too_many_numbers
-from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, NoInputs, TooManyInputs
+from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Inputs
 from hybridtei.tasks.base import Task
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.rerank import Ranking, Scored
 
+CHUNK_DOCUMENTS = 64
+NUMBERS_A_RANK = 40  # as which a ranked item counts that is built and written
+INSTRUCTIONS_CHARACTERS_MAX = 8_000_000  # of an instruction, once for each document
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
 T = TypeVar("T")
@@ -154,11 +158,45 @@ class Context:
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
         return answered.answer, usage
 
+    async def run_checked(self, task: Task[T], load: Load) -> tuple[T, Usage]:
+        """Run a task, and count it under `predict`. Checks the model before the permits, as TEI does on these routes."""
+
+        def work() -> Coroutine[Any, Any, Answered[T]]:
+            task.check(self.service.model.spec)
+            return self.run(task, load)
+
+        return await self.measured(work, load, scope="predict")
+
+    async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
+        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
+        bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+        return await self.measured(lambda: self.run(task, load, bounds), load, scope="predict", checked=False)
+
+    async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
+        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises what the first chunk that fails raises."""
+        bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
+        return await self.measured(lambda: self.run(task, load, bounds), load, checked=False)
+
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
         """What `write` makes of an answer; made aside where there is much of it."""
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
+
+
+def check_instruction(instruction: str | None, documents: int) -> None:
+    """Refuse an instruction that is tokenised with too many documents. Raises InvalidInput."""
+    length = len(instruction or "")
+    if length * documents > INSTRUCTIONS_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
+            f"maximum allowed {INSTRUCTIONS_CHARACTERS_MAX}"
+        )
+
+
+def load_of_pairs(query: str, documents: Sequence[str]) -> Load:
+    """The load of ranking documents by one query, which counts once for each."""
+    return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
 
 
 def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:

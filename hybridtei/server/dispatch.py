@@ -18,14 +18,13 @@ from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived
-from hybridtei.server.api.search import StoreContext
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_key, check_origin, is_keyless
 from hybridtei.server.http.writers import FORM, Form, piecewise, wanted_form, written
-from hybridtei.server.registry import Models
+from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import ALIAS, PAGE, Route
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds

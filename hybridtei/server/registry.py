@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from hybridtei.batch import Head
-from hybridtei.config import ModelConfig, NamedModel, Role
+from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
+from hybridtei.engine.admission import Admission
 from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
+
+if TYPE_CHECKING:
+    from hybridtei.store.base import CollectionSchema
+    from hybridtei.store.collection import CollectionSchemas
 
 log = logging.getLogger(__name__)
 
@@ -217,3 +222,52 @@ RANK = (
 CLASSIFY = (_is("classify", "classifier"), _is("classify", "reranker"))
 TAG = (_is("tag", "tagger"),)
 ANY: tuple[Able, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
+
+    admission: Admission
+    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @classmethod
+    def of(cls, models: Models) -> Self:
+        """As many permits as a model has."""
+        return cls(Admission(models.default.service.config.max_concurrent_requests))
+
+    async def run_aside(self, work: Callable[[], Any]) -> Any:
+        """The result of work in a thread, one piece at a time."""
+        async with self.aside:
+            return await asyncio.to_thread(work)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
+
+    models: Models
+    schemas: CollectionSchemas
+    server: ServerConfig
+    bounds: StoreBounds
+    named: str | None = None
+
+    async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
+        service = self.models.default.service
+        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
+            return await service.within_deadline(work())
+
+    def embedder(self, schema: CollectionSchema | None) -> Context:
+        """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
+        from hybridtei.store.collection import MODEL_ID
+
+        if self.named is None and schema is not None:
+            wanted = schema.metadata.get(MODEL_ID)
+            for context in self.models.ready:
+                if context.model.model_id == wanted:
+                    return context
+        return self.models.choose(None, self.named, EMBED_HYBRID)
+
+
+T = TypeVar("T")

@@ -1,11 +1,13 @@
-"""Which bytes a request's vectors become: `output_dtype` and its like, and the ranges that some of these need."""
+"""What the dialects that embed share: fields, heads, and `output_dtype` with the ranges that some of its values need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import InvalidInput
@@ -77,3 +79,41 @@ def _ranges(context: Context, precision: str, kind: Kind, width: int) -> Floats:
 def ranges_in(path: str) -> dict[str, Floats]:
     """A file of ranges, read once. Raises LoadError."""
     return read_ranges(path)
+
+
+Output = Literal["dense", "sparse", "multivector"]
+
+
+Outputs = Annotated[list[Output], Meta(min_length=1)]
+
+
+SparseFormat = Literal["tei", "qdrant", "tokens"]
+
+
+OutputDtype = Annotated[
+    Precision | None,
+    Meta(description="What numbers vectors are made of; binary: one bit each, eight in an int8, ubinary: in a uint8."),
+]
+
+
+SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
+
+
+def pooled_head(context: Context) -> Head:
+    """The head whose output is one vector a text."""
+    return Head.SPARSE if context.is_splade else Head.DENSE
+
+
+def pooled(answer: Embeddings) -> Floats:
+    """float32[n, d] of `pooled_head`."""
+    return splade_rows(answer) if answer.dense is None else answer.dense
+
+
+def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
+    """The heads of `outputs`; all that the model has where none are named."""
+    return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
+
+
+def splade_rows(answer: Embeddings) -> Floats:
+    assert answer.sparse is not None
+    return answer.sparse.to_dense()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from hybridtei.engine.service import Answered
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.outputs import Floats, Load, Usage
+from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest, Texts, direction, parse_predict
 from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError
@@ -19,7 +18,6 @@ from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.writers import scored
 from hybridtei.server.registry import CLASSIFY
 from hybridtei.server.routing import ListedErrorResponse, Route
-from hybridtei.tasks.base import Task
 from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, softmax
 from hybridtei.text.tokenizer import Text
 
@@ -78,8 +76,6 @@ class VllmClassifyResponse(Struct, frozen=True):
     data: list[VllmClassification]
     usage: OpenAICompatUsage
 
-
-T = TypeVar("T")
 
 NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
 
@@ -172,18 +168,8 @@ def _asked(context: Context, given: str | list[str], *, raw_scores: bool) -> tup
 
 
 async def _classify(context: Context, task: Classify, texts: Texts, write: Write[Classified]) -> Reply:
-    answer, usage = await run_checked(context, task, texts.load)
+    answer, usage = await context.run_checked(task, texts.load)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
-
-
-async def run_checked(context: Context, task: Task[T], load: Load) -> tuple[T, Usage]:
-    """Through the engine; what the model cannot do is told before there is talk of permits, as TEI does on these routes."""
-
-    def work() -> Coroutine[Any, Any, Answered[T]]:
-        task.check(context.service.model.spec)
-        return context.run(task, load)
-
-    return await context.measured(work, load, scope="predict")
 
 
 ROUTES = (

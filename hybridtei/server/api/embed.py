@@ -5,7 +5,6 @@ They refuse fields that they do not know: an option whose name is misspelled wou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -31,17 +30,18 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.http import writers
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.routing import Route
-from hybridtei.server.vectors import smaller_vectors
-from hybridtei.tasks.embed import Embed, InputType, Precision, cosine, cut
-
-Output = Literal["dense", "sparse", "multivector"]
-Outputs = Annotated[list[Output], Meta(min_length=1)]
-SparseFormat = Literal["tei", "qdrant", "tokens"]
-OutputDtype = Annotated[
-    Precision | None,
-    Meta(description="What numbers vectors are made of; binary: one bit each, eight in an int8, ubinary: in a uint8."),
-]
-
+from hybridtei.server.vectors import (
+    SPLADE_NORMALIZE,
+    OutputDtype,
+    Outputs,
+    SparseFormat,
+    heads_of,
+    pooled,
+    pooled_head,
+    smaller_vectors,
+    splade_rows,
+)
+from hybridtei.tasks.embed import Embed, InputType, cosine, cut
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
@@ -88,7 +88,6 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
 
 Vector = list[float]
 
-SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
@@ -106,7 +105,7 @@ async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
     return await context.embed(
         task,
         inputs,
-        lambda answer, _: cut(_splade(answer), task.dimensions),
+        lambda answer, _: cut(splade_rows(answer), task.dimensions),
         refusal=UnsupportedHead(SPLADE_NORMALIZE) if task.normalize else None,
         numbers=len(inputs.items) * context.service.model.spec.dense_width,
     )
@@ -143,7 +142,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """`/embed_hybrid`: every wanted output of one pass."""
     inputs = parse_inputs(request.inputs)
-    heads = wanted(context, request.outputs)
+    heads = heads_of(context, request.outputs)
     task = _task(
         context,
         request,
@@ -186,16 +185,6 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     return await context.embed(task, inputs, write)
 
 
-def pooled_head(context: Context) -> Head:
-    """What makes one vector of a text."""
-    return Head.SPARSE if context.is_splade else Head.DENSE
-
-
-def pooled(answer: Embeddings) -> Floats:
-    """The vectors it made."""
-    return _splade(answer) if answer.dense is None else answer.dense
-
-
 def _task(
     context: Context,
     request: EmbedAllRequest,
@@ -217,11 +206,6 @@ def _task(
     )
 
 
-def wanted(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
-    """Names -> heads; all that the model has where none are named."""
-    return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
-
-
 def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     assert answer.sparse is not None
     vectors = answer.sparse
@@ -236,11 +220,6 @@ def _ragged(rows: Ragged | None) -> list[Any]:
 def _dense(answer: Embeddings) -> Floats:
     assert answer.dense is not None
     return answer.dense
-
-
-def _splade(answer: Embeddings) -> Floats:
-    assert answer.sparse is not None
-    return answer.sparse.to_dense()
 
 
 EMBED_ROUTE = Route(

@@ -12,14 +12,13 @@ from hybridtei.batch import Head
 from hybridtei.errors import HybridTeiError, InvalidInput, NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.embed import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, wanted
 from hybridtei.server.api.tei import Id, Inputs, OpenAICompatUsage, Size, check_inputs, parse_inputs
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse, Route
-from hybridtei.server.vectors import smaller_vectors
+from hybridtei.server.vectors import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, heads_of, smaller_vectors
 from hybridtei.tasks.embed import Embed, InputType, Precision
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
@@ -130,7 +129,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     refusal: HybridTeiError | None = foreign_ids(context, inputs)
     if context.is_splade and request.outputs is None:
         refusal = UnsupportedHead(SPLADE_NORMALIZE)
-    heads = wanted(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
+    heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
     width = request.width
     task = Embed(
         inputs.items,

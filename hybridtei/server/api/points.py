@@ -11,10 +11,11 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.search import StoreContext, embed_documents
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.registry import StoreContext
 from hybridtei.server.routing import Route
+from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
     from qdrant_client import models
@@ -185,8 +186,13 @@ async def _embedded(
     """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
     if not given:
         return [], None, None
+
+    async def embed(texts: list[str]) -> tuple[Embeddings, Usage]:
+        task = Embed(texts, heads, context.truncate(truncate), input_type="document")
+        return await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
+
     try:
-        embedded, usage = await embed_documents(context, [one.text for one in given], heads, truncate=truncate)
+        embedded, usage = await embed([one.text for one in given])
         return given, embedded, usage
     except RequestError as error:
         if len(given) == 1:
@@ -197,7 +203,7 @@ async def _embedded(
     last: Usage | None = None
     for one in given:
         try:
-            part, last = await embed_documents(context, [one.text], heads, truncate=truncate)
+            part, last = await embed([one.text])
         except RequestError as error:
             failed.append(FailedPoint(one.index, one.named, f"points[{one.index}]: {error}"))
         else:

@@ -18,11 +18,10 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidDimensions, InvalidInput, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load
-from hybridtei.server import registry as jobs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
-from hybridtei.server.registry import NO_NAMES, Models
+from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import Route, row_of
 from hybridtei.tasks.embed import Embed, InputType, cut, unit
 
@@ -181,7 +180,7 @@ def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, si
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
     """The model that an input names. Raises UnknownModel even where there is only one: its vectors would pass for another's."""
-    context = models.choose(alias, name, jobs.EMBED_HYBRID)
+    context = models.choose(alias, name, EMBED_HYBRID)
     if name in NO_NAMES:
         return context
     try:
@@ -258,8 +257,7 @@ async def _embedded(asked: _Pass) -> _Done:
     context, texts = asked.context, list(asked.texts)
     task = Embed(texts, asked.heads, context.truncate(None), prompt_name=asked.prompt_name, input_type=asked.side)
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
-    answer, usage = await context.measured(lambda: context.run(task, load, bounds), load, checked=False)
+    answer, usage = await context.embed_in_chunks(task, load)
     return _Done(asked, answer, usage.lengths)
 
 

@@ -11,14 +11,23 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.outputs import Floats, Load, Usage
-from hybridtei.server.api.tei import OpenAICompatUsage, Size, TruncationDirection, direction
-from hybridtei.server.context import Context, Reply, envelope, used
+from hybridtei.outputs import Floats, Usage
+from hybridtei.server.api.tei import Instruction, OpenAICompatUsage, Size, TruncationDirection, direction
+from hybridtei.server.context import (
+    CHUNK_DOCUMENTS,
+    NUMBERS_A_RANK,
+    Context,
+    Reply,
+    check_instruction,
+    envelope,
+    load_of_pairs,
+    used,
+)
 from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.classify import best_first
-from hybridtei.tasks.rerank import Ranking, Scored, Weights, rerank_task
+from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
 
 
 class RerankWeights(Struct, frozen=True):
@@ -29,12 +38,10 @@ class RerankWeights(Struct, frozen=True):
     multivector: float = 1.0
 
 
-INSTRUCTIONS_CHARACTERS_MAX = 8_000_000  # of an instruction, once for each document
 RANK_FIELDS_MAX = 32  # each is looked up in each of thousands of documents, on the event loop
 
 Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
 Side = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
-Instruction = Annotated[str | None, Meta(description="What a language model that ranks is to judge by.")]
 Shares = Annotated[
     str | RerankWeights | None,
     Meta(description="Where a model ranks by its vectors: average, mkqa, mldr, example, or a share for each kind."),
@@ -138,18 +145,6 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
     return "\n".join(map(str, found))
 
 
-def check_instruction(instruction: str | None, documents: int) -> None:
-    """Refuse an instruction that is tokenised with too many documents. Raises InvalidInput."""
-    length = len(instruction or "")
-    if length * documents > INSTRUCTIONS_CHARACTERS_MAX:
-        raise InvalidInput(
-            f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
-            f"maximum allowed {INSTRUCTIONS_CHARACTERS_MAX}"
-        )
-
-
-CHUNK_DOCUMENTS = 64
-NUMBERS_A_RANK = 40  # as which an item counts that is built and written
 DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
 
 
@@ -161,7 +156,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
             raise NoInputs("`texts` cannot be empty")
         task = _task(context, request.query, request.texts, request, truncate=request.truncate)
         task.check(context.service.model.spec)
-    load = _load(request.query, request.texts)
+    load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(CHUNK_DOCUMENTS)
     scored, usage = await context.measured(lambda: context.run(task, load, bounds), load, scope="predict")
@@ -192,8 +187,8 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         most = request.max_tokens_per_doc or None
         task = _task(context, request.query, documents, request, truncate=truncate, max_document_tokens=most)
         task.check(context.service.model.spec)
-    load = _load(request.query, documents)
-    scored, usage = await _ranked(context, task, load)
+    load = load_of_pairs(request.query, documents)
+    scored, usage = await context.rank(task, load)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [
@@ -216,20 +211,6 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     by_default = context.server.rerank_documents_as == "string"
     # Only infinity's own client always says `raw_scores`, and it needs a string; vLLM's never does, and needs an object.
     return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
-
-
-async def rank_texts(context: Context, query: str, documents: Sequence[str]) -> Floats:
-    """A score for each document, as `/rerank` gives it: what ranks the hits of a search. Raises UnsupportedHead."""
-    task = rerank_task(context.service.model.spec, query, documents, truncate=True)
-    task.check(context.service.model.spec)
-    scored, _ = await _ranked(context, task, _load(query, documents))
-    return scored.scores
-
-
-async def _ranked(context: Context, task: Ranking, load: Load) -> tuple[Scored, Usage]:
-    """However many documents there are."""
-    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-    return await context.measured(lambda: context.run(task, load, bounds), load, scope="predict", checked=False)
 
 
 def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
@@ -287,10 +268,6 @@ def _task(
         weights=Weights(shares.dense, shares.sparse, shares.multivector) if isinstance(shares, RerankWeights) else shares,
         max_document_tokens=max_document_tokens,
     )
-
-
-def _load(query: str, documents: Sequence[str]) -> Load:
-    return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
 
 
 TEI = Route(

@@ -12,13 +12,12 @@ from msgspec import Meta, Struct
 
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.server.api.embed import pooled, pooled_head
-from hybridtei.server.api.rerank import Instruction, check_instruction
-from hybridtei.server.api.tei import Inputs, OpenAICompatUsage
-from hybridtei.server.context import Context, Reply, envelope, used
+from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage
+from hybridtei.server.context import Context, Reply, check_instruction, envelope, used
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
+from hybridtei.server.vectors import pooled, pooled_head
 from hybridtei.tasks.embed import Embed, unit
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 

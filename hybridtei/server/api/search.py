@@ -9,30 +9,25 @@ here imports it before it is needed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
-from hybridtei.engine.admission import Admission
 from hybridtei.errors import InvalidInput, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
-from hybridtei.server import registry as jobs
-from hybridtei.server.api.rerank import NUMBERS_A_RANK, rank_texts
-from hybridtei.server.context import Context, Reply
-from hybridtei.server.registry import Models
+from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
+from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.rerank import rerank_task
 
 if TYPE_CHECKING:
     from hybridtei.search.searcher import Rank
-    from hybridtei.store.base import CollectionSchema
-    from hybridtei.store.collection import CollectionSchemas
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -80,54 +75,6 @@ class SearchesResponse(Struct, frozen=True):
 
 
 MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreBounds:
-    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
-
-    admission: Admission
-    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-
-    @classmethod
-    def of(cls, models: Models) -> Self:
-        """As many permits as a model has."""
-        return cls(Admission(models.default.service.config.max_concurrent_requests))
-
-    async def run_aside(self, work: Callable[[], Any]) -> Any:
-        """The result of work in a thread, one piece at a time."""
-        async with self.aside:
-            return await asyncio.to_thread(work)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreContext:
-    """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
-
-    models: Models
-    schemas: CollectionSchemas
-    server: ServerConfig
-    bounds: StoreBounds
-    named: str | None = None
-
-    async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
-        service = self.models.default.service
-        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
-            return await service.within_deadline(work())
-
-    def embedder(self, schema: CollectionSchema | None) -> Context:
-        """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
-        from hybridtei.store.collection import MODEL_ID
-
-        if self.named is None and schema is not None:
-            wanted = schema.metadata.get(MODEL_ID)
-            for context in self.models.ready:
-                if context.model.model_id == wanted:
-                    return context
-        return self.models.choose(None, self.named, jobs.EMBED_HYBRID)
 
 
 @handler("search")
@@ -217,7 +164,10 @@ def ranker(models: Models, wanted: bool | str) -> Rank | None:
         raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 
     async def rank(query: str, documents: Sequence[str]) -> Floats:
-        return await rank_texts(context, query, documents)
+        task = rerank_task(context.service.model.spec, query, documents, truncate=True)
+        task.check(context.service.model.spec)
+        scored, _ = await context.rank(task, load_of_pairs(query, documents))
+        return scored.scores
 
     return rank
 
@@ -228,16 +178,6 @@ def _result(context: Context, found: SearchResult, usage: Usage) -> dict[str, An
     fields = found.as_dict()
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
     return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]]}
-
-
-async def embed_documents(
-    context: Context, texts: Sequence[str], heads: frozenset[Head], *, truncate: bool | None
-) -> tuple[Embeddings, Usage]:
-    """Every wanted output of texts to be stored, in parts. Raises what the first part that fails raises."""
-    task = Embed(list(texts), heads, context.truncate(truncate), input_type="document")
-    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    bounds = context.bounds(load.inputs, context.server.max_client_batch_size)
-    return await context.measured(lambda: context.run(task, load, bounds), load, checked=False)
 
 
 ROUTES = (

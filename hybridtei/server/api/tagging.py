@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
-from hybridtei.server.api.classify import run_checked
 from hybridtei.server.api.tei import TruncationDirection, direction
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.registry import TAG
@@ -142,7 +141,7 @@ async def _tag(context: Context, task: Tag, write: Write[list[Tagged]], *, is_ba
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-    answer, usage = await run_checked(context, task, load)
+    answer, usage = await context.run_checked(task, load)
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
 
 

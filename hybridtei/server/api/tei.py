@@ -18,6 +18,7 @@ from hybridtei.text.tokenizer import Direction, Text
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Meta(ge=0)]
+Instruction = Annotated[str | None, Meta(description="What a language model that ranks is to judge by.")]
 RawInputs = str | list[str | Id | list[Id]]
 
 
