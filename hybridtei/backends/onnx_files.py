@@ -16,6 +16,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import read_arrays
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
+from hybridtei.system.frames import read_varint
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -110,12 +111,12 @@ def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Itera
 def _fields(content: mmap.mmap, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """(number, first byte, byte after the last) of each field of a protobuf message that has bytes; others are passed over."""
     while at < stop:
-        tag, at = _varint(content, at)
+        tag, at = read_varint(content, at)
         kind, size = tag & 7, 0
         if kind == 0:
-            _, at = _varint(content, at)
+            _, at = read_varint(content, at)
         elif kind == 2:
-            size, at = _varint(content, at)
+            size, at = read_varint(content, at)
             if at + size > stop:
                 raise ValueError(f"a field at byte {at} is longer than what holds it")
             yield tag >> 3, at, at + size
@@ -124,15 +125,3 @@ def _fields(content: mmap.mmap, at: int, stop: int) -> Iterator[tuple[int, int, 
         else:
             raise ValueError(f"a field of unknown kind {kind} before byte {at}")
         at += size
-
-
-def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
-    value, shift = 0, 0
-    while shift < 64:
-        byte = content[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError(f"a number longer than 64 bits before byte {at}")

@@ -21,10 +21,11 @@ from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHe
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.rpc import messages
-from hybridtei.rpc.messages import float_rows, floats, nested
+from hybridtei.rpc.messages import float_rows, floats
 from hybridtei.server.api import classify, embed, ops, rerank, tei
 from hybridtei.server.api.tei import direction, parse_inputs
 from hybridtei.server.context import Context, Reply
+from hybridtei.system.frames import nested
 from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import rerank_task

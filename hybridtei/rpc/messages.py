@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from hybridtei.errors import Garbage
 from hybridtei.outputs import Floats
+from hybridtei.system.frames import nested
 
 PACKAGE, FILE = "tei.v1", "tei.proto"
 SCALARS = {"string": 9, "bool": 8, "float": 2, "uint32": 13, "uint64": 4}  # numbers of FieldDescriptorProto.Type
@@ -97,21 +98,6 @@ InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
 PredictResponse, Prediction = message("PredictResponse"), message("Prediction")
 RerankResponse, Rank = message("RerankResponse"), message("Rank")
 LEFT = 1  # TRUNCATION_DIRECTION_LEFT
-LENGTH_DELIMITED = 2
-
-
-def varint(number: int) -> bytes:
-    """Encode a number in seven bits a byte, the lowest first."""
-    low = bytearray()
-    while number > 0x7F:
-        low.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*low, number])
-
-
-def nested(field: int, body: bytes) -> bytes:
-    """Encode a field that holds a message, a text or packed numbers."""
-    return varint(field << 3 | LENGTH_DELIMITED) + varint(len(body)) + body
 
 
 def floats(field: int, row: Floats) -> bytes:

@@ -28,6 +28,7 @@ from hybridtei.store.base import CollectionSchema, PointId
 from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
 from hybridtei.store.points import as_lists, batches, check_points
+from hybridtei.system.frames import nested
 
 T = TypeVar("T")
 REST_PORT, GRPC_PORT = 6333, 6334
@@ -265,9 +266,6 @@ def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
     return wanted if isinstance(wanted, bool) else list(wanted)
 
 
-PACKED_FIRST_FIELD = b"\x0a"  # field 1, length-delimited: `data` of DenseVector, `values` of SparseVector
-
-
 def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:
     """The request that stores checked points and is answered when they are applied."""
     return grpc.UpsertPoints(collection_name=collection, wait=True, points=[grpc_point(point) for point in points])
@@ -302,13 +300,4 @@ def _vector(vector: Any) -> grpc.Vector:
 
 def _packed(array: NDArray[Any]) -> bytes:
     body = np.ascontiguousarray(array, dtype="<f4").tobytes()
-    return PACKED_FIRST_FIELD + _varint(len(body)) + body
-
-
-def _varint(number: int) -> bytes:
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
+    return nested(1, body)  # `data` of DenseVector, `values` of SparseVector

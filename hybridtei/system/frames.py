@@ -3,6 +3,8 @@
 `frame` and `unframe` carry numbers, strings, lists, maps and arrays; msgspec converts them whole, which is quickest for the
 points of an embedded store. `encode` and `decode` also carry tuples, sets, paths, enums, and this package's own dataclasses and
 settings, by name; arrays come out as views of the frame, so nothing is done per token or number. Nothing else can be decoded.
+
+`varint` and `nested` are protobuf's, for messages that are too large or too simple for generated classes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from enum import Enum
 from functools import cache
 from importlib import import_module
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,7 @@ _DECODER = msgspec.msgpack.Decoder(ext_hook=_in)
 PREFIX = struct.Struct("<QQ")  # bytes of the whole frame, bytes of its head
 ALIGNMENT = 8  # of the arrays within a frame
 PACKAGE = "hybridtei."
+LENGTH_DELIMITED = 2  # protobuf's wire type
 PLAIN = frozenset({type(None), str, int, float, bool})
 SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 Buffer = bytes | memoryview
@@ -218,3 +222,32 @@ def receive_now(end: socket.socket) -> Any:
     """Blocks until a value is there. Raises EOFError if the other end is gone."""
     prefix = receive_exactly(end, PREFIX.size)
     return decode(prefix + receive_exactly(end, PREFIX.unpack(prefix)[0] - PREFIX.size))
+
+
+def varint(number: int) -> bytes:
+    """Encode a whole number of at least 0 as protobuf does: seven bits a byte, the lowest first; the eighth says that more
+    follow."""
+    low = bytearray()
+    while number > 0x7F:
+        low.append(number & 0x7F | 0x80)
+        number >>= 7
+    low.append(number)
+    return bytes(low)
+
+
+def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
+    """Decode the varint at `at`; return it and the place behind it. Raises ValueError beyond 64 bits, IndexError at the end."""
+    value, shift = 0, 0
+    while shift < 64:
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError(f"a number longer than 64 bits before byte {at}")
+
+
+def nested(field: int, body: bytes) -> bytes:
+    """Encode a protobuf field that holds a message, a text, bytes or packed numbers."""
+    return varint(field << 3 | LENGTH_DELIMITED) + varint(len(body)) + body

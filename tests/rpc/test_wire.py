@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hybridtei.rpc.messages import DecodeResponse, EmbedResponse, Metadata, float_rows, floats, message, nested, varint
+from hybridtei.rpc.messages import DecodeResponse, EmbedResponse, Metadata, float_rows, floats, message
+from hybridtei.system.frames import nested, varint
 
 FLOATS = st.floats(width=32, allow_nan=False)
 
