@@ -74,39 +74,35 @@ class ModelSpec:
     unknown_token: str | None = None
     tanh_gelu: bool = False
 
-    @property
-    def kind(self) -> Kind:
-        """What the model is for."""
-        return "embedding" if self.classifier is None else self.classifier.kind
+    # What follows from these, asked for by every request and so computed once.
+    kind: Kind = field(init=False, repr=False, compare=False)
+    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the classifier's logits
+    is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives a weight for each vocabulary entry
+    heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # every output this model has
+    dense_width: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Of a reranker, classifier or tagger, in the order of its logits."""
-        return () if self.classifier is None else self.classifier.labels
+    def __post_init__(self) -> None:
+        splade = self.sparse is not None and self.sparse.kind == "splade"
+        width = self.dense_modules[-1].out_features if self.dense_modules else self.hidden_size * len(self.pooling)
+        derived = {
+            "kind": "embedding" if self.classifier is None else self.classifier.kind,
+            "labels": () if self.classifier is None else self.classifier.labels,
+            "is_splade": splade,
+            "heads": self._heads(splade),
+            "dense_width": self.vocab_size if splade else width,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    @property
-    def heads(self) -> frozenset[Head]:
-        """Every output this model has."""
+    def _heads(self, splade: bool) -> frozenset[Head]:
         if self.classifier is not None:
-            return frozenset({Head.TAGS if self.kind == "tagger" else Head.SCORES})
-        if self.is_splade:
+            return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
+        if splade:
             return frozenset({Head.SPARSE})
         if self.late is not None:
             return frozenset({Head.MULTIVECTOR, Head.TOKENS})
         optional = {Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}
         return frozenset({Head.DENSE, Head.TOKENS} | {head for head, spec in optional.items() if spec is not None})
-
-    @property
-    def is_splade(self) -> bool:
-        """The pooled vector is a weight for each vocabulary entry, from the masked-language-model head."""
-        return self.sparse is not None and self.sparse.kind == "splade"
-
-    @property
-    def dense_width(self) -> int:
-        """Width of the dense vector."""
-        if self.is_splade:
-            return self.vocab_size
-        return self.dense_modules[-1].out_features if self.dense_modules else self.hidden_size * len(self.pooling)
 
 
 def read_spec(

@@ -182,7 +182,7 @@ def _sort(kind: Any) -> tuple[str, Sequence[str]]:
     if kind in PLAIN:
         return "plain", ()
     if is_dataclass(kind):
-        return "record", [field.name for field in fields(kind)]
+        return "record", [field.name for field in fields(kind) if field.init]
     if issubclass(kind, msgspec.Struct):
         return "record", kind.__struct_fields__
     for base, tag in ((np.ndarray, "array"), (Path, "path"), (Enum, "enum"), (Mapping, "map")):
