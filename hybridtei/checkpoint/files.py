@@ -110,6 +110,19 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
+def read_vocabulary(file: Path) -> dict[str, int]:
+    """Every token, added ones too. Raises LoadError, naming the file."""
+    described = read_object(file)
+    try:
+        listed = described["model"]["vocab"]
+        # Of Unigram, a list of pieces and their scores.
+        words = dict(listed) if isinstance(listed, dict) else {entry[0]: place for place, entry in enumerate(listed)}
+        added = {token["content"]: token["id"] for token in described.get("added_tokens") or []}
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
+    return {**words, **added}
+
+
 def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
     """The whole number above zero that `file` gives as `key`. Raises LoadError, naming both."""
     value = settings.get(key)

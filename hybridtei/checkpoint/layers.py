@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
-from hybridtei.checkpoint.files import inside, read_object
+from hybridtei.checkpoint.files import inside, read_object, read_vocabulary
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
-from hybridtei.checkpoint.sizes import read_vocabulary
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Arrays, Weights, read_arrays, read_linear
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch

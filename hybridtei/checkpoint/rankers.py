@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
-from hybridtei.checkpoint.files import read_object
+from hybridtei.checkpoint.files import read_object, read_vocabulary
 from hybridtei.checkpoint.modules import Modules, logit_score
-from hybridtei.checkpoint.sizes import read_vocabulary
-from hybridtei.checkpoint.weights import sentence_config
+from hybridtei.checkpoint.sizes import sentence_config
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 OWN_FILE = "hybridtei_rerank.json"

@@ -1,4 +1,4 @@
-"""The words of a `tokenizer.json` and their ids, whatever kind of model it holds; without building the tokenizer."""
+"""Sizes and lengths that a configuration declares, checked against bounds and against the files of weights."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from hybridtei.checkpoint.files import read_object, require
+from hybridtei.batch import Positions
+from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.errors import LoadError, WeightMismatch
-
-
-def read_vocabulary(file: Path) -> dict[str, int]:
-    """Every token, added ones too. Raises LoadError, naming the file."""
-    described = read_object(file)
-    try:
-        listed = described["model"]["vocab"]
-        # Of Unigram, a list of pieces and their scores.
-        words = dict(listed) if isinstance(listed, dict) else {entry[0]: place for place, entry in enumerate(listed)}
-        added = {token["content"]: token["id"] for token in described.get("added_tokens") or []}
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
-    return {**words, **added}
-
 
 # Names of the same size in different families, and what no model comes near.
 MOST: Mapping[str, tuple[tuple[str, ...], int]] = {
@@ -86,3 +73,55 @@ def _size(config: Mapping[str, Any], what: str) -> int:
     """The first that is there; 0 for none, which is another's to complain of."""
     values = (config.get(name) for name in MOST[what][0])
     return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)
+
+
+LENGTH_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
+
+
+def max_input_length(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
+) -> int:
+    """The smallest of what the tokenizer, sentence-transformers and the table of positions allow. `sides`: queries and
+    documents have lengths of their own, and what sentence-transformers says is left from one of them."""
+    sentence_file, sentence = sentence_config(folder)
+    lengths = (
+        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
+        None if sides else _length(sentence, "max_seq_length", sentence_file),
+        _table_length(config, positions, folder / "config.json"),
+    )
+    told = [length for length in lengths if length is not None]
+    if not told:
+        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file tells the length")
+    return min(told)
+
+
+def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
+    key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
+    if key is None:
+        return None
+    length = positive(config, key, file) - positions.offset
+    if length < 1:
+        raise LoadError(f"{file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
+    return length
+
+
+def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
+    if settings.get(key) is None:
+        return None
+    length = positive(settings, key, file)
+    return None if length >= UNSET_LENGTH else length
+
+
+def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The first of sentence-transformers' settings files that is there, and what it says."""
+    file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
+    return file, read_object(file, optional=True)

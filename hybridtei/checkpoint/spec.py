@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
-from hybridtei.checkpoint.files import positive, read_object, require
+from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
@@ -30,8 +30,8 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
-from hybridtei.checkpoint.sizes import check_sizes, read_vocabulary
-from hybridtei.checkpoint.weights import Weights, max_input_length, sentence_config
+from hybridtei.checkpoint.sizes import check_sizes, max_input_length, sentence_config
+from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
 # Count positions from the padding id on, which is 1 for all of them where config.json is silent.
