@@ -1,7 +1,7 @@
-"""Heads that score texts or tag tokens: labels, and the layers by name, one row a family.
+"""Heads that score texts or tag tokens: their labels, and the names of their layers, one row a family.
 
-Families that share a trunk do not share a head. ELECTRA's has gelu where RoBERTa's has tanh; BERT's first layer
-is the trunk's "pooler"; decoders have one matrix without a bias, on the last token.
+Families with equal trunks differ in their heads: ELECTRA's has gelu where RoBERTa's has tanh, BERT's first layer is the trunk's
+"pooler", decoders have one matrix without a bias on the last token.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hybridtei.checkpoint.files import positive
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
-# Whose state the layers get: the first token's, the mean, the last token's; "late": each token's, and the mean of what they
-# make of it; "none": each token's, and that is the answer.
+# The input of the layers: the first token's state, the mean, the last token's. "late": each token's, with the mean of the
+# logits; "none": each token's, without pooling.
 ScorePooling = Literal["cls", "mean", "lasttoken", "late", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class LinearStep:
-    """A linear layer by its name. `rows`: of all its rows, one less the other is all that counts, or one alone."""
+    """A linear layer by its name. `rows`: only one row is used, or the difference of two."""
 
     name: str
     activation: str = "identity"
@@ -44,7 +44,7 @@ Step = LinearStep | NormStep
 
 @dataclass(frozen=True, slots=True)
 class ClassifierHead:
-    """From hidden states to logits. `trunk`: what the names of all other tensors begin with."""
+    """The layers from hidden states to logits. `trunk`: the prefix of all other tensors' names."""
 
     pooling: ScorePooling
     steps: tuple[Step, ...]
@@ -54,7 +54,7 @@ class ClassifierHead:
 
     @property
     def kind(self) -> Kind:
-        """TEI's rule: one label ranks, several classify."""
+        """Return "reranker" for one label, as TEI does, "classifier" for several, "tagger" for labels of tokens."""
         if self.pooling == "none":
             return "tagger"
         return "reranker" if len(self.labels) == 1 else "classifier"
@@ -62,23 +62,15 @@ class ClassifierHead:
 
 Config = Mapping[str, Any]
 _Recipe = Callable[[Config], tuple[ScorePooling, tuple[Step, ...]]]
-LAST = LinearStep("classifier")
+LAST, OUT_PROJ = LinearStep("classifier"), LinearStep("classifier.out_proj")
 
 
-def _pooler(trunk: str) -> _Recipe:
-    return lambda config: ("cls", (LinearStep(f"{trunk}.pooler.dense", "tanh"), LAST))
-
-
-def _dense_out(activation: str) -> _Recipe:
-    return lambda config: ("cls", (LinearStep("classifier.dense", activation), LinearStep("classifier.out_proj")))
+def _two_layers(name: str, activation: str, last: LinearStep = LAST) -> _Recipe:
+    return lambda config: ("cls", (LinearStep(name, activation), last))
 
 
 def _deberta(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return "cls", (LinearStep("pooler.dense", config.get("pooler_hidden_act", "gelu")), LAST)
-
-
-def _distilbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return "cls", (LinearStep("pre_classifier", "relu"), LAST)
+    return _two_layers("pooler.dense", config.get("pooler_hidden_act", "gelu"))(config)
 
 
 def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
@@ -113,30 +105,25 @@ DECODERS = frozenset(
         *("qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     }
 )
-# model_type -> (what its trunk's tensors begin with, its head)
+_DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
+# model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
-    "bert": ("bert", _pooler("bert")),
-    "gte": ("gte", _pooler("gte")),
-    "nomic_bert": ("nomic_bert", _pooler("nomic_bert")),
-    "roberta": ("roberta", _dense_out("tanh")),
-    "xlm-roberta": ("roberta", _dense_out("tanh")),
-    "camembert": ("roberta", _dense_out("tanh")),
-    "jina_embeddings_v3": ("roberta", _dense_out("tanh")),
-    "mpnet": ("mpnet", _dense_out("tanh")),
-    "electra": ("electra", _dense_out("gelu")),
-    "distilbert": ("distilbert", _distilbert),
+    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "gte", "nomic_bert")},
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
+    "mpnet": ("mpnet", _DENSE_TANH),
+    "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),
+    "distilbert": ("distilbert", _two_layers("pre_classifier", "relu")),
     "modernbert": ("model", _modernbert),
-    "deberta": ("deberta", _deberta),
-    "deberta-v2": ("deberta", _deberta),
+    **dict.fromkeys(("deberta", "deberta-v2"), ("deberta", _deberta)),
     "eurobert": ("model", _eurobert),
     **dict.fromkeys(DECODERS, ("model", _decoder)),
 }
 
 
 def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:
-    """The head that `architectures` names, or None of an embedding model. Raises LoadError and its kinds.
+    """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
 
-    TEI's trap: some GTE repositories name `NewForTokenClassification` and are embedding models; they have no labels.
+    Some GTE repositories name `NewForTokenClassification` and are embedding models: these have no labels.
     """
     names = [name for name in architectures if name.endswith("Classification")]
     labelled = config.get("id2label") is not None and config.get("label2id") is not None
@@ -166,34 +153,34 @@ def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:
 
 
 def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHead:
-    """A head of two labels as a ranker: how much more one is meant than the other, whose sigmoid is their softmax."""
+    """Return a head of two labels as a ranker: the difference of their logits, whose sigmoid is their softmax."""
     *first, last = head.steps
     assert isinstance(last, LinearStep)
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
 
 
 def yes_of_two(head: ClassifierHead) -> ClassifierHead:
-    """A head whose two labels mean yes and no as a ranker; any other as it is."""
-    said = [label.lower() in ("yes", "1", "true") for label in head.labels]
-    if len(said) != 2 or said.count(True) != 1:
+    """Return a head whose two labels mean yes and no as a ranker; any other unchanged."""
+    is_yes = [label.lower() in ("yes", "1", "true") for label in head.labels]
+    if len(is_yes) != 2 or is_yes.count(True) != 1:
         return head
-    yes = said.index(True)
+    yes = is_yes.index(True)
     return between(head, yes, 1 - yes, head.labels[yes])
 
 
 def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
-    """The logit of one token at the end of a text, less that of another: a ranker. `tied`: the table of words is the head."""
+    """Return a ranker by the logit of token `yes` at the end of a text, minus that of `no`. `tied`: to the word embeddings."""
     name = "model.embed_tokens" if tied else "lm_head"
     return ClassifierHead("lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",))
 
 
 def _labels(config: Config, file: Path) -> tuple[str, ...]:
-    """In the order of their numbers; where config.json is silent, what transformers would call them."""
-    named = config.get("id2label")
-    if named is None:
+    """Return the labels by number; transformers' default names where config.json has none."""
+    labels = config.get("id2label")
+    if labels is None:
         count = positive(config, "num_labels", file) if config.get("num_labels") is not None else 2
         return tuple(f"LABEL_{i}" for i in range(count))
-    wanted = [str(i) for i in range(len(named))] if isinstance(named, dict) else []
-    if not wanted or sorted(named) != sorted(wanted) or not all(isinstance(label, str) for label in named.values()):
-        raise LoadError(f'{file}: `id2label` should name a label for each of "0", "1", …, and is {named!r}')
-    return tuple(named[key] for key in wanted)
+    keys = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
+    if not keys or sorted(labels) != sorted(keys) or not all(isinstance(label, str) for label in labels.values()):
+        raise LoadError(f'{file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}')
+    return tuple(labels[key] for key in keys)

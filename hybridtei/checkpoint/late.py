@@ -1,6 +1,6 @@
-"""Late-interaction checkpoints: how they mark, widen and cut queries and documents, and which tokens they do not score.
+"""Late-interaction checkpoints: how they mark, expand and truncate queries and documents, and which tokens they do not score.
 
-Three layouts say the same things in other words: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
+Three layouts hold the same settings: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
 config_sentence_transformers.json) and that of sentence-transformers 6 (keys of its Transformer module, MultiVectorMask).
 
 PyLate's markers are token ids put behind the first token, not text, even where they look like text ("[Q] ").
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.checkpoint.files import inside, positive, read_object
-from hybridtei.checkpoint.modules import Modules
+from hybridtei.checkpoint.modules import Modules, module_path
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words")
 STANFORD = "HF_ColBERT"
-QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # where a legacy checkpoint is silent
+QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A query is widened to `length` tokens with `token_id`; `fixed`: and cut to it. `attend`: the others see these, too."""
+    """Expand a query to `length` tokens with `token_id`; `fixed`: also truncate it. `attend`: other tokens attend to these."""
 
     length: int
     token_id: int
@@ -35,7 +35,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How one kind of text is read: a marker behind the first token, at most `length` tokens, ids that are not scored."""
+    """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored."""
 
     marker: int | None = None
     text: str = ""
@@ -46,16 +46,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """Of a model whose only vectors are its tokens'."""
+    """Both sides of a model that has only vectors of tokens."""
 
     query: Side
     document: Side
 
 
 def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
-    """Whether a checkpoint says that it is one. `sentence`: config_sentence_transformers.json."""
-    named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
-    return named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
+    """Whether a checkpoint declares late interaction. `sentence`: config_sentence_transformers.json."""
+    is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
+    return is_named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
 
 
 def read_late(
@@ -74,12 +74,12 @@ def read_late(
         return _stanford(folder, words)
     if sentence.get("model_type") != "MultiVectorEncoder":
         return _pylate(folder / "config_sentence_transformers.json", sentence, words)
-    mask = next((path for name, path in modules if name == "MultiVectorMask"), None)
-    masked = {} if mask is None else read_object(inside(folder, mask) / "config.json")
-    if masked.get("keep_only_token_ids"):
-        raise UnsupportedArchitecture(f"{folder / str(mask)}: `keep_only_token_ids` is not served")
-    skipped = words.ids(masked.get("skiplist_words") or [])
-    tasks = masked.get("skiplist_tasks") or ["document"]
+    path = module_path(modules, "MultiVectorMask")
+    mask = {} if path is None else read_object(inside(folder, path) / "config.json")
+    if mask.get("keep_only_token_ids"):
+        raise UnsupportedArchitecture(f"{folder / str(path)}: `keep_only_token_ids` is not served")
+    skipped = words.ids(mask.get("skiplist_words") or [])
+    tasks = mask.get("skiplist_tasks") or ["document"]
     tasks = [tasks] if isinstance(tasks, str) else tasks
     file = folder / "sentence_bert_config.json"
     prompts = sentence.get("prompts") or {}
@@ -101,32 +101,32 @@ def read_late(
 def _pylate(file: Path, sentence: Mapping[str, Any], words: _Words) -> LateInteraction:
     length = _length(sentence, "query_length", file) or QUERY_LENGTH
     attend = bool(sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens"))
-    widened = sentence.get("do_query_expansion") is not False
-    listed = sentence.get("skiplist_words")
+    expands = sentence.get("do_query_expansion") is not False
+    skiplist = sentence.get("skiplist_words")
     return LateInteraction(
         words.marked(
             sentence.get("query_prefix", "[Q] "),
             length=length,
-            expansion=Expansion(length, words.filler(None, file), attend=attend) if widened else None,
+            expansion=Expansion(length, words.filler(None, file), attend=attend) if expands else None,
         ),
         words.marked(
             sentence.get("document_prefix", "[D] "),
             length=_length(sentence, "document_length", file) or DOCUMENT_LENGTH,
-            skipped=words.ids(string.punctuation if listed is None else listed),
+            skipped=words.ids(string.punctuation if skiplist is None else skiplist),
         ),
     )
 
 
 def _stanford(folder: Path, words: _Words) -> LateInteraction:
     file = folder / "artifact.metadata"
-    told = read_object(file, optional=True)
-    length = _length(told, "query_maxlen", file) or QUERY_LENGTH
-    expansion = Expansion(length, words.filler(None, file), attend=bool(told.get("attend_to_mask_tokens")))
-    skipped = words.ids(string.punctuation) if told.get("mask_punctuation", True) else frozenset[int]()
-    cut = _length(told, "doc_maxlen", file) or DOCUMENT_LENGTH
+    settings = read_object(file, optional=True)
+    length = _length(settings, "query_maxlen", file) or QUERY_LENGTH
+    expansion = Expansion(length, words.filler(None, file), attend=bool(settings.get("attend_to_mask_tokens")))
+    skipped = words.ids(string.punctuation) if settings.get("mask_punctuation", True) else frozenset[int]()
+    cut = _length(settings, "doc_maxlen", file) or DOCUMENT_LENGTH
     return LateInteraction(
-        words.marked(told.get("query_token_id") or "[unused0]", length=length, expansion=expansion),
-        words.marked(told.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
+        words.marked(settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion),
+        words.marked(settings.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
     )
 
 
@@ -154,19 +154,19 @@ class _Words:
     vocabulary: Mapping[str, int]
 
     def ids(self, words: Any) -> frozenset[int]:
-        """Of those that are one token; the others, and the unknown one, are left."""
+        """Return the ids of the words that are one token."""
         return frozenset(self.vocabulary[word] for word in words if word in self.vocabulary)
 
     def filler(self, token: str | None, file: Path) -> int:
-        """What queries are widened with: the token that is named, the mask, or the end."""
+        """Return the id that expands queries: of `token`, or the mask, or the end of sequence."""
         names = [token] if token is not None else [self._named("mask_token"), self._named("eos_token")]
-        found = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
-        if found is None:
+        token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
+        if token_id is None:
             raise LoadError(f"{file}: queries are to be widened with one of {names}, which the vocabulary lacks")
-        return found
+        return token_id
 
     def marked(self, prefix: str | None, **settings: Any) -> Side:
-        """A prefix that is one token, perhaps with a space behind it, is a marker; any other is text."""
+        """Return a side whose prefix is a marker if it is one token, perhaps before a space, and text otherwise."""
         prefix = prefix or ""
         for name in (prefix, *prefix.split(None, 1)[:1]):
             if name in self.vocabulary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from hybridtei.checkpoint.files import inside, read_object, read_vocabulary
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Arrays, Weights, read_arrays, read_linear
-from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear, shards
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
@@ -44,19 +44,22 @@ ClassifierLayer = LinearLayer | NormLayer
 
 
 def dense_layer(module: DenseModule) -> LinearLayer:
-    """A sentence-transformers Dense layer. Raises LoadError."""
-    files = [module.folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    file = next((file for file in files if file.exists()), None)
-    if file is None:
-        raise MissingArtifact(f"{files[0]}: missing")
+    """Read a sentence-transformers Dense layer. Raises LoadError."""
+    file = _weights_file(module.folder)
     arrays = read_arrays(file)
     weight = _array(arrays, "linear.weight", (module.out_features, module.in_features), file)
     bias = _array(arrays, "linear.bias", (module.out_features,), file) if module.bias else None
     return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
 
 
+def _weights_file(folder: Path) -> Path:
+    """Return the first of the two file names that exists, else the first, which readers then miss."""
+    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    return next((file for file in files if file.exists()), files[0])
+
+
 def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
-    """BGE-M3's one layer, or the two of our perceptron; the relu at the end is the head's. Raises LoadError."""
+    """Read BGE-M3's one layer, or the two of our perceptron; the head applies the last relu. Raises LoadError."""
     assert head.file is not None
     arrays, prefix = _named(head.file, "sparse.out" if head.own else None)
     inputs = hidden_size * len(head.inputs)
@@ -69,7 +72,7 @@ def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...
 
 
 def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
-    """The projection of each token. Raises LoadError."""
+    """Read the projection of tokens. Raises LoadError."""
     if head.module is not None:
         layer = dense_layer(head.module)
         if layer.activation != "identity":
@@ -79,9 +82,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
         weights = Weights.open(head.file)
         if head.tensor not in weights.names():
             raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
-        if weights.shape(head.tensor) != (head.dim, hidden_size):
-            shape = list(weights.shape(head.tensor))
-            raise WeightMismatch(f"{head.file}: `{head.tensor}` has shape {shape}, the model needs {[head.dim, hidden_size]}")
+        _check_shape(weights.shape(head.tensor), (head.dim, hidden_size), head.file, head.tensor)
         return LinearLayer(weights.float32(head.tensor))
     arrays, prefix = _named(head.file, "multivector" if head.own else None)
     weight = _array(arrays, f"{prefix}weight", (head.dim, hidden_size), head.file)
@@ -90,7 +91,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 
 
 def activation_name(name: str, where: Path | str) -> str:
-    """Plain ("gelu") from plain, or from a class of torch.nn ("torch.nn.modules.activation.GELU"). Nothing is imported."""
+    """Return "gelu" of "gelu" or of a class of torch.nn ("torch.nn.modules.activation.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     if plain not in ACTIVATIONS or ("." in name and not name.startswith("torch.nn.")):
         raise UnsupportedArchitecture(f"{where}: activation {name!r}; served: {', '.join(ACTIVATIONS)}")
@@ -98,7 +99,7 @@ def activation_name(name: str, where: Path | str) -> str:
 
 
 def _named(file: Path, name: str | None) -> tuple[Arrays, str]:
-    """(arrays, prefix of their names): in our own file a layer has a `name`, in BGE-M3's it is alone."""
+    """Return (arrays, prefix of their names): in our own file a layer has a `name`, BGE-M3's file holds one layer."""
     return (read_linear(file), "") if name is None else (read_arrays(file), f"{name}.")
 
 
@@ -109,10 +110,13 @@ def _linear(arrays: Arrays, prefix: str, shape: tuple[int, int], file: Path) -> 
 def _array(arrays: Arrays, name: str, shape: tuple[int | None, ...], file: Path) -> NDArray[np.float32]:
     if name not in arrays:
         raise LoadError(f"{file}: lacks the tensor `{name}`, holds {sorted(arrays)}")
-    found = arrays[name].shape
-    if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
-        raise WeightMismatch(f"{file}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
+    _check_shape(arrays[name].shape, shape, file, name)
     return arrays[name]
+
+
+def _check_shape(found: tuple[int, ...], shape: tuple[int | None, ...], where: Path, name: str) -> None:
+    if not has_shape(found, shape):
+        raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
 
 
 EXACT, TANH = "gelu", "gelu_pytorch_tanh"
@@ -120,7 +124,7 @@ SETTINGS = ("hidden_act", "hidden_activation", "activation", "activation_functio
 
 
 def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
-    """The same model with the tanh form wherever it had the exact one: in its trunk, and in the head on top."""
+    """Return the model with the tanh form of gelu in place of the exact one, in its trunk and its head."""
     head = spec.classifier
     if head is not None:
         steps = tuple(
@@ -132,24 +136,23 @@ def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
 
 
 def in_config(config: Any) -> None:
-    """The same said to transformers, in its configuration object."""
+    """Set the tanh form of gelu in a configuration object of transformers."""
     for name in SETTINGS:
         if getattr(config, name, None) == EXACT:
             setattr(config, name, TANH)
 
 
 def query_table(spec: ModelSpec) -> Floats | None:
-    """float32[v], or None of a model that computes its queries. Raises LoadError and its kinds, naming the file."""
-    place = None if spec.sparse is None else spec.sparse.queries
-    if place is None:
+    """Return the weights of query tokens, float32[v], or None if the model computes them. Raises LoadError, naming the file."""
+    source = None if spec.sparse is None else spec.sparse.queries
+    if source is None:
         return None
-    if place.suffix == ".json":
-        return _idf(place, spec)
-    described = read_object(place / "config.json", optional=True).get("path")
-    if isinstance(described, str):
-        return _idf(inside(place.parent, described), spec)
-    files = [place / name for name in ("model.safetensors", "pytorch_model.bin")]
-    file = next((file for file in files if file.exists()), files[0])
+    if source.suffix == ".json":
+        return _idf(source, spec)
+    path = read_object(source / "config.json", optional=True).get("path")
+    if isinstance(path, str):
+        return _idf(inside(source.parent, path), spec)
+    file = _weights_file(source)
     arrays = read_arrays(file)
     if set(arrays) != {"weight"} or arrays["weight"].ndim != 1:
         raise LoadError(f"{file}: should hold one row called `weight`, and holds {sorted(arrays)}")
@@ -160,7 +163,7 @@ def query_table(spec: ModelSpec) -> Floats | None:
 
 
 def _idf(file: Path, spec: ModelSpec) -> Floats:
-    """Words that the vocabulary lacks are left out; what has no weight weighs nothing."""
+    """Words that the vocabulary lacks are left out; tokens without a weight get 0."""
     weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder / "tokenizer.json")
     for word, weight in read_object(file).items():
         if not isinstance(weight, int | float) or isinstance(weight, bool):
@@ -170,7 +173,7 @@ def _idf(file: Path, spec: ModelSpec) -> Floats:
     return weights
 
 
-# How the names of heads' tensors begin, in any family; what a pre-training left, such as `cls` or `lm_head`, is harmless.
+# First parts of the names of heads' tensors, in any family. `cls` and `lm_head`, which pre-training leaves, may stay unused.
 OF_HEADS = frozenset(
     {
         *("classification_head", "classifier", "dense", "head", "linear", "out_proj", "pooler", "pre_classifier", "score"),
@@ -179,29 +182,21 @@ OF_HEADS = frozenset(
 )
 
 
-class _Tensors(Protocol):
-    def names(self) -> frozenset[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def float32(self, name: str) -> NDArray[np.float32]: ...
-    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]: ...
-
-
 def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[ClassifierLayer, ...]:
-    """From a state of `hidden_size` to one number a label. Raises WeightMismatch or LoadError, naming the tensor."""
-    tensors = _open(folder)
-    layers, used, width = list[ClassifierLayer](), set[str](), hidden_size
+    """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    reader = _Reader(folder)
+    layers, width = list[ClassifierLayer](), hidden_size
     for step in head.steps:
-        reader = _Reader(tensors, folder, used)
-        layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width, folder)
+        layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
         layers.append(layer)
         width = layer.weight.shape[0]
     if width != len(head.labels):
         raise WeightMismatch(
             f"{folder}: `{head.steps[-1].name}` gives {width} logits, config.json names {len(head.labels)} labels"
         )
-    left = sorted(name for name in tensors.names() - used if _is_of_another_head(name, head))
+    left = sorted(name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head))
     if left:
-        raise WeightMismatch(f"{folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
+        raise WeightMismatch(f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all")
     return tuple(layers)
 
 
@@ -210,15 +205,15 @@ def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
 
 
 class _Reader:
-    def __init__(self, tensors: _Tensors, folder: Path, used: set[str]) -> None:
-        self._tensors = tensors
+    def __init__(self, folder: Path) -> None:
+        self.tensors = _open(folder)
+        self.used = set[str]()
         self._folder = folder
-        self._used = used
 
-    def linear(self, step: LinearStep, width: int, folder: Path) -> LinearLayer:
+    def linear(self, step: LinearStep, width: int) -> LinearLayer:
         weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
         bias = self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows) if step.bias else None
-        return LinearLayer(weight, bias, activation_name(step.activation, folder / "config.json"))
+        return LinearLayer(weight, bias, activation_name(step.activation, self._folder / "config.json"))
 
     def norm(self, step: NormStep, width: int) -> NormLayer:
         weight = self._tensor(f"{step.name}.weight", (width,))
@@ -227,35 +222,30 @@ class _Reader:
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
     ) -> NDArray[np.float32]:
-        if name not in self._tensors.names():
-            raise WeightMismatch(f"{self._folder}: the weights lack `{name}`; nothing was made up")
-        self._used.add(name)
-        found = self._tensors.shape(name)
-        if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
-            raise WeightMismatch(f"{self._folder}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
+        if name not in self.tensors.names():
+            raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")
+        self.used.add(name)
+        found = self.tensors.shape(name)
+        _check_shape(found, shape, self._folder, name)
         if rows is None:
-            return self._tensors.float32(name)
+            return self.tensors.float32(name)
         if max(row or 0 for row in rows) >= found[0]:
-            raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the ids {list(rows)} are wanted")
-        picked = self._tensors.rows(name, [row for row in rows if row is not None])
+            raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the model needs {list(rows)}")
+        picked = self.tensors.rows(name, [row for row in rows if row is not None])
         return picked[:1] - picked[1:] if len(picked) > 1 else picked
 
 
-def _open(folder: Path) -> _Tensors:
+def _open(folder: Path) -> Weights | _Pickled:
     pickles = (folder / "pytorch_model.bin", folder / "pytorch_model.bin.index.json")
     if any(folder.glob("model*.safetensors")) or not any(file.exists() for file in pickles):
         return Weights.open(folder)
     if pickles[0].exists():
         return _Pickled(read_arrays(pickles[0]))
-    names = read_object(pickles[1]).get("weight_map")
-    if not isinstance(names, dict):
-        raise LoadError(f"{pickles[1]}: lacks `weight_map`")
-    shards = sorted({str(name) for name in names.values()})
-    return _Pickled({name: array for shard in shards for name, array in read_arrays(inside(folder, shard)).items()})
+    return _Pickled({name: array for shard in shards(pickles[1]) for name, array in read_arrays(shard).items()})
 
 
 class _Pickled:
-    """Reads the tensors of a checkpoint without safetensors, by torch."""
+    """Tensors of a checkpoint without safetensors, read by torch, as `Weights` offers them."""
 
     def __init__(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
         self._arrays = arrays

@@ -1,7 +1,7 @@
 """A sentence-transformers checkpoint as a chain of modules: modules.json, and the folders it names.
 
-Reads both layouts: the old one (boolean pooling flags) and that of version 6 (`pooling_mode` as a word). What is not run
-exactly as declared is refused: a module left out or moved gives vectors that look right and are not.
+Reads both layouts: the old one (boolean pooling flags) and that of version 6 (`pooling_mode` as a word). Modules that cannot
+run exactly as declared are refused: without one, or in another order, vectors look right and are wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
 ORDER = (*TRANSFORMERS, "LogitScore", "Pooling", "SpladePooling", "Dense", "Normalize")  # only Dense may come more than once
-LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize")  # of models whose only vectors are tokens'
-POOLED = (None, "sentence_embedding")  # how modules call the pooled vector
+LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize")  # of models that have only vectors of tokens
+POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
 OF_TOKENS = (None, "token_embeddings")
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
@@ -48,7 +48,7 @@ class DenseModule:
 
 
 def read_modules(folder: Path, *, late: bool = False) -> Modules:
-    """(type, path) of each module, () without modules.json; the type is the last dotted word, since versions moved modules."""
+    """Return (type, path) of each module, () without modules.json. The type is the class name: versions moved the modules."""
     file = folder / "modules.json"
     if not file.exists():
         return ()
@@ -65,13 +65,18 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
-    """Where configuration, weights and tokenizer lie: the folder itself, or `0_Transformer` in old checkpoints."""
-    return inside(folder, next((path for name, path in modules if name in TRANSFORMERS), ""))
+    """Return the folder of configuration, weights and tokenizer: the model's own, or `0_Transformer` in old checkpoints."""
+    return inside(folder, module_path(modules, *TRANSFORMERS) or "")
+
+
+def module_path(modules: Modules, *types: str) -> str | None:
+    """Return the path of the first module of one of these types, or None."""
+    return next((path for name, path in modules if name in types), None)
 
 
 def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
-    """Ids of the tokens whose logits make a language model's score, (true, false or None); None without such a module."""
-    path = next((path for name, path in modules if name == "LogitScore"), None)
+    """Return the ids of the tokens whose logits are a language model's score, (true, false or None), or None."""
+    path = module_path(modules, "LogitScore")
     if path is None:
         return None
     file = inside(folder, path) / "config.json"
@@ -85,8 +90,8 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
 
 
 def read_router(folder: Path, modules: Modules) -> tuple[Modules, Path | None]:
-    """The chain that documents go through, and the folder of the table that queries are looked up in; without a Router, the
-    modules as they are. Raises UnsupportedArchitecture for any other pair of routes."""
+    """Return the modules of documents, and the folder of the table in which queries are looked up; without a Router,
+    (modules, None). Raises UnsupportedArchitecture for other routes."""
     if [name for name, _ in modules] != ["Router"]:
         return modules, None
     home = inside(folder, modules[0][1])
@@ -111,22 +116,22 @@ def read_router(folder: Path, modules: Modules) -> tuple[Modules, Path | None]:
 
 
 def splade_activation(folder: Path, modules: Modules) -> str:
-    """What stands between logit and weight before the last logarithm: "relu" or "log1p_relu"."""
-    path = next((path for name, path in modules if name == "SpladePooling"), None)
+    """Return the function of logits before the last logarithm: "relu" or "log1p_relu"."""
+    path = module_path(modules, "SpladePooling")
     return "relu" if path is None else str(read_object(inside(folder, path) / "config.json").get("activation_function", "relu"))
 
 
 def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
-    """Whether the vector is SPLADE's: asked for, or declared and not overridden. Raises UnsupportedArchitecture."""
-    declared = [path for name, path in modules if name == "SpladePooling"]
+    """Whether pooling is SPLADE's, by `override` or else as declared. Raises UnsupportedArchitecture."""
+    declared = module_path(modules, "SpladePooling")
     if override is not None and override != "splade":
         return False
-    if declared:
-        settings = read_object(inside(folder, declared[0]) / "config.json")
+    if declared is not None:
+        settings = read_object(inside(folder, declared) / "config.json")
         strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared[0]}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' of relu or log1p_relu"
+                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' of relu or log1p_relu"
             )
         return True
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
@@ -137,11 +142,10 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
 
 
 def read_pooling(folder: Path, override: str | None, modules: Modules, model_type: str) -> tuple[Pooling, ...]:
-    """How tokens become one vector, several ways side by side. Raises MissingArtifact where nothing tells."""
+    """Return the poolings whose vectors are concatenated. Raises MissingArtifact where no file declares one."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
-    path = next((path for name, path in modules if name == "Pooling"), "1_Pooling")
-    file = inside(folder, path) / "config.json"
+    file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
     if modules or file.exists():
         return _declared_pooling(read_object(file), file)
     if "bert" not in model_type.lower():
@@ -153,9 +157,9 @@ def read_pooling(folder: Path, override: str | None, modules: Modules, model_typ
 def read_dense_modules(
     folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
 ) -> tuple[DenseModule, ...]:
-    """The Dense layers in their order, each as wide as what comes before it. `names`: how they may call what they work on.
+    """Return the Dense layers in their order, each as wide as what precedes it. `names`: served names of their inputs.
 
-    Raises LoadError and its kinds.
+    Raises LoadError and its subclasses.
     """
     paths = [path for name, path in modules if name == "Dense"]
     if override is not None and len(paths) == 1:  # TEI: only a single Dense can be replaced
@@ -172,8 +176,8 @@ def _is_module(entry: object) -> bool:
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
-    """A Normalize before the end or a Dense before the pooling would change what comes after it. Whether the end is
-    normalised is asked for by each request."""
+    """Raise UnsupportedArchitecture for a Normalize before the end or a Dense before the pooling: both change what follows.
+    Whether the last vector is normalised is an option of each request."""
     places = [order.index(name) for name in names]
     once = [name for name in names if name != "Dense"]
     orphaned = "Dense" in names and "Pooling" not in names and not orphans

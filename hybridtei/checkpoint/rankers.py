@@ -1,10 +1,10 @@
 """Decoders that rank: the template by which one judges whether a document answers a query, and its head.
 
 A template is found in this order: our own file beside the model, the chat template that sentence-transformers renders, what is
-known of a family by its name. A config.json says nothing of it, and bare text without it ranks almost at random.
+known of a family by its name. No config.json has one, and text without it ranks almost at random.
 
-A template is part of the checkpoint and may hold special tokens. Query and document come from users: special tokens in them are
-read as plain text (`text.reader`).
+Templates may hold special tokens. Queries and documents come from users: special tokens in them are read as plain text
+(`text.reader`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SLOT = re.compile(r"\{(instruction|query|document)\}")
 class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
 
-    `prefix` and `suffix` are whole however long a pair is; `body` is cut. It has places for {query}, {document} and perhaps
-    {instruction}, which is `instruction` where a request brings none. `yes` and `no`: the words whose logits are compared.
+    `prefix` and `suffix` are never truncated, `body` is. It has slots for {query}, {document} and perhaps {instruction}, whose
+    default is `instruction`. `yes` and `no`: the words whose logits are compared.
     """
 
     prefix: str
@@ -50,22 +50,22 @@ QWEN3 = PairTemplate(
     suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
-# (what a path to the model says, its model_type) -> its template
+# (pattern of the folder's path, model_type) -> template
 KNOWN: Mapping[tuple[str, str], PairTemplate] = {(r"qwen3[-_]?reranker", "qwen3"): QWEN3}
 
 
 def find_template(
     folder: Path, model_type: str, chat: Mapping[str, Any] | None, instruction: str | None
 ) -> PairTemplate | None:
-    """The template of a model, or None. `chat`: what sentence-transformers says of rendering messages; `instruction`: its
-    default prompt. Raises LoadError, naming the file."""
+    """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: its default
+    prompt. Raises LoadError, naming the file."""
     if (folder / OWN_FILE).exists():
         return _own(folder / OWN_FILE)
     if chat is not None:
         return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction)
     path = str(folder.resolve())
-    named = (known for (name, family), known in KNOWN.items() if family == model_type and re.search(name, path, re.IGNORECASE))
-    return next(named, None)
+    known = (KNOWN[key] for key in KNOWN if key[1] == model_type and re.search(key[0], path, re.IGNORECASE))
+    return next(known, None)
 
 
 def _own(file: Path) -> PairTemplate:
@@ -84,12 +84,12 @@ def _check_slots(file: Path, body: str) -> None:
 
 
 def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
-    """Rendered once with marks in place of texts, and cut at its special tokens around them."""
+    """Render a chat template with marks in place of texts, and split it at its special tokens around them."""
     file = folder / "chat_template.jinja"
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
     if not isinstance(source, str):
-        raise LoadError(f"{file}: missing, and sentence-transformers would ask this model by it")
+        raise LoadError(f"{file}: missing: sentence-transformers renders messages by it")
     marks = {name: f"\ue000{name}\ue001" for name in ("instruction", "query", "document")}
     roles = {"query": marks["query"], "document": marks["document"]}
     if instruction:
@@ -132,7 +132,7 @@ def _rendered(file: Path, source: str, messages: list[dict[str, Any]], settings:
 
 
 def _special_tokens(folder: Path) -> re.Pattern[str]:
-    """Matches any token that `tokenizer.json` adds to the vocabulary; nothing, where there is none."""
+    """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
     added = read_object(folder / "tokenizer.json").get("added_tokens") or []
     contents = [str(token.get("content")) for token in added if isinstance(token, dict) and token.get("content")]
     return re.compile("|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True)) or r"(?!)")
@@ -147,7 +147,8 @@ def language_ranker(
     config: Mapping[str, Any],
     sentence: Mapping[str, Any],
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
-    """(head, template) of a decoder that ranks: as it was trained, or made a classifier of; (as it is, None) of another."""
+    """Return (head, template) of a decoder that ranks, with its own classifier or by logits of words; (`classifier`, None) of
+    another."""
     scored = logit_score(folder, modules)
     causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
         not modules or scored is not None
@@ -165,15 +166,13 @@ def language_ranker(
         return language_model(*scored, tied=tied), template
     if template is None:
         return None, None
-    yes, no = (None if word is None else _token_id(home, word) for word in (template.yes, template.no))
-    assert yes is not None
-    return language_model(yes, no, tied=tied), template
+    no = None if template.no is None else _token_id(home, template.no)
+    return language_model(_token_id(home, template.yes), no, tied=tied), template
 
 
 def _token_id(folder: Path, word: str) -> int:
-    """Of a word that is one token. Raises LoadError."""
     file = folder / "tokenizer.json"
-    found = read_vocabulary(file).get(word)
-    if found is None:
-        raise LoadError(f"{file}: {word!r} is no token, but the model is asked for its logit")
-    return found
+    token_id = read_vocabulary(file).get(word)
+    if token_id is None:
+        raise LoadError(f"{file}: {word!r} is no token, but its logit is the score")
+    return token_id

@@ -12,8 +12,8 @@ from hybridtei.batch import Positions
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.errors import LoadError, WeightMismatch
 
-# Names of the same size in different families, and what no model comes near.
-MOST: Mapping[str, tuple[tuple[str, ...], int]] = {
+# Names of the same size in different families, and a bound above that of any model.
+SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "vocab": (("vocab_size",), 10_000_000),
     "hidden": (("hidden_size", "dim"), 131_072),
     "layers": (("num_hidden_layers", "n_layers"), 2_048),
@@ -28,22 +28,22 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pyt
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
-    """Raises LoadError for a size beyond any model's, and WeightMismatch for one that the files cannot hold; before that, if
-    those files are not whole."""
+    """Raise LoadError for a size above its bound or an incomplete file of weights, WeightMismatch for sizes that the files
+    cannot hold."""
     file = home / "config.json"
-    for names, most in MOST.values():
+    for names, limit in SIZES.values():
         for name in names:
             value = config.get(name)
-            if isinstance(value, int | float) and value > most:
-                raise LoadError(f"{file}: `{name}` is {value}, more than {most}")
-    held = sum(_whole(path).stat().st_size for path in _weight_files(home))
-    described = least_weights(config, has_position_table=has_position_table)
-    if held and described > held:
-        raise WeightMismatch(f"{file}: describes at least {described} weights, but the files of weights hold {held} bytes")
+            if isinstance(value, int | float) and value > limit:
+                raise LoadError(f"{file}: `{name}` is {value}, more than {limit}")
+    size = sum(_checked(path).stat().st_size for path in _weight_files(home))
+    weights = min_weights(config, has_position_table=has_position_table)
+    if size and weights > size:
+        raise WeightMismatch(f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes")
 
 
-def least_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
-    """How many weights a model of this configuration has at least: its tables, and one matrix a layer."""
+def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
+    """Return the least number of weights of a model with this configuration: its tables, and one matrix a layer."""
     hidden = _size(config, "hidden")
     tables = _size(config, "vocab") * (_size(config, "narrow") or hidden)
     if has_position_table:
@@ -54,24 +54,23 @@ def least_weights(config: Mapping[str, Any], *, has_position_table: bool = False
 
 
 def _weight_files(home: Path) -> list[Path]:
-    found = ([*home.glob(pattern)] for pattern in WEIGHTS)
-    return next((files for files in found if files), [])
+    return next((files for pattern in WEIGHTS if (files := [*home.glob(pattern)])), [])
 
 
-def _whole(path: Path) -> Path:
+def _checked(path: Path) -> Path:
     require(path)
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="numpy"):
-                pass  # which compares the header with itself and with the file's size
-        except Exception as error:  # kinds of the library's own
+                pass  # the library compares the header with itself and with the file's size
+        except Exception as error:  # the library raises its own classes
             raise LoadError(f"{path}: cannot be read as weights: {error}") from error
     return path
 
 
 def _size(config: Mapping[str, Any], what: str) -> int:
-    """The first that is there; 0 for none, which is another's to complain of."""
-    values = (config.get(name) for name in MOST[what][0])
+    """Return the first size under its names in the families; 0 for none, which `read_spec` refuses."""
+    values = (config.get(name) for name in SIZES[what][0])
     return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)
 
 
@@ -90,18 +89,18 @@ UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 def max_input_length(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
 ) -> int:
-    """The smallest of what the tokenizer, sentence-transformers and the table of positions allow. `sides`: queries and
-    documents have lengths of their own, and what sentence-transformers says is left from one of them."""
+    """Return the smallest of the lengths that tokenizer, sentence-transformers and the table of positions allow. `sides`:
+    queries and documents have lengths of their own, so sentence-transformers' is not used."""
     sentence_file, sentence = sentence_config(folder)
     lengths = (
         _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
         None if sides else _length(sentence, "max_seq_length", sentence_file),
         _table_length(config, positions, folder / "config.json"),
     )
-    told = [length for length in lengths if length is not None]
-    if not told:
-        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file tells the length")
-    return min(told)
+    known = [length for length in lengths if length is not None]
+    if not known:
+        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length")
+    return min(known)
 
 
 def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
@@ -122,6 +121,6 @@ def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
 
 
 def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The first of sentence-transformers' settings files that is there, and what it says."""
+    """Return (file, content) of the first of sentence-transformers' settings files that exists."""
     file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
     return file, read_object(file, optional=True)

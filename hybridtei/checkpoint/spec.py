@@ -1,6 +1,6 @@
-"""What a checkpoint says about itself, read from its configuration files without touching weights.
+"""Facts of a checkpoint, from its configuration files without reading weights.
 
-A config.json never mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
+No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from hybridtei.checkpoint.sizes import check_sizes, max_input_length, sentence_c
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
-# Count positions from the padding id on, which is 1 for all of them where config.json is silent.
+# Count positions from the padding id on, which defaults to 1.
 OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "mpnet"})
-# Could be trained with relative or ALiBi positions, which transformers 5 no longer computes: it would run them as absolute.
+# Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which trunk, which heads, which limits. `folder` holds the transformer's configuration, weights and tokenizer.
+    """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
-    `template`: how a language model that ranks is asked. `activation`: what sentence-transformers would put on a reranker's
-    logit, if the checkpoint says so; for people, since scores follow TEI's rule. `tanh_gelu`: see `checkpoint.tanh_gelu`; it is
-    asked for, and `config` still says what the checkpoint does.
+    `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
+    for information, since scores follow TEI's rule. `tanh_gelu`: replaces the gelu that `config` names
+    (`layers.with_tanh_gelu`).
     """
 
     folder: Path
@@ -145,10 +145,12 @@ def read_spec(
             stanford=STANFORD in architectures,
         )
     pooled = not splade and classifier is None and late is None
-    sparse = find_sparse_head(folder, hidden_size, heads_file) if pooled else None
-    if splade:
+    sparse, multivector = None, None
+    if pooled:
+        sparse = find_sparse_head(folder, hidden_size, heads_file)
+        multivector = find_multivector_head(folder, hidden_size, heads_file)
+    elif splade:
         sparse = _splade(folder, modules, queries)
-    multivector = find_multivector_head(folder, hidden_size, heads_file) if pooled else None
     if late is not None:
         multivector = _token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type) if pooled else ()
@@ -198,7 +200,7 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 
 
 def _splade(folder: Path, modules: Modules, queries: Path | None) -> SparseHead:
-    """Where no module says it, only the name tells OpenSearch's third version, whose weights have two logarithms."""
+    """Without modules, only the folder's name marks OpenSearch's version 3, whose weights have two logarithms."""
     if modules:
         return SparseHead("splade", double_log=splade_activation(folder, modules) == "log1p_relu", queries=queries)
     third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
@@ -206,7 +208,7 @@ def _splade(folder: Path, modules: Modules, queries: Path | None) -> SparseHead:
 
 
 def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
-    """What makes a late-interaction model's vectors of its hidden states: Dense modules, or a tensor among its weights."""
+    """Return the projection of a late-interaction model's hidden states: Dense modules, or a tensor among its weights."""
     dense = read_dense_modules(folder, modules, None, hidden_size, names=OF_TOKENS)
     if dense:
         return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=dense[:-1], module=dense[-1])
@@ -217,7 +219,7 @@ def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: i
 
 
 def _activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
-    """The function's name, from where each version of sentence-transformers has put it."""
+    """Return the name of the activation, which each version of sentence-transformers keeps elsewhere."""
     settings = config.get("sentence_transformers")
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
@@ -233,10 +235,10 @@ def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> 
 
 
 def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
-    """What padding is filled with, and where an offset family's positions begin.
+    """Return the id of padding, after which an offset family's positions begin.
 
-    Where config.json is silent: transformers' own default for the offset families. Other families pad under a mask, so any
-    id will do; some decoders write -1 for "none".
+    The default is transformers' for the offset families. Other families pad under a mask, so any id serves; some decoders write
+    -1 for "none".
     """
     declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
     if declared is None or (declared == -1 and not offset):
@@ -256,7 +258,7 @@ def _prompts(sentence: Mapping[str, Any], folder: Path) -> Mapping[str, str] | N
 
 
 def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
-    """Ids that lexical weights leave out: cls, sep, bos, eos, pad and unk, as far as the tokenizer has them."""
+    """Return the ids without lexical weights: cls, sep, bos, eos, pad and unk, as far as the tokenizer has them."""
     names = {
         _token_text(tokenizer_config.get(key))
         for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")

@@ -17,8 +17,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from hybridtei.checkpoint import files
-from hybridtei.checkpoint.files import JSON_BYTES_MOST, check_links, read_json
-from hybridtei.checkpoint.sizes import check_sizes, least_weights
+from hybridtei.checkpoint.files import MAX_JSON_BYTES, check_links, read_json
+from hybridtei.checkpoint.sizes import check_sizes, min_weights
 from hybridtei.checkpoint.weights import Weights, check_finite
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
@@ -86,7 +86,7 @@ def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path: Path) 
         folder = tiny.write_family(tmp_path / family, family)
         config = json.loads((folder / "config.json").read_text())
         held = sum(array.size for array in load_file(folder / "model.safetensors").values())
-        assert 0 < least_weights(config, has_position_table="max_position_embeddings" in config and family == "bert") <= held
+        assert 0 < min_weights(config, has_position_table="max_position_embeddings" in config and family == "bert") <= held
 
 
 def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path: Path) -> No
 
 
 def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FILES_MOST", 20)
+    monkeypatch.setattr(files, "MAX_FILES", 20)
     for number in range(20):
         (tmp_path / str(number)).touch()
     check_links(tmp_path)
@@ -218,7 +218,7 @@ def test_a_settings_file_of_any_other_content_is_refused_by_name(hybrid: Path, c
 def test_a_settings_file_without_end_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
-        file.truncate(JSON_BYTES_MOST + 1)  # of holes: it takes no disk
+        file.truncate(MAX_JSON_BYTES + 1)  # of holes: it takes no disk
     with pytest.raises(LoadError, match=r"tokenizer\.json: larger than"):
         read_json(path)
 
