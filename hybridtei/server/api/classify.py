@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Usage
-from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest, Texts, direction, parse_predict
+from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest, ServedModel, Texts, direction, parse_predict
 from hybridtei.server.context import Context, Reply, Write, envelope, used
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.decoding import decode
@@ -22,14 +22,13 @@ from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, 
 from hybridtei.text.tokenizer import Text
 
 OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
-Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
     """`/classify`, infinity's."""
 
     input: OneOrMany
-    model: Model = None
+    model: ServedModel = None
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
 
 
@@ -48,7 +47,7 @@ class VllmClassifyRequest(Struct, frozen=True, kw_only=True):
     """`/v1/classify`, vLLM's."""
 
     input: OneOrMany
-    model: Model = None
+    model: ServedModel = None
     use_activation: Annotated[bool | None, Meta(description="false: logits instead of probabilities.")] = None
     activation: Annotated[bool | None, Meta(description="The same under its older name.")] = None
 

@@ -12,7 +12,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
-from hybridtei.server.api.tei import Inputs, Size
+from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
@@ -42,12 +42,12 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
 
     texts: list[str] | None = None
     inputs: list[CohereInput] | None = None
-    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    model: ServedModel = None
     input_type: Annotated[
         str | None, Meta(description="search_query and search_document matter to models that read these differently.")
     ] = None
     embedding_types: Annotated[list[EmbeddingType] | None, Meta(description="Forms to give [default: float].")] = None
-    output_dimension: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+    output_dimension: Dimensions = None
     truncate: Annotated[Literal["NONE", "START", "END"] | None, Meta(description="The side that is cut off; NONE: refuse.")] = (
         None
     )

@@ -12,7 +12,17 @@ from hybridtei.batch import Head
 from hybridtei.errors import HybridTeiError, InvalidInput, NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Id, Inputs, OpenAICompatUsage, Size, check_inputs, parse_inputs
+from hybridtei.server.api.tei import (
+    Dimensions,
+    Id,
+    Inputs,
+    OpenAICompatUsage,
+    ServedModel,
+    Size,
+    Truncate,
+    check_inputs,
+    parse_inputs,
+)
 from hybridtei.server.context import Context, Reply, used
 from hybridtei.server.http import writers as encoding
 from hybridtei.server.http.writers import Pieces
@@ -37,18 +47,18 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     input: Annotated[
         str | list[str | Id | list[Id] | JinaText], Meta(description="A text, a list of ids, or a list of texts and id lists.")
     ]
-    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    model: ServedModel = None
     user: Annotated[str | None, Meta(description="Accepted and not looked at.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"], Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise.")
     ] = "float"
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+    dimensions: Dimensions = None
     output_dimension: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
     output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
     input_type: Annotated[str | None, Meta(description="query and document matter to models that read these differently.")] = (
         None
     )
-    truncation: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncation: Truncate = None
     modality: Annotated[str | None, Meta(description="Of infinity's clients, who mean no `dimensions` by 0.")] = None
     task: Annotated[str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage.")] = None
     embedding_type: Annotated[JinaType | list[JinaType] | None, Meta(description="Jina's form of vectors; one.")] = None
@@ -193,9 +203,9 @@ class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
     """`/api/embed`."""
 
     input: Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
-    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    model: ServedModel = None
     truncate: Annotated[bool | None, Meta(description="Cut what is too long [default, as Ollama's: true].")] = None
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+    dimensions: Dimensions = None
 
 
 class OllamaEmbedResponse(Struct, frozen=True):

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
+from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.registry import StoreContext
 from hybridtei.server.routing import Route
@@ -36,7 +37,7 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ]
     create: Annotated[bool, Meta(description="Make the collection if it is not there.")] = False
     model: Annotated[str | None, Meta(description="Which of several models embeds [default: the collection's].")] = None
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
+    truncate: Truncate = None
 
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Usage
-from hybridtei.server.api.tei import Instruction, OpenAICompatUsage, Size, TruncationDirection, direction
+from hybridtei.server.api.tei import (
+    Instruction,
+    OpenAICompatUsage,
+    ServedModel,
+    Size,
+    Truncate,
+    TruncationSide,
+    direction,
+)
 from hybridtei.server.context import (
     CHUNK_DOCUMENTS,
     NUMBERS_A_RANK,
@@ -40,8 +48,6 @@ class RerankWeights(Struct, frozen=True):
 
 RANK_FIELDS_MAX = 32  # each is looked up in each of thousands of documents, on the event loop
 
-Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
-Side = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 Shares = Annotated[
     str | RerankWeights | None,
     Meta(description="Where a model ranks by its vectors: average, mkqa, mldr, example, or a share for each kind."),
@@ -54,7 +60,7 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     query: str
     texts: list[str]
     truncate: Truncate = None
-    truncation_direction: Side = "Right"
+    truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     return_text: Annotated[bool, Meta(description="Repeat each text in the answer.")] = False
     instruction: Instruction = None
@@ -74,7 +80,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
 
     query: str
     documents: Annotated[list[str | dict[str, Any]], Meta(description="Texts, or objects with `text` or the `rank_fields`.")]
-    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    model: ServedModel = None
     top_n: Annotated[Size | None, Meta(description="Give the best so many [default, and 0: all].")] = None
     top_k: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat each document in the answer.")] = None
@@ -86,7 +92,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     raw_scores: Annotated[bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")] = UNSET
     truncate: Truncate = None
     truncation: Annotated[bool | None, Meta(description="The same under Voyage's name.")] = None
-    truncation_direction: Side = "Right"
+    truncation_direction: TruncationSide = "Right"
     instruction: Instruction = None
     weights: Shares = None
     by_property: Annotated[Any, Meta(description="Weaviate's: with it, `scores` come in the order of `documents`.")] = field(

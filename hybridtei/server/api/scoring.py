@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage
+from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, used
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
@@ -31,7 +31,7 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     text_2: Annotated[Side, Meta(description="A text, or a list of texts.")] = None
     queries: Annotated[Side, Meta(description="`text_1` under its newer name.")] = None
     documents: Annotated[Side, Meta(description="`text_2` under its newer name.")] = None
-    model: Annotated[str | None, Meta(description="Which model is to answer, where there are several.")] = None
+    model: ServedModel = None
     instruction: Instruction = None
 
     @property

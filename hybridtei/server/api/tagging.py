@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
-from hybridtei.server.api.tei import TruncationDirection, direction
+from hybridtei.server.api.tei import Truncate, TruncationSide, direction
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.registry import TAG
 from hybridtei.server.routing import Route
@@ -22,8 +22,8 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
     """`/predict_tokens`."""
 
     inputs: Annotated[str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of lists of texts.")]
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
-    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    truncate: Truncate = None
+    truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only where tokens are not merged.")] = False
     aggregation_strategy: Annotated[Aggregation, Meta(description="How tokens are merged to entities.")] = "none"
     include_special_tokens: Annotated[bool, Meta(description="Ours: also tokens that stand for no text.")] = False

@@ -19,6 +19,10 @@ TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Meta(ge=0)]
 Instruction = Annotated[str | None, Meta(description="What a language model that ranks is to judge by.")]
+Dimensions = Annotated[Size | None, Meta(description="Keep the first so many dimensions.")]
+Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
+TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
+ServedModel = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
 RawInputs = str | list[str | Id | list[Id]]
 
 
@@ -26,8 +30,8 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     """`/embed_all`."""
 
     inputs: Annotated[RawInputs, Meta(description="A text, a list of ids, or a list of texts and id lists.")]
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
-    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    truncate: Truncate = None
+    truncation_direction: TruncationSide = "Right"
     prompt_name: Annotated[str | None, Meta(description="Name of a prompt to put before each input.")] = None
 
     def __post_init__(self) -> None:
@@ -46,7 +50,7 @@ class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed`."""
 
     normalize: Annotated[bool, Meta(description="Scale vectors to length 1.")] = True
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions.")] = None
+    dimensions: Dimensions = None
 
 
 class SimilarityInput(Struct, frozen=True):
@@ -96,8 +100,8 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
         str | list[str | list[str]],
         Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
     ]
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")] = None
-    truncation_direction: Annotated[TruncationDirection, Meta(description="The side that is cut off.")] = "Right"
+    truncate: Truncate = None
+    truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     parameters: Annotated[
         Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")

@@ -13,21 +13,19 @@ from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.server.api.tei import DecodeRequest, Id, SimpleToken, TokenizeRequest, parse_ids
+from hybridtei.server.api.tei import DecodeRequest, Id, ServedModel, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.routing import Route
 from hybridtei.text.tokenizer import Token
 
-Model = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
-
 
 class VllmTokenizeRequest(Struct, frozen=True, kw_only=True):
     """`/tokenize` with `prompt`, vLLM's."""
 
     prompt: str
-    model: Model = None
+    model: ServedModel = None
     add_special_tokens: bool = True
     return_token_strs: Annotated[bool | None, Meta(description="Also give each token's text.")] = None
 
@@ -45,7 +43,7 @@ class LlamaTokenizeRequest(Struct, frozen=True, kw_only=True):
     """`/tokenize` with `content`, llama.cpp's."""
 
     content: str
-    model: Model = None
+    model: ServedModel = None
     add_special: bool = False
     with_pieces: Annotated[bool, Meta(description="Give objects with each token's id and text.")] = False
 
@@ -67,7 +65,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     """`/detokenize`, vLLM's and llama.cpp's."""
 
     tokens: list[Id]
-    model: Model = None
+    model: ServedModel = None
 
 
 class DetokenizeResponse(Struct, frozen=True):
