@@ -48,11 +48,11 @@ from hybridtei.server.api import (
     tokens,
 )
 from hybridtei.server.context import Context, Reply, RequestMetrics
-from hybridtei.server.dispatch import ALIASES, Edge, Work, disconnect_of, form_of, reply_of, respond
+from hybridtei.server.dispatch import ALIASES, HttpMiddleware, Work, disconnect_of, form_of, reply_of, respond
 from hybridtei.server.http.body import BodyError, Keyless
 from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
 from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
-from hybridtei.server.http.writers import written
+from hybridtei.server.http.writers import encode
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Models, StoreBounds
 from hybridtei.server.routing import ErrorResponse, Route
@@ -88,7 +88,7 @@ def create_app(
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
     """What handlers need to know of a model."""
     if model.quantization_ranges is not None:
-        ranges_in(model.quantization_ranges)  # a file that cannot be read is told now
+        ranges_in(model.quantization_ranges)  # an unreadable file is an error now, before the server listens
     metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
@@ -144,7 +144,7 @@ def create_fleet_app(
         openapi_config=None,
         logging_config=None,
     )
-    app.asgi_handler = _edge(app, routes, server)
+    app.asgi_handler = _with_middleware(app, routes, server)
     return app
 
 
@@ -157,11 +157,11 @@ def rpc_server_class() -> type[RpcServer]:
     return RpcServer
 
 
-def _edge(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIApp:
+def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIApp:
     methods: dict[str, set[str]] = defaultdict(set)
     for method, path in [*((route.method, route.path) for route in routes), *ALIASES]:
         methods[path].add(method)
-    return Edge(
+    return HttpMiddleware(
         app.asgi_handler,
         server.cors_allow_origin,
         {path: frozenset(names) for path, names in methods.items()},
@@ -171,7 +171,7 @@ def _edge(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIA
 
 
 def litestar_route(route: Route) -> BaseRouteHandler:
-    """What Litestar serves for a route. Methods other than its own never come here: see `http.edge`."""
+    """What Litestar serves for a route. Other methods never reach it: see `HttpMiddleware`."""
     errors: Mapping[Any, Any] = error_handlers(route.error)
     if route.method == "GET":
         return _get_route(route, errors)
@@ -182,7 +182,7 @@ def litestar_route(route: Route) -> BaseRouteHandler:
         async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
             form = form_of(request.scope)
             reply = await reply_of(route, work, request.scope, request.receive, form)
-            return _response(*written(reply.answer, form))
+            return _response(*encode(reply.answer, form))
 
         return handle_request
 
@@ -193,7 +193,7 @@ def litestar_route(route: Route) -> BaseRouteHandler:
         except ClientDisconnected:
             if disconnect_of(scope) is None:
                 raise
-            # our protocol wants no answer for nobody, and making one takes longer than all the rest of it
+            # our protocol needs no answer then, and making one takes longer than the rest of the request
 
     return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
 
@@ -204,7 +204,7 @@ def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:
             check_key(scope, None)
         content = await route.handler(scope)
         if isinstance(content, Reply):
-            body, headers = written(content.answer, form_of(scope))
+            body, headers = encode(content.answer, form_of(scope))
             return _response(body, headers)
         media_type = [] if content.media_type is None else [(b"content-type", content.media_type.encode())]
         return _response(content.body, [*media_type, *content.headers], content.status)
@@ -224,9 +224,9 @@ def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:
 
 
 def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int = 200) -> ASGIResponse:
-    named = {name.decode(): value.decode() for name, value in headers}
-    response = ASGIResponse(body=body, status_code=status, headers=named)
-    if "content-type" not in named:
+    fields = {name.decode(): value.decode() for name, value in headers}
+    response = ASGIResponse(body=body, status_code=status, headers=fields)
+    if "content-type" not in fields:
         del response.headers["content-type"]
     return response
 
@@ -279,19 +279,19 @@ class StatusOnly(Response[bytes]):
 
 
 def framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """401, 404, 405 …: the status alone; `edge` adds which methods there are."""
+    """401, 404, 405 …: the status alone; `HttpMiddleware` adds the allowed methods."""
     return StatusOnly(error.status_code)
 
 
 def unforeseen_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """A defect of ours: logged with its trace, told without it."""
+    """A defect of ours: the log has its trace, the answer does not."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
     body = orjson.dumps({"error": f"internal error: {type(error).__name__}", "error_type": "Backend"})
     return Response(body, status_code=500, media_type="application/json")
 
 
-def gone(request: Request[Any, Any, Any], error: ClientDisconnected) -> Response[bytes]:
-    """The status nginx logs for a client that left; nobody reads it."""
+def client_disconnected(request: Request[Any, Any, Any], error: ClientDisconnected) -> Response[bytes]:
+    """The status that nginx logs for a client that disconnected; no client reads it."""
     return StatusOnly(499)
 
 
@@ -299,6 +299,6 @@ HANDLERS: Mapping[Any, Any] = {
     BodyError: body_error,
     HybridTeiError: error_handler(ErrorResponse),
     HTTPException: framework_error,
-    ClientDisconnected: gone,
+    ClientDisconnected: client_disconnected,
     Exception: unforeseen_error,
 }

@@ -36,7 +36,7 @@ Write = Callable[[T, Usage], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, as `writers.to_json` takes it; what it cost where that is told; and how many numbers it holds, about."""
+    """An answer, as `writers.to_json` takes it; its usage, for timing headers; and about how many numbers it holds."""
 
     answer: Any
     usage: Usage | None = None
@@ -67,22 +67,22 @@ class Context:
     def heads(self) -> frozenset[Head]:
         return self.service.model.spec.heads
 
-    def truncate(self, wanted: bool | None) -> bool:
-        """The request's wish, or the server's default."""
-        return self.service.config.auto_truncate if wanted is None else wanted
+    def truncate(self, option: bool | None) -> bool:
+        """The request's option, or the server's default."""
+        return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:
-        """Raises RequestRefused if a request holds too many inputs, and these are not to be answered in parts."""
+        """Raises RequestRefused if a request holds too many inputs, and the server does not split requests."""
         limit = self.server.max_client_batch_size
         if inputs > limit and not self.server.split_large_batches:
             raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
 
     def splits(self, inputs: int) -> bool:
-        """Whether a request of so many inputs is more than one may hold, and is let in all the same."""
+        """Whether a request of so many inputs is above the limit, and is split."""
         return inputs > self.server.max_client_batch_size and self.server.split_large_batches
 
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
-        """How a request of so many inputs goes through: in chunks of `largest`; without it as a whole, or in chunks of
+        """The bounds of a request of so many inputs: in chunks of `largest`; without it as a whole, or in chunks of
         `--max-client-batch-size` where `--split-large-batches` lets it hold more."""
         most = self.server.max_client_batch_size
         if largest is None and not self.splits(inputs):
@@ -90,12 +90,12 @@ class Context:
         return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
 
     def run(self, task: Task[T], load: Load, bounds: Bounds | None = None) -> Coroutine[Any, Any, Answered[T]]:
-        """Through the engine."""
+        """Run a task in the engine, within `bounds`, or those of its number of inputs."""
         return self.service.run(task, characters=load.characters, bounds=bounds or self.bounds(load.inputs))
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
-        """Counts what is refused or fails within; all that TEI counts of some routes."""
+        """Count an error that is raised within. Of some routes TEI counts nothing else."""
         try:
             yield
         except HybridTeiError as error:
@@ -209,7 +209,7 @@ def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def used(usage: Usage) -> dict[str, int]:
+def usage_of(usage: Usage) -> dict[str, int]:
     """`{"prompt_tokens", "total_tokens"}`."""
     return {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
 
@@ -243,7 +243,7 @@ class RequestMetrics:
         self._count = registry.counter("te_request_count")
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
-        self._left = registry.counter("hybridtei_departed_requests")
+        self._disconnected = registry.counter("hybridtei_departed_requests")
         lengths = powers_of_two(min(max_input_length, INPUT_LENGTH_MOST))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
@@ -255,7 +255,7 @@ class RequestMetrics:
         self._scopes[scope].count.add(inputs)
 
     def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """A request was answered: counted, and told to the current span, if there is one."""
+        """A request was answered. Its times also go to the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._success.add(method=_method(is_batch))
         of_scope.success.add(inputs)
@@ -271,12 +271,12 @@ class RequestMetrics:
             of_input.observe(took_ns / SECOND_NS, inputs)
 
     def dropped(self) -> None:
-        """A client went away before its answer."""
+        """A client disconnected before its answer."""
         self._failure.add(err="dropped")
 
-    def left(self) -> None:
-        """A client went away before its request was read, or before any work on it began."""
-        self._left.add()
+    def disconnected(self) -> None:
+        """A client disconnected before its request was read, or before any work on it began."""
+        self._disconnected.add()
 
     def failed(self, error: Exception) -> None:
         """A request was refused or failed."""
@@ -284,7 +284,7 @@ class RequestMetrics:
 
 
 class _ScopeMetrics:
-    """Of one kind of work, an input at a time."""
+    """Counters of one kind of work, by input."""
 
     def __init__(self, registry: Registry, scope: Scope) -> None:
         self.count = registry.counter(f"te_{scope}_count")

@@ -1,7 +1,7 @@
 """From an HTTP request to its answer: methods, CORS, keys, body, handler, response. Knows no web framework.
 
-`Edge` wraps the application, and looks at paths, methods and origins before the framework is asked; `reply_of` checks the key,
-reads, decodes, and runs a route's handler while the client is connected; `respond` writes what it replied.
+`HttpMiddleware` wraps the application, and looks at paths, methods and origins before the framework is asked; `reply_of`
+checks the key, reads, decodes, and runs a route's handler while the client is connected; `respond` writes what it replied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_key, check_origin, is_keyless
-from hybridtei.server.http.writers import FORM, Form, piecewise, wanted_form, written
+from hybridtei.server.http.writers import FORM, Form, encode, negotiate, piecewise
 from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import ALIAS, PAGE, Route
 
@@ -91,14 +91,14 @@ async def _read(route: Route, scope: Any, receive: Any, models: Models, server: 
 
 
 async def _read_connected(route: Route, scope: Any, receive: Any, models: Models, server: ServerConfig) -> bytes:
-    """`read_plain`, unless the client is gone by then, which is counted. Raises BodyError, ClientDisconnected."""
+    """`read_plain`, unless the client disconnected by then, which is counted. Raises BodyError, ClientDisconnected."""
     disconnect = disconnect_of(scope)
     try:
         if disconnect is not None and disconnect.is_known():
             raise ClientDisconnected
         return await read_plain(scope, receive, limit=server.payload_limit, type_required=route.needs_content_type)
     except ClientDisconnected:
-        models.default.metrics.left()
+        models.default.metrics.disconnected()
         raise
 
 
@@ -125,7 +125,7 @@ def form_of(scope: Any) -> Form:
             accept = accept or value
         elif name == b"accept-encoding":
             accept_encoding = accept_encoding or value
-    return wanted_form(accept, accept_encoding)
+    return negotiate(accept, accept_encoding)
 
 
 async def respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
@@ -134,7 +134,7 @@ async def respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
     estimate = reply.numbers * BYTES_PER_NUMBER
     reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
     try:
-        body, headers = await _encoded(reply, form)
+        body, headers = await _encode(reply, form)
         unsent.add(len(body))
     finally:
         unsent.add(-reserved)
@@ -148,14 +148,14 @@ async def respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
         unsent.add(-len(body))
 
 
-async def _encoded(reply: Reply, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+async def _encode(reply: Reply, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
-        return await asyncio.to_thread(_written_aside, reply.answer, form)
-    return written(reply.answer, form)
+        return await asyncio.to_thread(_encode_piecewise, reply.answer, form)
+    return encode(reply.answer, form)
 
 
-def _written_aside(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    return written(answer if form.msgpack else piecewise(answer), form)
+def _encode_piecewise(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    return encode(answer if form.msgpack else piecewise(answer), form)
 
 
 def disconnect_of(scope: Any) -> Disconnect | None:
@@ -167,8 +167,8 @@ def disconnect_of(scope: Any) -> Disconnect | None:
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected then.
 
-    ASGI servers tell of it only to whoever waits in `receive`, for which each request would need a task of its own; our
-    protocol tells whoever asks the scope. Under another server nobody is told, and such work is done for nobody.
+    ASGI servers report a disconnect in `receive` only, for which each request would need a task of its own; our protocol puts
+    it into the scope. Under another server the work goes on.
     """
     disconnect = disconnect_of(scope)
     if disconnect is None:
@@ -228,7 +228,7 @@ BELOW = "/m/"  # each model has all routes below its alias there
 Headers = list[tuple[bytes, bytes]]
 
 
-class Edge:
+class HttpMiddleware:
     """Wraps an ASGI application. `methods`: path -> its methods; others are refused before anything else is looked at.
 
     `below_aliases`: whether routes are also there below `/m/ALIAS`: all but those at `of_process`, which belong to no model,
@@ -294,7 +294,7 @@ class Edge:
         await self._app(scope, receive, send_with_cors)
 
     def _route(self, path: str) -> str | None:
-        """The path as it was registered, with parameters such as `{name:str}`; None for one that nobody serves."""
+        """The path as it was registered, with parameters such as `{name:str}`; None for one that no route serves."""
         if path in self._methods:
             return path
         return next((route for route in self._methods if "{" in route and _pattern(route).fullmatch(path)), None)

@@ -76,8 +76,8 @@ async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply
-    told = [reply for reply in replies if isinstance(reply, Reply)]
-    return Reply({"predictions": [reply.answer for reply in told]}, numbers=sum(reply.numbers for reply in told))
+    answered = [reply for reply in replies if isinstance(reply, Reply)]
+    return Reply({"predictions": [reply.answer for reply in answered]}, numbers=sum(reply.numbers for reply in answered))
 
 
 async def _instance(context: Context, data: bytes) -> Reply:

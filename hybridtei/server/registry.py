@@ -76,7 +76,7 @@ class Models:
         """Whether a name in a request decides nothing."""
         return len(self.entries) == 1
 
-    def choose(self, alias: str | None, name: str | None, job: Sequence[Able]) -> Context:
+    def choose(self, alias: str | None, name: str | None, capability: Sequence[Able]) -> Context:
         """`alias`: of the path, if it holds one; `name`: of the request. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
@@ -84,7 +84,7 @@ class Models:
             return self.default
         if name is not None and name not in NO_NAMES:
             return self.named(name)
-        return first_able(self.ready, job)
+        return first_able(self.ready, capability)
 
     def named(self, name: str) -> Context:
         """By alias, served name or model id. Raises UnknownModel, which tells why or what there is."""
@@ -183,8 +183,8 @@ def _for(role: Role, can: Able) -> Able:
     """A model that was given one role does nothing else unasked."""
 
     def able(context: Context) -> bool:
-        given = context.model.role if isinstance(context.model, NamedModel) else None
-        return given in (None, role) and can(context)
+        assigned = context.model.role if isinstance(context.model, NamedModel) else None
+        return assigned in (None, role) and can(context)
 
     return able
 
@@ -201,9 +201,9 @@ def _kind(context: Context) -> str:
     return context.service.model.spec.kind
 
 
-def first_able(contexts: Sequence[Context], job: Sequence[Able]) -> Context:
+def first_able(contexts: Sequence[Context], capability: Sequence[Able]) -> Context:
     """The first that fits best; where none can do it, the first of all, which says why."""
-    for able in job:
+    for able in capability:
         for context in contexts:
             if able(context):
                 return context
@@ -263,9 +263,9 @@ class StoreContext:
         from hybridtei.store.collection import MODEL_ID
 
         if self.named is None and schema is not None:
-            wanted = schema.metadata.get(MODEL_ID)
+            model_id = schema.metadata.get(MODEL_ID)
             for context in self.models.ready:
-                if context.model.model_id == wanted:
+                if context.model.model_id == model_id:
                     return context
         return self.models.choose(None, self.named, EMBED_HYBRID)
 

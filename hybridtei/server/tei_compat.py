@@ -46,7 +46,7 @@ def mistake_in(body: bytes, kind: Any) -> Mistake | None:
     return None
 
 
-def told(mistake: Mistake, body: bytes) -> str:
+def describe(mistake: Mistake, body: bytes) -> str:
     """`path: message at line L column C`."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in mistake.path).removeprefix(".")
     before = body[: mistake.at]
@@ -105,14 +105,14 @@ def _size(reader: JsonReader) -> None:
 def _variant(names: tuple[str, ...], reader: JsonReader) -> None:
     if reader.peek() != b'"':
         raise reader.ahead("expected value" if reader.peek() else "EOF while parsing a value")
-    given = reader.string()
-    if given not in names:
+    variant = reader.string()
+    if variant not in names:
         listed = (
             " or ".join(f"`{name}`" for name in names)
             if len(names) < 3
             else "one of " + ", ".join(f"`{name}`" for name in names)
         )
-        raise _shape(f"unknown variant `{given}`, expected {listed}", reader.at)
+        raise _shape(f"unknown variant `{variant}`, expected {listed}", reader.at)
 
 
 def _list(expect: Expect, reader: JsonReader) -> None:

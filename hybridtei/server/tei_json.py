@@ -1,7 +1,7 @@
 """JSON read a value at a time, with the place of every mistake, in the words of TEI's parser: for bodies that were refused.
 
-It is slow and says all; `body` reads with msgspec, which is fast and says little. A place is a number of bytes; the surprise is
-that the parser names the byte it has looked at for some mistakes (`ahead`), and the last it has taken for others.
+It is slow and reports every mistake; `decoding` reads with msgspec, which is fast and reports little. A place is a number of
+bytes: for some mistakes TEI's parser names the byte that it has looked at (`ahead`), for others the last that it has taken.
 """
 
 from __future__ import annotations
@@ -119,35 +119,35 @@ class JsonReader:
 
     def more_items(self, place: int) -> bool:
         """Whether an array goes on; a comma is taken."""
-        found = self.peek()
-        if found == b"]":
+        next_byte = self.peek()
+        if next_byte == b"]":
             return False
-        if not found:
+        if not next_byte:
             raise self.ahead("EOF while parsing a list")
         if place:
-            self._comma(found, "]", "EOF while parsing a value")
+            self._comma(next_byte, "]", "EOF while parsing a value")
             if self.peek() == b"]":
                 raise self.ahead("trailing comma")
         return True
 
     def more_keys(self, *, first: bool) -> bool:
         """Whether an object goes on; a comma is taken."""
-        found = self.peek()
-        if found == b"}":
+        next_byte = self.peek()
+        if next_byte == b"}":
             return False
-        if not found:
+        if not next_byte:
             raise self.ahead("EOF while parsing an object")
         if not first:
-            self._comma(found, "}", "EOF while parsing a value")
-            found = self.peek()
-            if found == b"}":
+            self._comma(next_byte, "}", "EOF while parsing a value")
+            next_byte = self.peek()
+            if next_byte == b"}":
                 raise self.ahead("trailing comma")
-        if found != b'"':
+        if next_byte != b'"':
             raise self.ahead("key must be a string")
         return True
 
-    def _comma(self, found: bytes, end: str, message: str) -> None:
-        if found != b",":
+    def _comma(self, next_byte: bytes, end: str, message: str) -> None:
+        if next_byte != b",":
             raise self.ahead(f"expected `,` or `{end}`")
         self.at += 1
         if not self.peek():
@@ -155,9 +155,9 @@ class JsonReader:
 
     def colon(self) -> None:
         """Takes it."""
-        found = self.peek()
-        if found != b":":
-            raise self.ahead("expected `:`" if found else "EOF while parsing an object")
+        next_byte = self.peek()
+        if next_byte != b":":
+            raise self.ahead("expected `:`" if next_byte else "EOF while parsing an object")
         self.at += 1
 
     def _word(self, word: bytes, value: Any) -> Any:
@@ -170,16 +170,16 @@ class JsonReader:
         return value
 
     def _number(self) -> int | float:
-        found = NUMBER.match(self.data, self.at)
-        if found is None:
+        match = NUMBER.match(self.data, self.at)
+        if match is None:
             self.at += 1
             raise self.ahead("invalid number" if self.at < len(self.data) else "EOF while parsing a value")
-        self.at = found.end()
+        self.at = match.end()
         if self.data[self.at : self.at + 1].isdigit() or self.data[self.at : self.at + 1] in (b".", b"e", b"E"):
             raise self.ahead("invalid number")
-        if found[1] is None and found[2] is None and len(found[0]) <= 20 and SMALLEST <= int(found[0]) <= LARGEST:
-            return int(found[0])
-        number = float(found[0])
+        if match[1] is None and match[2] is None and len(match[0]) <= 20 and SMALLEST <= int(match[0]) <= LARGEST:
+            return int(match[0])
+        number = float(match[0])
         if number in (float("inf"), float("-inf")):
             raise self.here("number out of range")
         return number

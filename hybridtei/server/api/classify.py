@@ -12,10 +12,10 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import OpenAICompatUsage, Prediction, PredictRequest, ServedModel, Texts, direction, parse_predict
-from hybridtei.server.context import Context, Reply, Write, envelope, used
+from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.decoding import decode
-from hybridtei.server.http.writers import scored
+from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, softmax
@@ -97,7 +97,7 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     def write(answer: Classified, _: Usage) -> list[Any]:
         apply = FUNCTIONS[function or "none"]
         scores = answer.scores if apply is None else apply(answer.scores)
-        rows = [scored(answer.labels, row, best_first(row)[:top_k]) for row in scores]
+        rows = [label_scores(answer.labels, row, best_first(row)[:top_k]) for row in scores]
         return rows if texts.is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, texts, write)
@@ -113,9 +113,9 @@ def _texts(context: Context, raw: Any) -> Texts:
     return parse_predict(raw)
 
 
-def _parameters(given: dict[str, Any]) -> tuple[int | None, str | None]:
+def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     """`top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
-    top_k, function = given.get("top_k"), given.get("function_to_apply")
+    top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
     if top_k is not None and (type(top_k) is not int or top_k < 1):
         raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
     if function is not None and not (isinstance(function, str) and function in FUNCTIONS):
@@ -134,11 +134,11 @@ async def classify(context: Context, body: bytes) -> Reply:
 @handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
     """`/classify`: each text's labels, the best first."""
-    texts, task = _asked(context, request.input, raw_scores=request.raw_scores)
+    texts, task = _task_of(context, request.input, raw_scores=request.raw_scores)
 
     def write(answer: Classified, usage: Usage) -> dict[str, Any]:
-        data = [scored(answer.labels, row, best_first(row)) for row in answer.scores]
-        return {**envelope(context, "classify", "infinity"), "data": data, "usage": used(usage)}
+        data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
+        return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
     return await _classify(context, task, texts, write)
 
@@ -146,11 +146,11 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
 @handler("classify")
 async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply:
     """`/v1/classify`: vLLM's object."""
-    texts, task = _asked(context, request.input, raw_scores=not request.probabilities)
+    texts, task = _task_of(context, request.input, raw_scores=not request.probabilities)
 
     def write(answer: Classified, usage: Usage) -> dict[str, Any]:
         data = [_vllm_item(i, row, answer.labels) for i, row in enumerate(answer.scores)]
-        return {**envelope(context, "list", "classify"), "data": data, "usage": {**used(usage), "completion_tokens": 0}}
+        return {**envelope(context, "list", "classify"), "data": data, "usage": {**usage_of(usage), "completion_tokens": 0}}
 
     return await _classify(context, task, texts, write)
 
@@ -159,8 +159,8 @@ def _vllm_item(index: int, row: Floats, labels: Sequence[str]) -> dict[str, Any]
     return {"index": index, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
 
 
-def _asked(context: Context, given: str | list[str], *, raw_scores: bool) -> tuple[Texts, Classify]:
-    items: list[Text] = [given] if isinstance(given, str) else [*given]
+def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> tuple[Texts, Classify]:
+    items: list[Text] = [texts] if isinstance(texts, str) else [*texts]
     if not items:
         raise NoInputs("`input` cannot be empty")
     return Texts(items, is_batch=True), Classify(items, context.truncate(None), raw_scores=raw_scores)

@@ -23,8 +23,8 @@ from hybridtei.server.api.tei import (
     check_inputs,
     parse_inputs,
 )
-from hybridtei.server.context import Context, Reply, used
-from hybridtei.server.http import writers as encoding
+from hybridtei.server.context import Context, Reply, usage_of
+from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse, Route
@@ -74,8 +74,8 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int | None:
         """How many dimensions are wanted."""
-        wanted = self.dimensions if self.output_dimension is None else self.output_dimension
-        return None if wanted == 0 and self.modality is not None else wanted
+        width = self.dimensions if self.output_dimension is None else self.output_dimension
+        return None if width == 0 and self.modality is not None else width
 
     @property
     def side(self) -> InputType | None:
@@ -102,8 +102,8 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def _jina_type(self) -> JinaType | None:
-        wanted = self.embedding_type
-        return (wanted[0] if wanted else None) if isinstance(wanted, list) else wanted
+        form = self.embedding_type
+        return (form[0] if form else None) if isinstance(form, list) else form
 
     def check(self) -> None:
         """Raises InvalidInput for what Jina offers and we do not."""
@@ -155,7 +155,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         answer = smaller(answer)
         data = [_item(answer, i, request, pieces) for i in range(len(answer))]
-        return {"object": "list", "data": data, "model": context.served_name, "usage": used(usage)}
+        return {"object": "list", "data": data, "model": context.served_name, "usage": usage_of(usage)}
 
     return await context.embed(task, inputs, write, refusal=refusal)
 
@@ -176,9 +176,9 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
     item: dict[str, Any] = {"object": "embedding"}
     if answer.dense is not None:
         row = answer.dense[i]
-        item["embedding"] = encoding.as_base64(row) if request.is_base64 else row
+        item["embedding"] = writers.as_base64(row) if request.is_base64 else row
     if answer.sparse is not None:
-        item["sparse_embedding"] = encoding.sparse(answer.sparse, i, request.sparse_format, pieces)
+        item["sparse_embedding"] = writers.sparse(answer.sparse, i, request.sparse_format, pieces)
     if answer.multivector is not None:
         item["multivector"] = answer.multivector.row(i)
     item["index"] = i

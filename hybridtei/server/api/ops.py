@@ -89,9 +89,9 @@ def _listed(context: Context, *, infinity: bool) -> ModelItem:
 
 def capabilities(heads: frozenset[Head]) -> list[str]:
     """In infinity's words."""
-    found = ["embed"] * bool(heads & EMBEDDINGS)
+    names = ["embed"] * bool(heads & EMBEDDINGS)
     ranks = Head.SCORES in heads or Head.MULTIVECTOR in heads or {Head.DENSE, Head.SPARSE} <= heads
-    return [*found, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
+    return [*names, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
 
 
 async def metrics(scope: Any) -> Content:

@@ -68,11 +68,11 @@ class PointsResponse(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _NewPoint:
     """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
 
     index: int
-    named: int | str | None
+    client_id: int | str | None
     identity: PointId
     text: str
     payload: dict[str, Any]
@@ -89,12 +89,12 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
     from hybridtei.store.points import check_points, to_points
 
     context, schema, created = await _collection(stores, name, create=request.create)
-    given, failed = _given(request.points)
+    new, failed = _checked(request.points)
     heads = common_heads(schema, context.service.model.spec)
     stored: list[PointId] = []
     usages: list[Usage] = []
-    for begin in range(0, len(given), PORTION_POINTS):
-        portion = given[begin : begin + PORTION_POINTS]
+    for begin in range(0, len(new), PORTION_POINTS):
+        portion = new[begin : begin + PORTION_POINTS]
         good, embedded, usage = await _embedded(context, portion, heads, failed, truncate=request.truncate)
         ready: list[models.PointStruct] = []
         if embedded is not None and usage is not None:
@@ -105,7 +105,7 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
                     ready.extend(check_points([point], schema))
                     stored.append(one.identity)
                 except InvalidPoint as error:
-                    failed.append(FailedPoint(one.index, one.named, str(error)))
+                    failed.append(FailedPoint(one.index, one.client_id, str(error)))
         if ready:
             await stores.schemas.store.upsert(name, ready)
     failed.sort(key=lambda one: one.index)
@@ -131,20 +131,20 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
     return context, schema, created
 
 
-def _given(points: list[Any]) -> tuple[list[_Given], list[FailedPoint]]:
-    given: list[_Given] = []
+def _checked(points: list[Any]) -> tuple[list[_NewPoint], list[FailedPoint]]:
+    new: list[_NewPoint] = []
     failed: list[FailedPoint] = []
     for index, raw in enumerate(points):
         try:
-            given.append(_read(index, msgspec.convert(raw, Point)))
+            new.append(_read(index, msgspec.convert(raw, Point)))
         except (msgspec.ValidationError, InvalidPoint) as error:
-            named = raw.get("id") if isinstance(raw, dict) else None
-            known = named if isinstance(named, str) or (type(named) is int and _is_writable(named)) else None
+            client_id = raw.get("id") if isinstance(raw, dict) else None
+            known = client_id if isinstance(client_id, str) or (type(client_id) is int and _is_writable(client_id)) else None
             failed.append(FailedPoint(index, known, f"points[{index}]: {error}"))
-    return given, failed
+    return new, failed
 
 
-def _read(index: int, point: Point) -> _Given:
+def _read(index: int, point: Point) -> _NewPoint:
     from hybridtei.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
     from hybridtei.store.points import point_id
 
@@ -165,7 +165,7 @@ def _read(index: int, point: Point) -> _Given:
         identity = point_id(point.id, 0)
     if point.id is not None:
         payload.setdefault(DOCUMENT_ID, str(point.id))
-    return _Given(index, point.id, identity, point.text, payload)
+    return _NewPoint(index, point.id, identity, point.text, payload)
 
 
 def _is_writable(number: int) -> bool:
@@ -182,10 +182,10 @@ def _is_uuid(text: str) -> bool:
 
 
 async def _embedded(
-    context: Context, given: list[_Given], heads: frozenset[Head], failed: list[FailedPoint], *, truncate: bool | None
-) -> tuple[list[_Given], Embeddings | None, Usage | None]:
+    context: Context, points: list[_NewPoint], heads: frozenset[Head], failed: list[FailedPoint], *, truncate: bool | None
+) -> tuple[list[_NewPoint], Embeddings | None, Usage | None]:
     """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
-    if not given:
+    if not points:
         return [], None, None
 
     async def embed(texts: list[str]) -> tuple[Embeddings, Usage]:
@@ -193,20 +193,20 @@ async def _embedded(
         return await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
 
     try:
-        embedded, usage = await embed([one.text for one in given])
-        return given, embedded, usage
+        embedded, usage = await embed([one.text for one in points])
+        return points, embedded, usage
     except RequestError as error:
-        if len(given) == 1:
-            failed.append(FailedPoint(given[0].index, given[0].named, f"points[{given[0].index}]: {error}"))
+        if len(points) == 1:
+            failed.append(FailedPoint(points[0].index, points[0].client_id, f"points[{points[0].index}]: {error}"))
             return [], None, None
-    good: list[_Given] = []
+    good: list[_NewPoint] = []
     parts: list[Embeddings] = []
     last: Usage | None = None
-    for one in given:
+    for one in points:
         try:
             part, last = await embed([one.text])
         except RequestError as error:
-            failed.append(FailedPoint(one.index, one.named, f"points[{one.index}]: {error}"))
+            failed.append(FailedPoint(one.index, one.client_id, f"points[{one.index}]: {error}"))
         else:
             good.append(one)
             parts.append(part)

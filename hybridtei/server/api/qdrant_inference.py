@@ -90,7 +90,7 @@ SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "qu
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Item:
     """What one input asks for."""
 
     context: Context
@@ -114,10 +114,10 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _PassResult:
     """A pass, what came of it, and how many tokens each of its texts has."""
 
-    asked: _Pass
+    work: _Pass
     embedded: Embeddings
     lengths: Sequence[int]
 
@@ -129,35 +129,35 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
     Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input; what embedding raises.
     """
     side = SIDES.get(request.inference)
-    wishes = [_wish(models, alias, place, one, side) for place, one in enumerate(request.inputs)]
-    passes = _passes(wishes)
-    done = await asyncio.gather(*(_embedded(asked) for asked in passes.values()))
-    by_key = dict(zip(passes, done, strict=True))
-    heads = _heads_of(wishes)
+    items = [_item(models, alias, place, result, side) for place, result in enumerate(request.inputs)]
+    passes = _passes(items)
+    results = await asyncio.gather(*(_embedded(work) for work in passes.values()))
+    by_key = dict(zip(passes, results, strict=True))
+    heads = _heads_of(items)
     embeddings = []
-    written: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
+    vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
     numbers = 0
     tokens: dict[str, int] = {}
     counted: set[tuple[Any, ...]] = set()
-    for place, wish in enumerate(wishes):
-        one = by_key[_key(wish, heads)]
-        row = one.asked.texts[wish.text]
-        alike = (id(one), row, wish.head, wish.dimensions)
-        if alike not in written:
-            written[alike] = _written(one.embedded, row, wish, place)
-        embeddings.append(written[alike])
-        numbers += _size(written[alike])
-        wish.context.service.check_answer(numbers)  # a text may be wanted any number of times
-        if (*_reading(wish), wish.text) not in counted:  # a text that was read once is paid once
-            counted.add((*_reading(wish), wish.text))
-            tokens[wish.name] = tokens.get(wish.name, 0) + one.lengths[row]
+    for place, item in enumerate(items):
+        result = by_key[_key(item, heads)]
+        row = result.work.texts[item.text]
+        alike = (id(result), row, item.head, item.dimensions)
+        if alike not in vectors:
+            vectors[alike] = _written(result.embedded, row, item, place)
+        embeddings.append(vectors[alike])
+        numbers += _size(vectors[alike])
+        item.context.service.check_answer(numbers)  # a text may be wanted any number of times
+        if (*_reading(item), item.text) not in counted:  # a text that was read once is paid once
+            counted.add((*_reading(item), item.text))
+            tokens[item.name] = tokens.get(item.name, 0) + result.lengths[row]
         else:
-            tokens.setdefault(wish.name, 0)
+            tokens.setdefault(item.name, 0)
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
 
-def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, side: InputType | None) -> _Wish:
+def _item(models: Models, alias: str | None, place: int, one: InferenceInput, side: InputType | None) -> _Item:
     where = f"inputs[{place}]"
     if one.data_type != "text":
         raise InvalidInput(f"`{where}.data_type` is {one.data_type[:40]!r}; this server embeds text")
@@ -174,8 +174,8 @@ def _wish(models: Models, alias: str | None, place: int, one: InferenceInput, si
     prompt_name = options.get("prompt_name")
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InvalidInput(f"`{where}.options.prompt_name` should be a string")
-    wanted = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
-    return _Wish(context, one.model, one.data, head, wanted or side, prompt_name, _dimensions(options, context, head, where))
+    own_side = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
+    return _Item(context, one.model, one.data, head, own_side or side, prompt_name, _dimensions(options, context, head, where))
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
@@ -226,57 +226,57 @@ def _dimensions(options: dict[str, Any], context: Context, head: Head, where: st
     return value
 
 
-def _reading(wish: _Wish) -> tuple[Any, ...]:
-    return id(wish.context), wish.side, wish.prompt_name
+def _reading(item: _Item) -> tuple[Any, ...]:
+    return id(item.context), item.side, item.prompt_name
 
 
-def _heads_of(wishes: Sequence[_Wish]) -> dict[tuple[Any, ...], frozenset[Head]]:
+def _heads_of(items: Sequence[_Item]) -> dict[tuple[Any, ...], frozenset[Head]]:
     """For each text, read in each way, all vectors that somebody wants of it."""
     heads: dict[tuple[Any, ...], frozenset[Head]] = {}
-    for wish in wishes:
-        key = (*_reading(wish), wish.text)
-        heads[key] = heads.get(key, frozenset()) | {wish.head}
+    for item in items:
+        key = (*_reading(item), item.text)
+        heads[key] = heads.get(key, frozenset()) | {item.head}
     return heads
 
 
-def _key(wish: _Wish, heads: dict[tuple[Any, ...], frozenset[Head]]) -> tuple[Any, ...]:
-    return *_reading(wish), heads[*_reading(wish), wish.text]
+def _key(item: _Item, heads: dict[tuple[Any, ...], frozenset[Head]]) -> tuple[Any, ...]:
+    return *_reading(item), heads[*_reading(item), item.text]
 
 
-def _passes(wishes: Sequence[_Wish]) -> dict[tuple[Any, ...], _Pass]:
-    heads = _heads_of(wishes)
+def _passes(items: Sequence[_Item]) -> dict[tuple[Any, ...], _Pass]:
+    heads = _heads_of(items)
     passes: dict[tuple[Any, ...], _Pass] = {}
-    for wish in wishes:
-        key = _key(wish, heads)
-        one = passes.setdefault(key, _Pass(wish.context, wish.side, wish.prompt_name, key[-1]))
-        one.texts.setdefault(wish.text, len(one.texts))
+    for item in items:
+        key = _key(item, heads)
+        one = passes.setdefault(key, _Pass(item.context, item.side, item.prompt_name, key[-1]))
+        one.texts.setdefault(item.text, len(one.texts))
     return passes
 
 
-async def _embedded(asked: _Pass) -> _Done:
-    context, texts = asked.context, list(asked.texts)
-    task = Embed(texts, asked.heads, context.truncate(None), prompt_name=asked.prompt_name, input_type=asked.side)
+async def _embedded(work: _Pass) -> _PassResult:
+    context, texts = work.context, list(work.texts)
+    task = Embed(texts, work.heads, context.truncate(None), prompt_name=work.prompt_name, input_type=work.side)
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
     answer, usage = await context.embed_in_chunks(task, load)
-    return _Done(asked, answer, usage.lengths)
+    return _PassResult(work, answer, usage.lengths)
 
 
-def _written(embedded: Embeddings, row: int, wish: _Wish, place: int) -> Any:
-    if wish.head is Head.DENSE and embedded.dense is not None:
+def _written(embedded: Embeddings, row: int, item: _Item, place: int) -> Any:
+    if item.head is Head.DENSE and embedded.dense is not None:
         vector = embedded.dense[row : row + 1]
-        return (vector if wish.dimensions is None else unit(cut(vector, wish.dimensions)))[0]
-    if wish.head is Head.SPARSE and embedded.sparse is not None:
+        return (vector if item.dimensions is None else unit(cut(vector, item.dimensions)))[0]
+    if item.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
-    if wish.head is Head.MULTIVECTOR and embedded.multivector is not None:
+    if item.head is Head.MULTIVECTOR and embedded.multivector is not None:
         rows = embedded.multivector.row(row)
         if not len(rows):
             raise InvalidInput(f"`inputs[{place}].data` becomes no token, and so no multi-vector")
-        return np.ascontiguousarray(rows if wish.dimensions is None else unit(cut(rows, wish.dimensions)))
-    raise UnsupportedHead(f"`inputs[{place}].model`: {wish.context.served_name} makes no {wish.head.value} vector of a query")
+        return np.ascontiguousarray(rows if item.dimensions is None else unit(cut(rows, item.dimensions)))
+    raise UnsupportedHead(f"`inputs[{place}].model`: {item.context.served_name} makes no {item.head.value} vector of a query")
 
 
-def _size(written: Any) -> int:
-    return int(np.size(written["indices"]) * 2 if isinstance(written, dict) else np.size(written))
+def _size(vector: Any) -> int:
+    return int(np.size(vector["indices"]) * 2 if isinstance(vector, dict) else np.size(vector))
 
 
 ROUTES = (

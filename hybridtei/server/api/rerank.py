@@ -29,7 +29,7 @@ from hybridtei.server.context import (
     check_instruction,
     envelope,
     load_of_pairs,
-    used,
+    usage_of,
 )
 from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.registry import RANK
@@ -107,10 +107,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     @property
     def fields(self) -> list[str]:
         """`rank_fields`, each once. Raises InvalidInput for more than RANK_FIELDS_MAX."""
-        named = self.rank_fields or []
-        if len(named) > RANK_FIELDS_MAX:
-            raise InvalidInput(f"`rank_fields` holds {len(named)} fields > maximum allowed {RANK_FIELDS_MAX}")
-        return list(dict.fromkeys(named))
+        names = self.rank_fields or []
+        if len(names) > RANK_FIELDS_MAX:
+            raise InvalidInput(f"`rank_fields` holds {len(names)} fields > maximum allowed {RANK_FIELDS_MAX}")
+        return list(dict.fromkeys(names))
 
 
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
@@ -145,10 +145,10 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
         if not isinstance(text, str):
             raise InvalidInput(f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`")
         return text
-    found = [value for field in fields if (value := document.get(field)) is not None]
-    if not found:
+    values = [value for field in fields if (value := document.get(field)) is not None]
+    if not values:
         raise InvalidInput(f"`documents[{place}]` has none of the `rank_fields`: {', '.join(fields)}")
-    return "\n".join(map(str, found))
+    return "\n".join(map(str, values))
 
 
 DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
@@ -178,17 +178,17 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
 @handler("rerank")
 async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
     """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`. `plain`: give them back as strings, not as objects."""
-    given = request.documents
+    raw = request.documents
     with context.counting_failures():
-        if not given:
+        if not raw:
             raise NoInputs("`documents` cannot be empty")
         limit = context.server.max_rerank_documents
-        if len(given) > limit:
-            raise TooManyDocuments(f"`documents` holds {len(given)} documents > maximum allowed {limit} (max-rerank-documents)")
+        if len(raw) > limit:
+            raise TooManyDocuments(f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)")
         fields = request.fields
-        documents = [text_of(document, place, fields) for place, document in enumerate(given)]
+        documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         if request.return_documents or request.by_property is not UNSET:
-            _check_returnable(given)
+            _check_returnable(raw)
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
         task = _task(context, request.query, documents, request, truncate=truncate, max_document_tokens=most)
@@ -202,7 +202,7 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         ]
         if request.return_documents:
             for item in items:
-                item["document"] = _given_back(given[item["index"]], plain=plain)
+                item["document"] = _returned(raw[item["index"]], plain=plain)
         return _object(context, request, items, scores, usage)
 
     return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
@@ -229,7 +229,7 @@ def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
                 raise InvalidInput(f"`documents[{place}]` cannot be given back: {error}") from None
 
 
-def _given_back(document: str | dict[str, Any], *, plain: bool) -> Any:
+def _returned(document: str | dict[str, Any], *, plain: bool) -> Any:
     if isinstance(document, str):
         return document if plain else {"text": document}
     return document.get("text", "") if plain else document
@@ -242,8 +242,8 @@ def _object(
     if request.by_property is not UNSET:  # Weaviate's; it goes by place
         pairs = zip(request.documents, scores, strict=True)
         answer["query"] = request.query
-        answer["scores"] = [{"document": _given_back(text, plain=True), "score": score} for text, score in pairs]
-    answer["usage"] = used(usage)
+        answer["scores"] = [{"document": _returned(text, plain=True), "score": score} for text, score in pairs]
+    answer["usage"] = usage_of(usage)
     answer["meta"] = {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": -(-len(scores) // DOCUMENTS_PER_UNIT)},

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage, ServedModel
-from hybridtei.server.context import Context, Reply, check_instruction, envelope, used
+from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
@@ -111,7 +111,7 @@ async def _cosines(context: Context, pairs: Pairs) -> Reply:
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-    return {**envelope(context, "list", "score"), "data": data, "usage": used(usage)}
+    return {**envelope(context, "list", "score"), "data": data, "usage": usage_of(usage)}
 
 
 V1 = Route(

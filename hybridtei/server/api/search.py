@@ -151,13 +151,13 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
         raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `highlights`, {MAX_HIGHLIGHTED} hits are the most")
 
 
-def ranker(models: Models, wanted: bool | str) -> Rank | None:
+def ranker(models: Models, name: bool | str) -> Rank | None:
     """The reranker that is wanted: True for the first that is loaded. Raises InvalidInput where there is none, UnknownModel."""
-    if wanted is False:
+    if name is False:
         return None
     rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]
-    if isinstance(wanted, str):
-        context = models.named(wanted)
+    if isinstance(name, str):
+        context = models.named(name)
     elif rerankers:
         context = rerankers[0]
     else:
@@ -172,10 +172,10 @@ def ranker(models: Models, wanted: bool | str) -> Rank | None:
     return rank
 
 
-def _result(context: Context, found: SearchResult, usage: Usage) -> dict[str, Any]:
+def _result(context: Context, results: SearchResult, usage: Usage) -> dict[str, Any]:
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
-    fields = found.as_dict()
+    fields = results.as_dict()
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
     return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]]}
 

@@ -59,14 +59,14 @@ class Entity(Struct, frozen=True, omit_defaults=True):
 
 NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
 
-Found = list[dict[str, Any]]
+Items = list[dict[str, Any]]
 
 
 @handler("predict_tokens")
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """`/predict_tokens`: for each of `inputs`, its tokens or entities; what stands in an inner list is laid end to end."""
-    given: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    groups = [[item] if isinstance(item, str) else item for item in given]
+    inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
     task = Tag(
         texts,
@@ -78,14 +78,14 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
     )
     labels = context.service.model.spec.labels
 
-    def write(answers: list[Tagged], _: Usage) -> list[Found]:
-        told = iter(answers)
-        return [[item for _ in group for item in _items(next(told), request, labels)] for group in groups]
+    def write(answers: list[Tagged], _: Usage) -> list[Items]:
+        remaining = iter(answers)
+        return [[item for _ in group for item in _items(next(remaining), request, labels)] for group in groups]
 
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Found:
+def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
     if request.aggregation_strategy == "none":
         return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
     return [_item(tagged.text[span.start : span.end], 0, span.start, span.end, _one(span)) for span in tagged.spans]
@@ -114,19 +114,19 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     name = "entity" if aggregation == "none" else "entity_group"
 
     def write(answers: list[Tagged], _: Usage) -> list[Any]:
-        found = [[_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored] for tagged in answers]
-        return found[0] if isinstance(request.inputs, str) else found
+        results = [[_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored] for tagged in answers]
+        return results[0] if isinstance(request.inputs, str) else results
 
     task = Tag(texts, aggregation, context.truncate(None))
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _parameters(given: dict[str, Any]) -> tuple[Aggregation, frozenset[str]]:
+def _parameters(parameters: dict[str, Any]) -> tuple[Aggregation, frozenset[str]]:
     """Raises InvalidInput."""
-    wanted, ignored = given.get("aggregation_strategy") or "simple", given.get("ignore_labels")
-    aggregation = next((name for name in AGGREGATIONS if name == wanted), None)
+    strategy, ignored = parameters.get("aggregation_strategy") or "simple", parameters.get("ignore_labels")
+    aggregation = next((name for name in AGGREGATIONS if name == strategy), None)
     if aggregation is None:
-        raise InvalidInput(f"`aggregation_strategy` is {wanted!r}; known: {', '.join(AGGREGATIONS)}")
+        raise InvalidInput(f"`aggregation_strategy` is {strategy!r}; known: {', '.join(AGGREGATIONS)}")
     labels = ignored if isinstance(ignored, list) else ["O"]
     return aggregation, frozenset(label for label in labels if isinstance(label, str))
 

@@ -29,7 +29,7 @@ from hybridtei.observability.metrics import Registry
 # In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Disconnect.
 BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
 CONTINUE = b"HTTP/1.1 100 "
-CROWD = 8  # requests at work; beyond, a client may well be gone by the time it is its turn
+CROWD = 8  # requests at work; beyond, a client may have disconnected before its turn
 TCP_INFO = getattr(socket, "TCP_INFO", None)  # of which the first byte is the connection's state, on Linux
 CLOSED_STATES = (b"\x07", b"\x08")  # reset by the other side, or it has sent all that it ever will: CLOSE, CLOSE_WAIT
 
@@ -41,8 +41,8 @@ class ClientDisconnected(Exception):
 def is_disconnected(transport: Transport) -> bool:
     """Whether a client closed its side already, with its end still to be read. False where the system does not say.
 
-    Of a thousand clients that sent something and went away, the event loop hears of each request before it hears of its end,
-    and whoever comes next would wait until all of them were begun. To ask takes some microseconds.
+    Of a thousand clients that send a request and disconnect, the event loop hears of each request before it hears of its end,
+    so the next client would wait until work on all of them began. The system call takes some microseconds.
     """
     if TCP_INFO is None:
         return False
@@ -87,7 +87,7 @@ class GatheredTransport:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes | memoryview) -> None:
-        if isinstance(data, memoryview):  # a slice of a large body, as `edge` sends it
+        if isinstance(data, memoryview):  # a slice of a large body, as `dispatch` sends it
             self._parts.append(data)
             self.flush()
         elif data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
@@ -117,30 +117,31 @@ class Refusals:
 
     def __init__(self, registry: Registry) -> None:
         self._counter = registry.counter("hybridtei_refusals")
-        self._departed = registry.counter("hybridtei_departed_connections")
+        self._disconnected = registry.counter("hybridtei_departed_connections")
 
     def count(self, limit: str | None) -> None:
         """A bound was reached; None: it was refused for something else."""
         if limit is not None:
             self._counter.add(limit=limit)
 
-    def departed(self) -> None:
-        """In a crowd, a connection was closed by its client before what it had sent was read."""
-        self._departed.add()
+    def disconnected(self) -> None:
+        """Among many requests, a client closed its connection before its request was read."""
+        self._disconnected.add()
 
     def counted(self, limit: str) -> int:
         """So far."""
         return int(self._counter.value(limit=limit))
 
 
-def _nobody(limit: str = "") -> None:
-    """Nobody counts."""
+def _ignore(limit: str = "") -> None:
+    """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is told the name of each reached, and
-    `departed` of each connection that was closed before what it had sent was read. `unsent` counts what clients do not read."""
+    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is called with the name of each bound
+    that is reached, `disconnected` for each connection that was closed before its request was read. `unsent` counts the
+    bytes that clients do not read."""
 
     connections: int
     head_bytes: int
@@ -148,12 +149,12 @@ class ConnectionLimits:
     body_seconds: float
     unread_seconds: float
     unsent: Unsent
-    refused: Callable[[str], object] = _nobody
-    departed: Callable[[], object] = _nobody
+    refused: Callable[[str], object] = _ignore
+    disconnected: Callable[[], object] = _ignore
 
     @classmethod
     def of(cls, server: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None) -> ConnectionLimits:
-        counts = (_nobody, _nobody) if refusals is None else (refusals.count, refusals.departed)
+        counts = (_ignore, _ignore) if refusals is None else (refusals.count, refusals.disconnected)
         return cls(
             server.max_connections,
             server.header_limit,
@@ -175,17 +176,17 @@ class ConnectionLimits:
 
 def allow_files(connections: int) -> None:
     """Have the operating system allow so many connections, or warn that it does not."""
-    wanted = connections + FILES_BESIDE
+    needed = connections + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    if soft == unlimited or soft >= wanted:
+    if soft == unlimited or soft >= needed:
         return
-    allowed = wanted if hard == unlimited else min(wanted, hard)
+    allowed = needed if hard == unlimited else min(needed, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     except (ValueError, OSError):
         allowed = soft
-    if allowed < wanted:
+    if allowed < needed:
         log.warning("the system allows %d open files: fewer than --max-connections (%d) takes", allowed, connections)
 
 

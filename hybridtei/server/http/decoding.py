@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hybridtei.server.http.body import BodyError, SchemaError, SyntaxRefused
-from hybridtei.server.tei_compat import LONGEST, mistake_in, told
+from hybridtei.server.tei_compat import LONGEST, describe, mistake_in
 
 NOT_NULL = ("truncation_direction", "encoding_format")
 SURROGATE = re.compile(rb"\\u[dD][89abAB]")
@@ -50,11 +50,11 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         value = _crowd(body, kind) or _decode(body, kind)
     except msgspec.ValidationError as error:
-        raise _told(body, kind) or _refusal(str(error)) from None
+        raise _mistake(body, kind) or _refusal(str(error)) from None
     except SchemaError as error:
-        raise _told(body, kind) or error from None
+        raise _mistake(body, kind) or error from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _told(body, kind) or SyntaxRefused(_syntax_detail(str(error), body)) from None
+        raise _mistake(body, kind) or SyntaxRefused(_syntax_detail(str(error), body)) from None
     _refuse_duplicates(body, kind)
     return value
 
@@ -106,12 +106,12 @@ def _fields_struct(*names: str) -> type[msgspec.Struct]:
     return msgspec.defstruct("Fields", [(name, msgspec.Raw | UnsetType, UNSET) for name in names], frozen=True)
 
 
-def _told(body: bytes, kind: type) -> BodyError | None:
+def _mistake(body: bytes, kind: type) -> BodyError | None:
     """What is wrong, as TEI says it, if that can be told."""
     mistake = mistake_in(body, kind)
     if mistake is None:
         return None
-    return (SyntaxRefused if mistake.is_syntax else SchemaError)(told(mistake, body), mistake.message)
+    return (SyntaxRefused if mistake.is_syntax else SchemaError)(describe(mistake, body), mistake.message)
 
 
 class _Inputs(msgspec.Struct):
@@ -182,7 +182,7 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
         return
     if b"\\u00" not in body and all(body.count(name) < 2 for name in names.values()):
         return  # no name stands there twice, nor spelled with escapes
-    error = _told(body, kind)
+    error = _mistake(body, kind)
     if error is not None:
         raise error
     if len(body) > LONGEST:

@@ -1,11 +1,11 @@
 """Bytes on a connection -> requests: uvicorn's HTTP/1.1, with bounds, and with what hyper (TEI's) says to what is not HTTP.
 
-A head beyond the bounds, too slow or malformed is answered here, and costs no more than the bytes read until then.
-A surprise of the parser underneath: it gathers an unfinished header or chunk extension without a word to anyone and without
-end, so bytes that are read without any event are counted too.
+A head beyond the bounds, too slow or malformed is answered here, and costs no more than the bytes read until then. The parser
+collects an unfinished header or chunk extension without any event and without a bound, so bytes that are read without an event
+are counted too.
 
-A client that shuts down its sending side is taken for gone, as hyper does: the same FIN ends a connection, and who really
-left would be noticed only once the answer is written, with the work done for nobody.
+A client that shuts down its sending side counts as disconnected, as in hyper: the same FIN ends a connection, and a client
+that disconnected would be noticed only once its answer is written.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
 LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
-LOOKS = 4  # at a client that reads nothing, until it is cut off
+UNSENT_CHECKS = 4  # at a client that reads nothing, until it is cut off
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
-FULL = b"too many connections (max-connections)"
+AT_CAPACITY = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 
@@ -56,14 +56,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._fields = 0
         self._field_bytes = 0
-        self._silent_bytes = 0
-        self._heard = False
+        self._eventless_bytes = 0
+        self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
-        self._last_words: bytes | None = None  # once set, nothing more is parsed
+        self._final_answer: bytes | None = None  # once set, nothing more is parsed
         self._head_since: float | None = None  # when the head that has yet to come was first waited for
-        self._body_since = self._body_heard = 0.0
+        self._body_since = self._body_last = 0.0
         self._body_bytes = 0
-        self._begun = False  # a head, of which the end has yet to come
+        self._head_begun = False  # a head, of which the end has yet to come
         self._watch: TimerHandle | None = None
         self._unread = 0
         self._unsent = self._unsent_first = 0  # bytes that the system has not taken: now, and when it took no more
@@ -72,83 +72,83 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The system is offered all at once, and what it does not take is told. A bound of 0 would never be left under TLS.
+        # The system is offered all at once, and reports what it does not take. A bound of 0 would never be left under TLS.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
         if len(self.connections) <= self._limits.connections:
             self._head_since = self.loop.time()
-            self._watch_on()
+            self._watch_deadline()
             return
         self._limits.refused("max_connections")
         if len(self.connections) > 2 * self._limits.connections:  # to tell each of so many would itself be too much
             transport.abort()
             return
-        self._last_words = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, FULL)
-        self._hang_up(self._last_words)
+        self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
+        self._hang_up(self._final_answer)
 
     def data_received(self, data: bytes) -> None:
-        if self._last_words is not None:
+        if self._final_answer is not None:
             return
         if len(self.tasks) > CROWD and is_disconnected(self.transport):
-            self._limits.departed()
-            self._last_words = b""
+            self._limits.disconnected()
+            self._final_answer = b""
             self.transport.close()  # not at once: an earlier answer may still be on its way
             self._cut_off_unread()
             return
         self._unset_keepalive_if_required()
         if self._head_since is None and not self._in_body:
             self._head_since = self.loop.time()
-        self._heard = False
+        self._has_event = False
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._stop_parsing()
             return
-        self._silent_bytes = 0 if self._heard else self._silent_bytes + len(data)
-        if self._silent_bytes > self._limits.head_bytes:
+        self._eventless_bytes = 0 if self._has_event else self._eventless_bytes + len(data)
+        if self._eventless_bytes > self._limits.head_bytes:
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
         elif self._in_body or self._head_since is not None:  # most requests come whole: no timer
-            self._watch_on()
+            self._watch_deadline()
 
     def _deadline(self) -> float | None:
         """By when more has to come, as the loop counts; None: the client owes nothing now."""
         if self._in_body:
             if not self._limits.body_seconds:
                 return None
-            return self._limits.body_deadline(self._body_since, self._body_heard, self._body_bytes)
+            return self._limits.body_deadline(self._body_since, self._body_last, self._body_bytes)
         if self._head_since is None or not self._limits.head_seconds:
             return None
         return self._head_since + self._limits.head_seconds
 
-    def _watch_on(self) -> None:
+    def _watch_deadline(self) -> None:
         """Look when more has to have come, if not earlier: a timer costs more than to look once too often."""
         deadline = self._deadline()
         if deadline is None or (self._watch is not None and self._watch.when() <= deadline):
             return
         if self._watch is not None:
             self._watch.cancel()
-        self._watch = self.loop.call_at(deadline, self._look)
+        self._watch = self.loop.call_at(deadline, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._watch = None
-        if self._last_words is not None or self.transport.is_closing():
+        if self._final_answer is not None or self.transport.is_closing():
             return
         deadline, now = self._deadline(), self.loop.time()
         if self.flow.read_paused:  # it is we who do not read
             self._head_since = None if self._head_since is None else now
-            self._body_since, self._body_heard, self._body_bytes = now, now, 0
-            self._watch_on()
+            self._body_since, self._body_last, self._body_bytes = now, now, 0
+            self._watch_deadline()
         elif deadline is None or now < deadline:
-            self._watch_on()
+            self._watch_deadline()
         elif self._in_body:
             self._limits.refused("body_timeout")
             self.cycle.scope["extensions"][SLOW_BODY] = {}
             self._stop_parsing()
-        elif not self._begun and self._open:
+        elif not self._head_begun and self._open:
             self._head_since = now
-            self._watch_on()
-        elif not self._begun:  # of a connection that was opened to be used later nobody wants to hear
+            self._watch_deadline()
+        elif not self._head_begun:  # a connection that was opened to be used later: no error
             self.transport.close()
         else:
             self._limits.refused("header_timeout")
@@ -178,10 +178,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {DISCONNECT: Disconnect(len(self.tasks), self.transport)}  # type: ignore[dict-item]
         self._fields = self._field_bytes = 0
-        self._head_since, self._begun = self.loop.time(), True
+        self._head_since, self._head_begun = self.loop.time(), True
 
     def on_url(self, url: bytes) -> None:
-        self._heard = True
+        self._has_event = True
         super().on_url(url)
         self._field_bytes += len(url)
         if len(self.url) > min(URL_LIMIT_BYTES, self._limits.head_bytes):
@@ -189,7 +189,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._heard = True
+        self._has_event = True
         self._fields += 1
         self._field_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
         if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._limits.head_bytes:
@@ -199,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._heard = True
+        self._has_event = True
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
                 self._refuse(HTTPStatus.BAD_REQUEST)
@@ -208,8 +208,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.BAD_REQUEST)
         super().on_headers_complete()
         self._in_body = True
-        self._head_since, self._begun = None, False
-        self._body_since = self._body_heard = self.loop.time()
+        self._head_since, self._head_begun = None, False
+        self._body_since = self._body_last = self.loop.time()
         self._body_bytes = 0
         self._fields = self._field_bytes = 0  # trailers may come
         self.cycle.transport = GatheredTransport(self.transport)  # type: ignore[assignment]
@@ -218,13 +218,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        self._heard = True
-        self._body_heard = self.loop.time()
+        self._has_event = True
+        self._body_last = self.loop.time()
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._heard = True
+        self._has_event = True
         if self.parser.should_upgrade():
             return
         self._in_body = False
@@ -236,8 +236,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_off_unread()
-        elif self._last_words is not None and not self._open:
-            self._hang_up(self._last_words)
+        elif self._final_answer is not None and not self._open:
+            self._hang_up(self._final_answer)
 
     def timeout_keep_alive_handler(self) -> None:
         """Closing waits until the client has read what was written; one that reads nothing more is cut off."""
@@ -274,9 +274,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _watch_unsent(self) -> None:
         if self._unsent_watch is None:
-            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds / LOOKS, self._look_at_unsent)
+            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds / UNSENT_CHECKS, self._check_unsent)
 
-    def _look_at_unsent(self) -> None:
+    def _check_unsent(self) -> None:
         self._unsent_watch = None
         before, now = self._unsent, self.loop.time()
         self._count_unsent()
@@ -313,24 +313,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _stop_parsing(self) -> None:
         """Nothing more can be understood. Requests that came before are still answered, and first."""
         if not self._in_body:
-            self._last_words = self._bare(self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b"")
+            self._final_answer = self._bare(self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b"")
         else:
-            self._last_words = b""
+            self._final_answer = b""
             if not self.cycle.response_complete:
                 self.cycle.scope["extensions"][BROKEN_BODY] = {}
                 self.cycle.message_event.set()
         if not self._open:
-            self._hang_up(self._last_words)
+            self._hang_up(self._final_answer)
 
-    def _bare(self, status: HTTPStatus, told: bytes = b"") -> bytes:
-        headers = [*self.server_state.default_headers, (b"content-length", b"%d" % len(told)), (b"connection", b"close")]
-        if told:
+    def _bare(self, status: HTTPStatus, text: bytes = b"") -> bytes:
+        headers = [*self.server_state.default_headers, (b"content-length", b"%d" % len(text)), (b"connection", b"close")]
+        if text:
             headers.append((b"content-type", b"text/plain; charset=utf-8"))
-        return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + told
+        return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + text
 
-    def _hang_up(self, last_words: bytes) -> None:
+    def _hang_up(self, final_answer: bytes) -> None:
         self._unset_keepalive_if_required()
-        self.transport.write(last_words)
+        self.transport.write(final_answer)
         if self.transport.can_write_eof():  # TLS has no half of a connection to close
             self.transport.write_eof()
         self.flow.resume_reading()

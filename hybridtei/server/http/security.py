@@ -83,7 +83,7 @@ Role = Literal["infer", "search", "write", "manage"]
 ROLES: tuple[Role, ...] = get_args(Role)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OWNER = re.compile(rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?")
-KEYS_MOST, FILE_BYTES_MOST = 1000, 1_000_000
+MAX_KEYS, MAX_FILE_BYTES = 1000, 1_000_000
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +112,13 @@ class Keyring:
         """Raises LoadError."""
         return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file))
 
-    def find(self, given: bytes) -> Key | None:
+    def find(self, value: bytes) -> Key | None:
         """The key, or None if it is none of these."""
-        digest, found = _digest(given), None
+        digest, match = _digest(value), None
         for key in self._keys:
             if compare_digest(digest, key.digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def find_in_header(self, value: bytes) -> Key | None:
         """The key in `Bearer KEY`, byte for byte."""
@@ -141,21 +141,21 @@ class Keyring:
 def read_keys(path: Path) -> list[Key]:
     """A file's keys. Raises LoadError, naming the line and never what it holds."""
     try:
-        if path.stat().st_size > FILE_BYTES_MOST:
-            raise LoadError(f"{path}: larger than {FILE_BYTES_MOST} bytes")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise LoadError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{path}: cannot be read as a list of keys: {type(error).__name__}") from None
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             key = _entry(line, f"{path}: line {number}")
-            if key.name in found or key.name == FLAG_NAME:
+            if key.name in keys or key.name == FLAG_NAME:
                 raise LoadError(f"{path}: line {number}: a second key called {key.name}")
-            found[key.name] = key
-    if not found or len(found) > KEYS_MOST:
-        raise LoadError(f"{path}: holds {len(found)} keys; it should hold at least one, and at most {KEYS_MOST}")
-    return [*found.values()]
+            keys[key.name] = key
+    if not keys or len(keys) > MAX_KEYS:
+        raise LoadError(f"{path}: holds {len(keys)} keys; it should hold at least one, and at most {MAX_KEYS}")
+    return [*keys.values()]
 
 
 def is_sendable(key: str) -> bool:
@@ -171,9 +171,9 @@ def _entry(line: str, where: str) -> Key:
             f"{where}: should be `NAME:KEY` or `NAME roles=ROLE,ROLE:KEY`; "
             "a name is 1 to 64 letters, digits, dots, dashes, underscores"
         )
-    named = ROLES if matched[2] is None else matched[2].split(",")
-    roles = tuple(role for role in ROLES if role in named)
-    if len(roles) < len(named):
+    names = ROLES if matched[2] is None else matched[2].split(",")
+    roles = tuple(role for role in ROLES if role in names)
+    if len(roles) < len(names):
         raise LoadError(f"{where}: each role should be one of {', '.join(ROLES)}, and stand there once")
     if not is_sendable(key):
         raise LoadError(f"{where}: no header can carry this key; it should be printable ASCII without a space at either end")

@@ -40,7 +40,7 @@ class Packed:
 
 
 def to_msgpack(answer: Any) -> bytes:
-    """The same data as `to_json` takes. Numbers that are none stay what they are."""
+    """The same data as `to_json` takes. NaN and infinities stay."""
     return answer.body if isinstance(answer, Packed) else _ENCODER.encode(answer)
 
 
@@ -63,18 +63,18 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
 
 
 def _floats(array: NDArray[np.float32]) -> bytes:
-    """A list of numbers, or a list of lists of them: all rows are alike but for the numbers, so they are laid at once."""
+    """A list of numbers, or a list of lists of them. Rows differ in their numbers only, so all are encoded at once."""
     rows = array.reshape(-1, array.shape[-1])
     cells = np.empty(rows.shape, dtype=[("kind", "u1"), ("value", ">f4")])
     cells["kind"], cells["value"] = FLOAT32, rows
     head = np.frombuffer(list_head(rows.shape[1]), dtype=np.uint8)
     body = cells.view(np.uint8).reshape(len(rows), -1)
-    laid = np.hstack([np.broadcast_to(head, (len(rows), len(head))), body]).tobytes()
-    return laid if array.ndim == 1 else list_head(len(rows)) + laid
+    encoded = np.hstack([np.broadcast_to(head, (len(rows), len(head))), body]).tobytes()
+    return encoded if array.ndim == 1 else list_head(len(rows)) + encoded
 
 
 def list_head(length: int) -> bytes:
-    """What stands before the items of a list."""
+    """The MessagePack bytes before the items of a list."""
     if length < FIXED_LIMIT:
         return bytes([FIXED_ARRAY | length])
     return struct.pack(">BH", ARRAY16, length) if length < LIMIT_16 else struct.pack(">BI", ARRAY32, length)
@@ -174,7 +174,7 @@ def sparse_tokens(vectors: SparseVectors, i: int, pieces: Pieces) -> dict[str, A
 
 
 def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
-    """Row i in the wanted form."""
+    """Row i in `form`: tei, qdrant or tokens."""
     if form == "tokens":
         return sparse_tokens(vectors, i, pieces)
     return sparse_tei(vectors, i) if form == "tei" else sparse_qdrant(vectors, i)
@@ -196,7 +196,7 @@ def _columns(embeddings: Embeddings, i: int, form: str, pieces: Pieces) -> dict[
     return columns
 
 
-def scored(labels: Sequence[str], scores: Floats, order: Iterable[int]) -> list[dict[str, Any]]:
+def label_scores(labels: Sequence[str], scores: Floats, order: Iterable[int]) -> list[dict[str, Any]]:
     """`[{"score":…,"label":…}, …]`."""
     return [{"score": scores[i], "label": labels[i]} for i in order]
 
@@ -216,7 +216,7 @@ JSON, MSGPACK = b"application/json", b"application/msgpack"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an answer is to be written."""
+    """The form of an answer: MessagePack or JSON, and its content coding."""
 
     msgpack: bool = False
     coding: str | None = None
@@ -226,39 +226,39 @@ PLAIN = Form()
 FORM: ContextVar[Form] = ContextVar("form", default=PLAIN)  # of the answer to the request at work
 
 
-def wanted_form(accept: bytes | None, accept_encoding: bytes | None) -> Form:
-    """What two headers ask for. Both are given by few, and mostly the same."""
-    return PLAIN if accept is None and accept_encoding is None else _wanted_form(accept or b"", accept_encoding or b"")
+def negotiate(accept: bytes | None, accept_encoding: bytes | None) -> Form:
+    """The form that two headers ask for. Few clients send both, and mostly the same values."""
+    return PLAIN if accept is None and accept_encoding is None else _negotiate(accept or b"", accept_encoding or b"")
 
 
 @lru_cache(maxsize=256)
-def _wanted_form(accept: bytes, accept_encoding: bytes) -> Form:
+def _negotiate(accept: bytes, accept_encoding: bytes) -> Form:
     codings = _qualities(accept_encoding)
     coding = max(("zstd", "gzip"), key=lambda name: codings.get(name, 0.0))
     return Form(_prefers_msgpack(_qualities(accept)), coding if codings.get(coding, 0.0) > 0 else None)
 
 
 def _qualities(value: bytes) -> dict[str, float]:
-    found: dict[str, float] = {}
+    qualities: dict[str, float] = {}
     for item in value.decode("latin-1").lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
         quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
         try:
-            found.setdefault(name, float(quality))
+            qualities.setdefault(name, float(quality))
         except ValueError:
-            found.setdefault(name, 0.0)
-    return found
+            qualities.setdefault(name, 0.0)
+    return qualities
 
 
 def _prefers_msgpack(types: Mapping[str, float]) -> bool:
     """Only where it is named before JSON, or valued more."""
-    named = {name: (quality, -place) for place, (name, quality) in enumerate(types.items())}
-    packed = max((named[name] for name in MSGPACK_TYPES & named.keys()), default=None)
-    plain = max((named[name] for name in JSON_TYPES & named.keys()), default=(0.0, 0))
+    ranks = {name: (quality, -place) for place, (name, quality) in enumerate(types.items())}
+    packed = max((ranks[name] for name in MSGPACK_TYPES & ranks.keys()), default=None)
+    plain = max((ranks[name] for name in JSON_TYPES & ranks.keys()), default=(0.0, 0))
     return packed is not None and packed[0] > 0 and packed > plain
 
 
-def written(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+def encode(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """An answer's body, and the headers that say what it is."""
     body = to_msgpack(answer) if form.msgpack else to_json(answer)
     headers = [(b"content-type", MSGPACK if form.msgpack else JSON)]
@@ -272,5 +272,5 @@ def written(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 def _compressed(body: bytes, coding: str) -> bytes:
     if coding == "zstd":
         return zstd.compress(body, ZSTD_LEVEL)
-    squeezing = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return squeezing.compress(body) + squeezing.flush()
+    compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush()

@@ -14,7 +14,7 @@ from hybridtei.server.api.tei import TokenizeRequest
 from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
-from hybridtei.server.http.writers import FORM, Form, written
+from hybridtei.server.http.writers import FORM, Form, encode
 from tests.engine import small
 
 TEXT = "one two three"
@@ -86,7 +86,7 @@ def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer(msgpack
     reply = asyncio.run(asked())
     tracemalloc.start()
     try:
-        body, _ = written(reply.answer, form)
+        body, _ = encode(reply.answer, form)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -17,8 +17,8 @@ from hybridtei.server.http.writers import (
     PLAIN,
     ZSTD_FROM_BYTES,
     Form,
-    wanted_form,
-    written,
+    encode,
+    negotiate,
 )
 from tests.server.live import JSON, serving
 
@@ -68,13 +68,13 @@ def raw(server):
     ],
 )
 def test_what_headers_ask_for(accept, encoding, form):
-    assert wanted_form(accept, encoding) == form
+    assert negotiate(accept, encoding) == form
 
 
 def test_small_answers_are_left_as_they_are():
     for coding, least in (("zstd", ZSTD_FROM_BYTES), ("gzip", GZIP_FROM_BYTES)):
         for length, squeezed in ((least - 2, True), (least - 3, False)):
-            body, headers = written("x" * length, Form(coding=coding))
+            body, headers = encode("x" * length, Form(coding=coding))
             assert ((b"content-encoding", coding.encode()) in headers) is squeezed
             assert (b"content-length", b"%d" % len(body)) in headers
 

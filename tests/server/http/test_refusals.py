@@ -13,7 +13,7 @@ from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode, decode_by_field
-from hybridtei.server.tei_compat import LONGEST, mistake_in, told
+from hybridtei.server.tei_compat import LONGEST, describe, mistake_in
 
 INPUT = "data did not match any variant of untagged enum Input"
 PREDICT = "a string, a pair of strings [string, string] or a batch of mixed strings and pairs [[string], [string, string], ...]"
@@ -170,7 +170,7 @@ def test_what_is_accepted_is_no_mistake_and_what_is_refused_is_told(value, kind)
 def test_places_lie_within_the_body(body, kind):
     mistake = mistake_in(body, kind)
     assert mistake is None or 0 <= mistake.at <= len(body)
-    assert mistake is None or told(mistake, body).count(" at line ") >= 1
+    assert mistake is None or describe(mistake, body).count(" at line ") >= 1
 
 
 def test_a_long_body_is_not_read_again():
