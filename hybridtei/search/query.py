@@ -21,7 +21,7 @@ from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings
 from hybridtei.search.options import SearchOptions
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, PointId
+from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, PointId, Selector, selector
 from hybridtei.tasks.rerank import PRESETS
 
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
@@ -33,7 +33,7 @@ def hybrid_query(
     row: int = 0,
     options: SearchOptions | None = None,
     *,
-    with_vectors: bool | Sequence[str] = False,
+    with_vectors: Selector = False,
     **fields: Any,
 ) -> models.QueryRequest:
     """Ask for the `limit` best points after `offset`, by the vectors in one row of a query's embeddings.
@@ -50,8 +50,8 @@ def hybrid_query(
         "offset": options.offset or None,
         "filter": options.query_filter,
         "score_threshold": options.score_threshold,
-        "with_payload": options.with_payload if isinstance(options.with_payload, bool) else list(options.with_payload),
-        "with_vector": with_vectors if isinstance(with_vectors, bool) else list(with_vectors),
+        "with_payload": selector(options.with_payload),
+        "with_vector": selector(with_vectors),
     }
     vectors, params = _vectors(query, row), _params(options.exact, options.oversampling)
     candidates = max(options.prefetch_limit, options.limit + options.offset)

@@ -22,6 +22,7 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.store import MAX_LIMIT
 
 PointId = int | str
+Selector = bool | Sequence[str]  # all payload keys or vectors, none, or those of these names
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
@@ -77,8 +78,8 @@ class Store(Protocol):
         name: str,
         ids: Sequence[PointId],
         *,
-        with_payload: bool | Sequence[str] = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[models.Record]:
         """Those of the ids that exist, in no particular order."""
         ...
@@ -91,7 +92,7 @@ class Store(Protocol):
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
         with_payload: bool = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         """A page in the order of ids, and where the next begins."""
         ...
@@ -132,6 +133,11 @@ class PayloadBudget:
                 f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "
                 "(`limit`, `rerank_limit`), or for some keys of each (`with_payload`)"
             )
+
+
+def selector(names: Selector) -> bool | list[str]:
+    """The selector as qdrant-client takes it."""
+    return names if isinstance(names, bool) else list(names)
 
 
 def id_of(point: models.ScoredPoint | models.Record) -> PointId:

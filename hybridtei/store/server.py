@@ -1,9 +1,9 @@
 """A Qdrant server or cluster, by gRPC where its address allows.
 
-Every call has a time limit and ends in an error that says what to do; while the server is unavailable it is tried again, unless
-its caller is not `patient`. Writes wait until they are applied: an acknowledgement without that may still be followed by a
-refusal that nobody hears of. qdrant-client turns each number of a vector into a Python object on the way to gRPC;
-here a vector's bytes go into the message as they are.
+Every call has a time limit and raises an error that says what to do; while the server is unavailable the call is retried,
+unless the store is not `patient`. Writes wait until they are applied: the server may refuse a write after it only acknowledged
+it. qdrant-client turns each number of a vector into a Python object on the way to gRPC; here a vector's bytes are copied into
+the message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
-from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
 from hybridtei.store.points import as_lists, batches, check_points
@@ -33,7 +33,7 @@ from hybridtei.system.frames import nested
 T = TypeVar("T")
 REST_PORT, GRPC_PORT = 6333, 6334
 JSON_BYTES_PER_NUMBER = 20
-# Left alone, a channel waits up to two minutes before it looks for a server that has come back.
+# By default a channel waits up to two minutes before it connects again.
 CHANNEL = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens: `port` for REST, `grpc_port` where gRPC is spoken."""
+    """A server's address: `port` for REST; `grpc_port` is None where only REST is used."""
 
     host: str
     port: int
@@ -77,9 +77,9 @@ def address_of(url: str) -> Address:
 
 
 class ServerStore:
-    """One client for a process, used from one event loop; it connects when first asked.
+    """One client for a process, used from one event loop; it connects at the first call.
 
-    `patient`: calls are tried again for `qdrant_patience`; else they fail at once while the server is away.
+    `patient`: calls are retried for `qdrant_patience`; else they fail at once while the server is away.
     """
 
     kind = "server"
@@ -107,8 +107,8 @@ class ServerStore:
         return await retry_unavailable(lambda: self._once(call), self._patience_s)
 
     async def collections(self) -> list[str]:
-        found = await self._call(self._client.get_collections)
-        return sorted(collection.name for collection in found.collections)
+        response = await self._call(self._client.get_collections)
+        return sorted(collection.name for collection in response.collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
         if not await self._call(lambda: self._client.collection_exists(name)):
@@ -130,12 +130,12 @@ class ServerStore:
         try:
             await self._call(attempt)
         except HybridTeiError:
-            # a try whose answer was lost may have made it
-            if tries == 1 or not await self._is_there(name, schema):
+            # a try whose answer was lost may have created it
+            if tries == 1 or not await self._exists(name, schema):
                 raise
         self._schemas[name] = schema
 
-    async def _is_there(self, name: str, schema: CollectionSchema) -> bool:
+    async def _exists(self, name: str, schema: CollectionSchema) -> bool:
         existing = await self.describe(name)
         if existing is None:
             return False
@@ -153,12 +153,12 @@ class ServerStore:
         schema = self._schemas.get(name) or await self.describe(name)
         if schema is None:
             raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
-        ready = await asyncio.to_thread(check_points, points, schema)  # thousands of points would hold up the event loop
-        for batch in batches(ready, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
+        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
+        for batch in batches(arrays, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
             try:
                 await self._upsert_batch(name, batch)
             except StoreError:
-                self._schemas.pop(name, None)  # it may have been dropped and made anew by others
+                self._schemas.pop(name, None)  # another client may have dropped and created it anew
                 raise
 
     async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
@@ -166,8 +166,7 @@ class ServerStore:
             message = await asyncio.to_thread(grpc_upsert, name, batch)
 
             async def attempt() -> bool:
-                answer = await self._client.grpc_points.Upsert(message, timeout=self._timeout_s)
-                return is_applied(answer)
+                return is_applied(await self._client.grpc_points.Upsert(message, timeout=self._timeout_s))
         else:
             listed = await asyncio.to_thread(lambda: [as_lists(point) for point in batch])
 
@@ -177,25 +176,24 @@ class ServerStore:
 
         async def applied() -> None:
             if not await attempt():
-                raise TimeoutError  # taken, and not applied in time
+                raise TimeoutError  # acknowledged, and not applied in time
 
         await self._call(applied)
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        answer = await self._call(lambda: self._client.query_points(name, **query_arguments(request)))
-        return list(answer.points)
+        response = await self._call(lambda: self._client.query_points(name, **query_arguments(request)))
+        return list(response.points)
 
     async def retrieve(
         self,
         name: str,
         ids: Sequence[PointId],
         *,
-        with_payload: bool | Sequence[str] = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[models.Record]:
-        return await self._call(
-            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
-        )
+        payload, vectors = selector(with_payload), selector(with_vectors)
+        return await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
 
     async def scroll(
         self,
@@ -205,31 +203,24 @@ class ServerStore:
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
         with_payload: bool = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
-        def call() -> Awaitable[tuple[list[models.Record], Any]]:
-            return self._client.scroll(
-                name,
-                scroll_filter=scroll_filter,
-                limit=limit,
-                offset=offset,
-                with_payload=with_payload,
-                with_vectors=_names(with_vectors),
-            )
-
-        records, following = await self._call(call)
+        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": scroll_filter, "with_payload": with_payload}
+        vectors = selector(with_vectors)
+        answer: Any = await self._call(lambda: self._client.scroll(name, with_vectors=vectors, **page))
+        records, following = answer
         return records, following
 
     async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        answer = await self._call(lambda: self._client.count(name, count_filter=count_filter, exact=True))
-        return answer.count
+        response = await self._call(lambda: self._client.count(name, count_filter=count_filter, exact=True))
+        return response.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         selector = models.PointIdsList(points=list(ids))
         await self._call(lambda: self._client.delete(name, selector, wait=True))
 
     async def optimize(self, name: str) -> None:
-        """A server does so by itself."""
+        """Nothing: a server optimizes by itself."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -262,17 +253,13 @@ def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
     return client
 
 
-def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
-    return wanted if isinstance(wanted, bool) else list(wanted)
-
-
 def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:
-    """The request that stores checked points and is answered when they are applied."""
+    """The request that upserts checked points, with `wait` set."""
     return grpc.UpsertPoints(collection_name=collection, wait=True, points=[grpc_point(point) for point in points])
 
 
 def is_applied(answer: grpc.PointsOperationResponse) -> bool:
-    """Whether the store has applied an upsert, rather than only accepted it."""
+    """Whether the server has applied an upsert, rather than only acknowledged it."""
     return bool(answer.result.status == grpc.UpdateStatus.Completed)
 
 

@@ -12,7 +12,7 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.search.query import hybrid_query
-from hybridtei.store.embedded.store import EmbeddedStore, ProcessClient, _sent
+from hybridtei.store.embedded.store import EmbeddedStore, ProcessClient, _message
 from hybridtei.store.points import check_points, to_points
 from hybridtei.system.frames import frame
 from tests.store.stores import embeddings, plan
@@ -361,7 +361,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_points_travel_as_the_bytes_of_their_arrays() -> None:
     (point,) = check_points(points(0, 1), plan())
-    body = frame(_sent(point))
+    body = frame(_message(point))
     assert point.vector["dense"].tobytes() in body
     assert point.vector["multivector"].tobytes() in body
     assert point.vector["sparse"].values.tobytes() in body

@@ -1,8 +1,8 @@
-"""Collections, points and answers in the words of the embedded engine, from and to plain lists and maps.
+"""Collections, points and answers as the embedded engine's types, from and to plain lists and maps.
 
-Runs in the owner process, which never loads qdrant-client: schemas arrive as that client writes them in JSON. What the engine
-lacks is refused with a ValueError. It panics, and a collection is lost, on a sparse vector whose indices and
-values differ in number, so none is built here without counting them.
+Runs in the engine's process, which never loads qdrant-client: schemas arrive as that client writes them in JSON. A field that
+the engine lacks raises ValueError. The engine panics, and a collection is lost, on a sparse vector whose indices and values
+differ in number, so none is built here without counting them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
+HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}
+HNSW_FIELDS = frozenset({*HNSW_DEFAULTS, "on_disk", "payload_m", "inline_storage"})
 
 
 def member(kind: Any, word: str) -> Any:
     """The member of an engine's enumeration that JSON spells so: `max_sim` is `MaxSim`."""
-    wanted = word.replace("_", "").lower()
+    letters = word.replace("_", "").lower()
     for name in dir(kind):
-        if name.replace("_", "").lower() == wanted and not name.startswith("_"):
+        if name.replace("_", "").lower() == letters and not name.startswith("_"):
             return getattr(kind, name)
     raise ValueError(f"the embedded engine has no {kind.__name__} {word!r}")
 
@@ -32,7 +34,7 @@ def optional(kind: Any, word: str | None) -> Any:
 
 
 def config_of(schema: Plain) -> edge.EdgeConfig:
-    """Of a collection's layout. Shards and replicas mean nothing here."""
+    """The engine's configuration of a collection; shards and replicas are ignored."""
     return edge.EdgeConfig(
         vectors={name: _vector_params(params) for name, params in schema["vectors"].items()},
         sparse_vectors={name: _sparse_params(params) for name, params in schema["sparse"].items()},
@@ -56,21 +58,9 @@ def _vector_params(params: Plain) -> edge.EdgeVectorParams:
 
 
 def _graph(graph: Plain) -> edge.HnswIndexConfig:
-    """The engine wants all; these are the server's defaults."""
-    return edge.HnswIndexConfig(
-        m=_or(graph.get("m"), 16),
-        ef_construct=_or(graph.get("ef_construct"), 100),
-        full_scan_threshold=_or(graph.get("full_scan_threshold"), 10_000),
-        max_indexing_threads=_or(graph.get("max_indexing_threads"), 0),
-        on_disk=graph.get("on_disk"),
-        payload_m=graph.get("payload_m"),
-        inline_storage=graph.get("inline_storage"),
-        memory=optional(edge.Memory, graph.get("memory")),
-    )
-
-
-def _or(given: int | None, default: int) -> int:
-    return default if given is None else given
+    """The engine has no defaults for four fields; these are the server's."""
+    fields = {name: value for name, value in graph.items() if name in HNSW_FIELDS and value is not None}
+    return edge.HnswIndexConfig(**{**HNSW_DEFAULTS, **fields}, memory=optional(edge.Memory, graph.get("memory")))
 
 
 def _sparse_params(params: Plain) -> edge.EdgeSparseVectorParams:
@@ -88,21 +78,21 @@ def _quantization(config: Plain | None) -> Any:
     if not config:
         return None
     ((kind, params),) = config.items()
-    kept = {"always_ram": params.get("always_ram"), "memory": optional(edge.Memory, params.get("memory"))}
+    shared = {"always_ram": params.get("always_ram"), "memory": optional(edge.Memory, params.get("memory"))}
     if kind == "scalar":
         return edge.ScalarQuantizationConfig(
-            type=member(edge.ScalarType, params["type"]), quantile=params.get("quantile"), **kept
+            type=member(edge.ScalarType, params["type"]), quantile=params.get("quantile"), **shared
         )
     if kind == "product":
-        return edge.ProductQuantizationConfig(compression=member(edge.CompressionRatio, params["compression"]), **kept)
+        return edge.ProductQuantizationConfig(compression=member(edge.CompressionRatio, params["compression"]), **shared)
     if kind == "binary":
         return edge.BinaryQuantizationConfig(
             encoding=optional(edge.BinaryQuantizationEncoding, params.get("encoding")),
             query_encoding=optional(edge.BinaryQuantizationQueryEncoding, params.get("query_encoding")),
-            **kept,
+            **shared,
         )
     if kind in ("turbo", "turbo_quant"):
-        return edge.TurboQuantQuantizationConfig(bits=optional(edge.TurboQuantBitSize, params.get("bits")), **kept)
+        return edge.TurboQuantQuantizationConfig(bits=optional(edge.TurboQuantBitSize, params.get("bits")), **shared)
     raise ValueError(f"the embedded engine has no {kind!r} quantisation")
 
 
@@ -119,15 +109,15 @@ def vector_of(vector: Any) -> Any:
 
 
 def _numbers(vector: Any) -> Any:
-    """The engine reads a view in a third of the time that it takes for an array, of which each number is an object first."""
+    """The engine reads a memoryview in a third of the time of an array, whose numbers become objects first."""
     if not isinstance(vector, np.ndarray):
         return vector
-    aligned: Any = np.require(vector, requirements="A")  # out of a frame it may lie at any byte, and views refuse that
+    aligned: Any = np.require(vector, requirements="A")  # an array out of a frame may lie at any byte, which memoryviews refuse
     return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:
-    """Of [id, vectors, payload]."""
+    """The engine's point of [id, vectors, payload]."""
     identity, vectors, payload = point
     return edge.Point(id=identity, vector={name: vector_of(vector) for name, vector in vectors.items()}, payload=payload)
 
@@ -137,24 +127,18 @@ def plain_id(identity: Any) -> int | str:
     return str(identity) if isinstance(identity, UUID) else identity
 
 
-def plain_vectors(vectors: Any) -> Any:
-    """By name; sparse ones as `indices` and `values`."""
-    if vectors is None:
-        return None
-    return {name: _plain_vector(vector) for name, vector in vectors.items()}
-
-
 def _plain_vector(vector: Any) -> Any:
     if isinstance(vector, edge.SparseVector):
         return {"indices": list(vector.indices), "values": list(vector.values)}
     return vector
 
 
-def plain_point(found: Any) -> list[Any]:
-    """[id, payload, vectors] of what a retrieval or scroll found."""
-    return [plain_id(found.id), found.payload, plain_vectors(found.vector)]
+def plain_point(record: Any) -> list[Any]:
+    """[id, payload, vectors] of a retrieved or scrolled point; sparse vectors as `indices` and `values`."""
+    vectors = record.vector and {name: _plain_vector(vector) for name, vector in record.vector.items()}
+    return [plain_id(record.id), record.payload, vectors]
 
 
-def plain_scored(found: Any) -> list[Any]:
-    """[id, payload, vectors, version, score] of what a query found."""
-    return [*plain_point(found), found.version, found.score]
+def plain_scored(point: Any) -> list[Any]:
+    """[id, payload, vectors, version, score] of a point that a query returned."""
+    return [*plain_point(point), point.version, point.score]

@@ -2,10 +2,10 @@
 
 It answers one request at a time, since the engine holds Python's lock for a whole call. It ends, with everything flushed, when
 its parent closes the socket or dies; signals meant for the parent are ignored. A collection is a folder: `layout.json` and
-`shard/`. The engine optimises nothing by itself, so it is done here when nobody asks.
+`shard/`. The engine optimizes nothing by itself, so this process does when it is idle.
 
-A panic inside the engine arrives as an exception that is no `Exception`; after one at a write, the write-ahead log holds
-something that may panic again at every write and load. So the collection is closed to writing from then on.
+A panic inside the engine raises a `BaseException` that is no `Exception`; after one at a write, the write-ahead log holds an
+entry that may panic again at every write and load. So the collection is read-only from then on.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")
 LAYOUT, SHARD, LOCK = "layout.json", "shard", ".lock"
-OPTIMIZE_AFTER = 1000  # points written since the last time
+OPTIMIZE_AFTER = 1000  # points written since the last optimization
 MAX_ANSWER_BYTES = 2**28
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # before housekeeping that failed is tried again
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before failed housekeeping is retried
 
 log = logging.getLogger(__name__)
 
 
 class FolderError(Exception):
-    """What a caller is told."""
+    """An error whose message goes to the caller."""
 
 
 @dataclass(slots=True)
 class _Collection:
-    """An open one. `written`: points since it was last optimised; `dirty`: something is not flushed yet. `resume_s`: when
-    housekeeping that failed is tried again, and `pause_s`: how long that is after the failure."""
+    """An open collection. `written`: points since the last optimization; `dirty`: not flushed yet. `broken`: why it is read-
+    only. `resume_s`: when failed housekeeping is retried, `pause_s` after the failure."""
 
     shard: Any
     written: int = OPTIMIZE_AFTER
@@ -59,7 +59,7 @@ class _Collection:
 
 
 class Folder:
-    """All collections below a path, which no other process may open meanwhile."""
+    """All collections below a path, which it locks."""
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
@@ -74,20 +74,20 @@ class Folder:
             raise FolderError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
         self.path = path
         self._open: dict[str, _Collection] = {}
-        for left in (*path.glob(".new-*"), *path.glob(".old-*")):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (*path.glob(".new-*"), *path.glob(".old-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def collections(self) -> list[str]:
         """The names of all collections, sorted."""
         return sorted(file.parent.name for file in self.path.glob(f"[!.]*/{LAYOUT}"))
 
     def describe(self, name: str) -> Any:
-        """The layout as it was given; None if there is no such collection."""
+        """The layout that `create` wrote; None if there is no such collection."""
         file = self.path / name / LAYOUT
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     def create(self, name: str, layout: Plain) -> None:
-        """Made aside and moved into place whole: a crash leaves all of it or nothing."""
+        """Creates the collection aside and renames it: a crash leaves all of it or nothing."""
         home = self.path / name
         if home.exists():
             raise FolderError(f"there is a collection {name!r} already")
@@ -103,7 +103,7 @@ class Folder:
             raise
 
     def drop(self, name: str) -> None:
-        """Gone from view at once; no error if there was none."""
+        """Renames the collection and deletes it; no error if there was none."""
         collection = self._open.pop(name, None)
         if collection is not None:
             _close(collection)
@@ -114,23 +114,23 @@ class Folder:
             shutil.rmtree(aside, ignore_errors=True)
 
     def upsert(self, name: str, points: list[Any]) -> None:
-        """In the write-ahead log and searchable when this returns."""
-        ready = [point_of(point) for point in points]
-        self._write(name, len(ready), lambda shard: shard.update(edge.UpdateOperation.upsert_points(ready)))
+        """The points are in the write-ahead log and searchable when this returns."""
+        upserted = [point_of(point) for point in points]
+        self._write(name, len(upserted), lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)))
 
     def delete(self, name: str, ids: list[Any]) -> None:
-        """No error for those that are not there."""
+        """Deletes points; no error for ids that do not exist."""
         self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
 
     def query(self, name: str, request: Plain) -> list[Any]:
-        """Best first, as [id, payload, vectors, version, score]."""
-        ready = request_of(request)
-        return _bounded(self._read(name, lambda shard: shard.query(ready)), plain_scored)
+        """Points as [id, payload, vectors, version, score], the best first."""
+        query = request_of(request)
+        return _bounded(self._read(name, lambda shard: shard.query(query)), plain_scored)
 
     def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
-        """As [id, payload, vectors]."""
-        found = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
-        return _bounded(found, plain_point)
+        """Points as [id, payload, vectors]."""
+        records = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
+        return _bounded(records, plain_point)
 
     def scroll(self, name: str, page: Plain) -> list[Any]:
         """[records, id where the next page begins]."""
@@ -144,39 +144,37 @@ class Folder:
         records, following = self._read(name, lambda shard: shard.scroll(request))
         return [_bounded(records, plain_point), None if following is None else plain_id(following)]
 
-    def count(self, name: str, given: Any) -> int:
-        """Exactly how many points match a filter."""
-        request = edge.CountRequest(exact=True, filter=filter_of(given))
+    def count(self, name: str, count_filter: Any) -> int:
+        """The exact number of points that match a filter."""
+        request = edge.CountRequest(exact=True, filter=filter_of(count_filter))
         return int(self._read(name, lambda shard: shard.count(request)))
 
     def optimize(self, name: str) -> None:
         """Merge, index and flush now."""
         collection = self._collection(name, writing=True)
-        self._tend(name, collection, lambda shard: (shard.optimize(), shard.flush()))
+        self._change(name, collection, lambda shard: (shard.optimize(), shard.flush()))
         collection.written, collection.dirty = 0, False
 
     @property
     def untidy(self) -> bool:
-        """There is something to flush or optimise."""
-        return any(each.broken is None and (each.dirty or each.written >= OPTIMIZE_AFTER) for each in self._open.values())
+        """Whether a collection is to be flushed or optimized."""
+        return any(one.broken is None and (one.dirty or one.written >= OPTIMIZE_AFTER) for one in self._open.values())
 
     def tidy(self, *, optimizing: bool) -> None:
-        """One piece of housekeeping: a flush, which is short, or else an optimisation, which may take half a minute.
+        """One piece of housekeeping: a flush, which is short, or else an optimization, which may take half a minute.
 
-        What fails (a full disk) is logged once and tried again after pauses that double from 10 s to 10 minutes.
+        A failure (a full disk) is logged once and retried after pauses that double from 10 s to 10 minutes.
         """
-        resting = {name for name, each in self._open.items() if each.broken is not None or each.resume_s > self._clock()}
-        for name, collection in self._open.items():
-            if name not in resting and collection.dirty:
-                self._attempt(name, collection, self._flush)
-                return
-        for name, collection in self._open.items():
-            if name not in resting and optimizing and collection.written >= OPTIMIZE_AFTER:
-                self._attempt(name, collection, lambda name, _: self.optimize(name))
-                return
+        due = [(name, one) for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()]
+        for name, collection in due:
+            if collection.dirty:
+                return self._attempt(name, collection, self._flush)
+        for name, collection in due:
+            if optimizing and collection.written >= OPTIMIZE_AFTER:
+                return self._attempt(name, collection, lambda name, _: self.optimize(name))
 
     def _flush(self, name: str, collection: _Collection) -> None:
-        self._tend(name, collection, lambda shard: shard.flush())
+        self._change(name, collection, lambda shard: shard.flush())
         collection.dirty = False
 
     def _attempt(self, name: str, collection: _Collection, work: Callable[[str, _Collection], None]) -> None:
@@ -185,13 +183,13 @@ class Folder:
         except Exception as error:
             if not collection.pause_s:
                 log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
-            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), MAX_PAUSE_S)
             collection.resume_s = self._clock() + collection.pause_s
         else:
             collection.pause_s = collection.resume_s = 0.0
 
     def close(self) -> None:
-        """Flush all and let go of the folder."""
+        """Flush all collections and unlock the folder."""
         for collection in self._open.values():
             _close(collection)
         self._open.clear()
@@ -217,11 +215,11 @@ class Folder:
     def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
         collection = self._collection(name, writing=True)
         collection.dirty = True
-        self._tend(name, collection, call)
+        self._change(name, collection, call)
         collection.written += count
 
-    def _tend(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
-        """A change; a panic at it closes the collection to further ones."""
+    def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
+        """Changes the collection; a panic makes it read-only."""
         try:
             with _panics(""):
                 call(collection.shard)
@@ -233,16 +231,16 @@ class Folder:
             raise FolderError(collection.broken) from error
 
 
-def _bounded(found: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
-    """What was found, each point encoded by itself. Raises FolderError as soon as they are larger than an answer may be."""
+def _bounded(points: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
+    """The points, each encoded by itself. Raises FolderError as soon as they take more than MAX_ANSWER_BYTES."""
     answer: list[Any] = []
     size = 0
-    for place, point in enumerate(found, 1):
+    for place, point in enumerate(points, 1):
         answer.append(encoded(plain(point)))
         size += len(answer[-1])
         if size > MAX_ANSWER_BYTES:
             raise FolderError(
-                f"the answer's {len(found)} points are too large: {place} of them take {size} bytes, allowed are "
+                f"the answer's {len(points)} points are too large: {place} of them take {size} bytes, allowed are "
                 f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
             )
     return answer
@@ -257,7 +255,7 @@ def _close(collection: _Collection) -> None:
 
 @contextlib.contextmanager
 def _panics(message: str) -> Iterator[None]:
-    """Turns the engine's panic, which is no `Exception`, into a FolderError; everything else goes on."""
+    """Turns the engine's panic, which is no `Exception`, into a FolderError; other errors are raised as they are."""
     try:
         yield
     except Exception:
@@ -269,7 +267,7 @@ def _panics(message: str) -> Iterator[None]:
 
 
 def _lock(path: Path) -> Any:
-    """An open file that no other process can lock. It is let go of by the system when this one dies, however it dies."""
+    """An open file that no other process can lock; the system unlocks it when this process dies, however it dies."""
     import fcntl
 
     file = (path / LOCK).open("a")
@@ -285,7 +283,7 @@ def _lock(path: Path) -> Any:
 
 
 TICK_S = 1.0
-QUIET_TICKS = 5  # without a call, before an optimisation, during which every call waits
+IDLE_TICKS = 5  # without a call, before an optimization, during which every call waits
 
 
 def main(path: str, descriptor: int) -> int:
@@ -310,13 +308,13 @@ def main(path: str, descriptor: int) -> int:
 
 
 def _serve(connection: socket.socket, folder: Folder) -> None:
-    quiet = 0
+    idle_ticks = 0
     while True:
         if not select.select([connection], [], [], TICK_S if folder.untidy else None)[0]:
-            quiet += 1
-            folder.tidy(optimizing=quiet >= QUIET_TICKS)
+            idle_ticks += 1
+            folder.tidy(optimizing=idle_ticks >= IDLE_TICKS)
             continue
-        quiet = 0
+        idle_ticks = 0
         call, arguments = unframe(receive(connection))
         connection.sendall(frame(_answer(folder, call, arguments)))
 

@@ -1,4 +1,4 @@
-"""Filters in the words of the embedded engine, from their JSON. Runs in the owner process."""
+"""Filters, formulas and queries as the embedded engine's types, from their JSON. Runs in the engine's process."""
 
 from __future__ import annotations
 
@@ -9,47 +9,39 @@ import qdrant_edge as edge
 
 from hybridtei.store.embedded.conversions import Plain, member, optional, vector_of
 
-_MATCHES = {
-    "value": "MatchValue",
-    "text": "MatchText",
-    "text_any": "MatchTextAny",
-    "phrase": "MatchPhrase",
-    "prefix": "MatchPrefix",
-    "substring": "MatchSubstring",
-    "any": "MatchAny",
-    "except": "MatchExcept",
-}
+_FILTER_KEYS = frozenset({"must", "should", "must_not", "min_should"})
+_MATCHES = ("value", "text", "text_any", "phrase", "prefix", "substring", "any", "except")
 
 
-def filter_of(given: Plain | None) -> Any:
+def filter_of(plain: Plain | None) -> Any:
     """The engine's filter; None stays None."""
-    if given is None:
+    if plain is None:
         return None
-    least = given.get("min_should")
+    least = plain.get("min_should")
     return edge.Filter(
-        must=_conditions(given.get("must")),
-        should=_conditions(given.get("should")),
-        must_not=_conditions(given.get("must_not")),
+        must=_conditions(plain.get("must")),
+        should=_conditions(plain.get("should")),
+        must_not=_conditions(plain.get("must_not")),
         min_should=least and edge.MinShould(_conditions(least["conditions"]) or [], least["min_count"]),
     )
 
 
-def _conditions(given: Any) -> list[Any] | None:
-    if given is None:
+def _conditions(plain: Any) -> list[Any] | None:
+    if plain is None:
         return None
-    return [condition_of(condition) for condition in ([given] if isinstance(given, Mapping) else given)]
+    return [condition_of(condition) for condition in ([plain] if isinstance(plain, Mapping) else plain)]
 
 
-def condition_of(given: Plain) -> Any:
+def condition_of(plain: Plain) -> Any:
     """One condition, or a filter inside a filter. Raises ValueError for kinds the engine lacks."""
-    if "key" in given:  # first, since a field's condition may also say `is_empty`
-        return _field(given)
+    if "key" in plain:  # first, since a field's condition may also say `is_empty`
+        return _field(plain)
     for key, make in _CONDITIONS.items():
-        if key in given:
-            return make(given[key])
-    if set(given) <= {"must", "should", "must_not", "min_should"}:
-        return filter_of(given)
-    raise ValueError(f"the embedded engine has no condition {'/'.join(given)}")
+        if key in plain:
+            return make(plain[key])
+    if set(plain) <= _FILTER_KEYS:
+        return filter_of(plain)
+    raise ValueError(f"the embedded engine has no condition {'/'.join(plain)}")
 
 
 _CONDITIONS: dict[str, Callable[[Any], Any]] = {
@@ -61,35 +53,35 @@ _CONDITIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _field(given: Plain) -> edge.FieldCondition:
-    match, count = given.get("match"), given.get("values_count")
+def _field(condition: Plain) -> edge.FieldCondition:
+    match, count = condition.get("match"), condition.get("values_count")
     return edge.FieldCondition(
-        key=given["key"],
+        key=condition["key"],
         match=match and _match(match),
-        range=_range(given.get("range")),
+        range=_range(condition.get("range")),
         values_count=count and edge.ValuesCount(**count),
-        is_empty=given.get("is_empty"),
-        is_null=given.get("is_null"),
-        **_place(given),
+        is_empty=condition.get("is_empty"),
+        is_null=condition.get("is_null"),
+        **_geo(condition),
     )
 
 
-def _match(given: Plain) -> Any:
-    for key, name in _MATCHES.items():
-        if key in given:
-            return getattr(edge, name)(given[key])
-    raise ValueError(f"the embedded engine has no match {'/'.join(given)}")
+def _match(match: Plain) -> Any:
+    for key in _MATCHES:
+        if key in match:
+            return getattr(edge, f"Match{key.title().replace('_', '')}")(match[key])
+    raise ValueError(f"the embedded engine has no match {'/'.join(match)}")
 
 
-def _range(given: Plain | None) -> Any:
-    if given is None:
+def _range(bounds: Plain | None) -> Any:
+    if bounds is None:
         return None
-    kind = edge.RangeDateTime if any(isinstance(bound, str) for bound in given.values()) else edge.RangeFloat
-    return kind(**given)
+    kind = edge.RangeDateTime if any(isinstance(bound, str) for bound in bounds.values()) else edge.RangeFloat
+    return kind(**bounds)
 
 
-def _place(given: Plain) -> dict[str, Any]:
-    box, circle, polygon = given.get("geo_bounding_box"), given.get("geo_radius"), given.get("geo_polygon")
+def _geo(condition: Plain) -> dict[str, Any]:
+    box, circle, polygon = condition.get("geo_bounding_box"), condition.get("geo_radius"), condition.get("geo_polygon")
     return {
         "geo_bounding_box": box and edge.GeoBoundingBox(_point(box["top_left"]), _point(box["bottom_right"])),
         "geo_radius": circle and edge.GeoRadius(_point(circle["center"]), circle["radius"]),
@@ -98,28 +90,26 @@ def _place(given: Plain) -> dict[str, Any]:
     }
 
 
-def _line(given: Plain) -> list[edge.GeoPoint]:
-    return [_point(point) for point in given["points"]]
+def _line(line: Plain) -> list[edge.GeoPoint]:
+    return [_point(point) for point in line["points"]]
 
 
-def _point(given: Plain) -> edge.GeoPoint:
-    return edge.GeoPoint(given["lon"], given["lat"])
+def _point(point: Plain) -> edge.GeoPoint:
+    return edge.GeoPoint(point["lon"], point["lat"])
 
 
-_FORMULA_CONDITIONS = frozenset(
-    {"key", "is_empty", "is_null", "has_id", "has_vector", "nested", "must", "should", "must_not", "min_should"}
-)
+_FORMULA_CONDITIONS = _FILTER_KEYS | {"key", *_CONDITIONS}
 
 
-def expression_of(given: Any) -> Any:
-    """A number, a variable, a condition (1 or 0), or one operation on expressions. Raises ValueError for those it lacks."""
-    if isinstance(given, int | float):
-        return edge.Expression.Constant(float(given))
-    if isinstance(given, str):
-        return edge.Expression.Variable(given)
-    if _FORMULA_CONDITIONS & set(given):
-        return edge.Expression.Condition(condition_of(given))
-    ((kind, body),) = given.items()
+def expression_of(plain: Any) -> Any:
+    """A number, a variable, a condition (1 or 0), or one operation on expressions. Raises ValueError for others."""
+    if isinstance(plain, int | float):
+        return edge.Expression.Constant(float(plain))
+    if isinstance(plain, str):
+        return edge.Expression.Variable(plain)
+    if _FORMULA_CONDITIONS & set(plain):
+        return edge.Expression.Condition(condition_of(plain))
+    ((kind, body),) = plain.items()
     if kind not in _OPERATIONS:
         raise ValueError(f"the embedded engine has no {kind!r} in formulas")
     return _OPERATIONS[kind](body)
@@ -155,9 +145,7 @@ _OPERATIONS: dict[str, Callable[[Any], Any]] = {
         expression_of(body["left"]), expression_of(body["right"]), body.get("by_zero_default")
     ),
     "pow": lambda body: edge.Expression.Pow(expression_of(body["base"]), expression_of(body["exponent"])),
-    "geo_distance": lambda body: edge.Expression.GeoDistance(
-        edge.GeoPoint(body["origin"]["lon"], body["origin"]["lat"]), body["to"]
-    ),
+    "geo_distance": lambda body: edge.Expression.GeoDistance(_point(body["origin"]), body["to"]),
     "datetime": edge.Expression.Datetime,
     "datetime_key": edge.Expression.DatetimeKey,
 }
@@ -167,45 +155,38 @@ DEFAULT_LIMIT, DEFAULT_K, DEFAULT_DIVERSITY = 10, 2, 0.5
 
 
 def request_of(request: Plain) -> edge.QueryRequest:
-    """A whole query. `shard_key` and `lookup_from` mean nothing here."""
-    _refuse(request, "lookup_from", "shard_key")
+    """A whole query. Raises ValueError for `shard_key` and `lookup_from`."""
+    _refuse(request, "shard_key")
     return edge.QueryRequest(
-        limit=request.get("limit", DEFAULT_LIMIT),
         offset=request.get("offset") or 0,
-        query=_query(request),
-        prefetches=_prefetches(request),
-        filter=filter_of(request.get("filter")),
-        score_threshold=request.get("score_threshold"),
-        params=_params(request.get("params")),
         with_payload=payload_selector(request.get("with_payload")),
         with_vector=request.get("with_vector", False),
+        **_prefetch_fields(request),
     )
 
 
-def payload_selector(wanted: Any) -> Any:
+def payload_selector(selector: Any) -> Any:
     """True, False, a list of keys, or keys to include or exclude."""
-    if isinstance(wanted, Mapping):
-        if "include" in wanted:
-            return edge.PayloadSelector.Include(list(wanted["include"]))
-        return edge.PayloadSelector.Exclude(list(wanted["exclude"]))
-    return False if wanted is None else wanted
+    if isinstance(selector, Mapping):
+        if "include" in selector:
+            return edge.PayloadSelector.Include(list(selector["include"]))
+        return edge.PayloadSelector.Exclude(list(selector["exclude"]))
+    return False if selector is None else selector
 
 
-def _prefetches(request: Plain) -> list[edge.Prefetch]:
-    given = request.get("prefetch") or []
-    return [_prefetch(prefetch) for prefetch in ([given] if isinstance(given, Mapping) else given)]
-
-
-def _prefetch(request: Plain) -> edge.Prefetch:
+def _prefetch_fields(request: Plain) -> dict[str, Any]:
+    """The fields that a query and its prefetches share."""
     _refuse(request, "lookup_from")
-    return edge.Prefetch(
-        limit=request.get("limit", DEFAULT_LIMIT),
-        query=_query(request),
-        prefetches=_prefetches(request),
-        params=_params(request.get("params")),
-        filter=filter_of(request.get("filter")),
-        score_threshold=request.get("score_threshold"),
-    )
+    prefetch = request.get("prefetch") or []
+    below = [prefetch] if isinstance(prefetch, Mapping) else prefetch
+    return {
+        "limit": request.get("limit", DEFAULT_LIMIT),
+        "query": _query(request),
+        "prefetches": [edge.Prefetch(**_prefetch_fields(one)) for one in below],
+        "params": _params(request.get("params")),
+        "filter": filter_of(request.get("filter")),
+        "score_threshold": request.get("score_threshold"),
+    }
 
 
 def _refuse(request: Plain, *fields: str) -> None:

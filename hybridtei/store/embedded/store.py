@@ -22,13 +22,13 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.store.points import batches, check_points
 from hybridtei.system import child_process
 from hybridtei.system.frames import HEADER, frame, unframe
 
-READ_ASIDE = 500  # points: to make models of more would hold up the event loop
+MAX_READ_INLINE = 500  # points: to make models of more would block the event loop
 
 
 class EmbeddedStore:
@@ -41,57 +41,54 @@ class EmbeddedStore:
         self._timeout_s = timeout_s
         self._schemas: dict[str, CollectionSchema] = {}
 
-    async def _ask(self, call: str, *arguments: Any) -> Any:
-        return await self._owner.ask(call, *arguments, timeout_s=self._timeout_s)
-
-    async def _of(self, name: str, call: str, *arguments: Any) -> Any:
+    async def _call(self, call: str, name: str, *arguments: Any) -> Any:
         check_name(name)
-        return await self._ask(call, name, *arguments)
+        return await self._owner.ask(call, name, *arguments, timeout_s=self._timeout_s)
 
     async def collections(self) -> list[str]:
-        names: list[str] = await self._ask("collections")
+        names: list[str] = await self._owner.ask("collections", timeout_s=self._timeout_s)
         return names
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        layout = await self._of(name, "describe")
-        if layout is None:
+        fields = await self._call("describe", name)
+        if fields is None:
             return None
-        self._schemas[name] = schema_from_dict(layout)
+        self._schemas[name] = schema_from_dict(fields)
         return self._schemas[name]
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
-        await self._of(name, "create", schema_to_dict(schema))
+        await self._call("create", name, schema_to_dict(schema))
         self._schemas[name] = schema
 
     async def drop(self, name: str) -> None:
         self._schemas.pop(name, None)
-        await self._of(name, "drop")
+        await self._call("drop", name)
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         schema = self._schemas.get(name) or await self.describe(name)
         if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
-        ready = await asyncio.to_thread(check_points, points, schema)  # thousands of points would hold up the event loop
-        for batch in batches(ready):
-            await self._of(name, "upsert", [_sent(point) for point in batch])
+        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
+        for batch in batches(arrays):
+            await self._call("upsert", name, [_message(point) for point in batch])
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        found = await self._of(name, "query", _plain(request))
-        if len(found) > READ_ASIDE:
-            return await asyncio.to_thread(lambda: [_scored(one) for one in found])
-        return [_scored(one) for one in found]
+        points = await self._call("query", name, _plain(request))
+        if len(points) > MAX_READ_INLINE:
+            return await asyncio.to_thread(lambda: [_scored(point) for point in points])
+        return [_scored(point) for point in points]
 
     async def retrieve(
         self,
         name: str,
         ids: Sequence[PointId],
         *,
-        with_payload: bool | Sequence[str] = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[models.Record]:
-        found = await self._of(name, "retrieve", list(ids), _names(with_payload), _names(with_vectors))
-        return [_record(record) for record in found]
+        records = await self._call("retrieve", name, list(ids), selector(with_payload), selector(with_vectors))
+        return [_record(record) for record in records]
 
     async def scroll(
         self,
@@ -101,27 +98,27 @@ class EmbeddedStore:
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
         with_payload: bool = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         page = {
             "limit": limit,
             "offset": offset,
-            "filter": _plain(scroll_filter) if scroll_filter is not None else None,
+            "filter": _plain(scroll_filter),
             "with_payload": with_payload,
-            "with_vectors": _names(with_vectors),
+            "with_vectors": selector(with_vectors),
         }
-        records, following = await self._of(name, "scroll", page)
+        records, following = await self._call("scroll", name, page)
         return [_record(record) for record in records], following
 
     async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        count: int = await self._of(name, "count", _plain(count_filter) if count_filter is not None else None)
+        count: int = await self._call("count", name, _plain(count_filter))
         return count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
-        await self._of(name, "delete", list(ids))
+        await self._call("delete", name, list(ids))
 
     async def optimize(self, name: str) -> None:
-        """Merge and index now, however long it takes; other calls wait meanwhile. The owner does so by itself when idle."""
+        """Merge and index now, however long it takes; other calls wait meanwhile. The process does so by itself when idle."""
         check_name(name)
         await self._owner.ask("optimize", name, timeout_s=None)
 
@@ -129,30 +126,29 @@ class EmbeddedStore:
         await self._owner.close()
 
 
-def _plain(model: Any) -> Any:
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
+def _plain(model: models.QueryRequest | models.Filter | None) -> Any:
+    return model and model.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
 
 
-def _sent(point: models.PointStruct) -> list[Any]:
+def _message(point: models.PointStruct) -> list[Any]:
     """[id, vectors, payload] of a checked point."""
     assert isinstance(point.vector, Mapping)
-    vectors = {name: _sent_vector(vector) for name, vector in point.vector.items()}
-    return [point.id, vectors, point.payload]
+    return [point.id, {name: _numbers(vector) for name, vector in point.vector.items()}, point.payload]
 
 
-def _sent_vector(vector: Any) -> Any:
+def _numbers(vector: Any) -> Any:
     if isinstance(vector, models.SparseVector):
         return {"indices": vector.indices, "values": vector.values}
     return np.ascontiguousarray(vector)
 
 
-def _record(found: Sequence[Any]) -> models.Record:
-    identity, payload, vectors = found[:3]
+def _record(message: Sequence[Any]) -> models.Record:
+    identity, payload, vectors = message
     return models.Record.model_construct(id=identity, payload=payload, vector=_vectors(vectors))
 
 
-def _scored(found: Sequence[Any]) -> models.ScoredPoint:
-    identity, payload, vectors, version, score = found
+def _scored(message: Sequence[Any]) -> models.ScoredPoint:
+    identity, payload, vectors, version, score = message
     return models.ScoredPoint.model_construct(
         id=identity, payload=payload, vector=_vectors(vectors), version=version, score=score
     )
@@ -167,19 +163,15 @@ def _vectors(vectors: Mapping[str, Any] | None) -> Any:
     }
 
 
-def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
-    return wanted if isinstance(wanted, bool) else list(wanted)
-
-
 START_S = 60.0
 CLOSE_S = 120.0
 MAX_WAITING = 1000  # calls, however fast they are: each holds its arguments
-NEWEST_SHARE = 0.1  # of a mean duration, what the newest call counts for
+NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call, framed, and where its answer goes."""
+    """A call as a frame, and the future of its answer."""
 
     name: str
     message: bytes
@@ -187,7 +179,7 @@ class _Call:
 
 
 class ProcessClient:
-    """The process and the connection to it. Used from one event loop."""
+    """The engine's process and the connection to it. Used from one event loop."""
 
     command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded.process")
 
@@ -196,10 +188,10 @@ class ProcessClient:
         self._folder = os.path.abspath(path)  # the process works elsewhere
         self._clock = clock
         self._starting: asyncio.Task[None] | None = None
-        self._waiting: dict[_Call, None] = {}  # whose callers wait, the first asked first; the sent one among them
-        self._sent: _Call | None = None  # with the process, whether or not its caller still waits
+        self._waiting: dict[_Call, None] = {}  # calls whose callers wait, in their order, the sent one included
+        self._sent: _Call | None = None  # the call that the process executes, whether or not its caller still waits
         self._sent_s = 0.0
-        self._mean_s: dict[str, float] = {}  # how long the process takes for a call of this name
+        self._mean_s: dict[str, float] = {}  # duration of calls of this name
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -211,23 +203,23 @@ class ProcessClient:
         return self._process.pid if self._process is not None and self._writer is not None else None
 
     async def ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
-        """The answer. Raises StoreError as the owner words it, StoreUnavailable if it dies or takes too long, and
+        """The process's answer. Raises StoreError with the process's words, StoreUnavailable if it dies or takes too long, and
         StoreAtCapacity at once if so many calls wait that this one would not be answered within `timeout_s`."""
         self._admit(timeout_s)
-        asked = _Call(call, frame([call, arguments]), asyncio.get_running_loop().create_future())
-        self._waiting[asked] = None
+        waiting = _Call(call, frame([call, arguments]), asyncio.get_running_loop().create_future())
+        self._waiting[waiting] = None
         try:
             await self._started()  # which has a bound of its own
             async with asyncio.timeout(timeout_s):
                 self._send_next()
-                return await asked.answer
+                return await waiting.answer
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"{self.path}: the embedded Qdrant engine has not answered for {timeout_s:g} s: it may be building an index; "
                 "try later, or raise `qdrant_timeout`"
             ) from error
         finally:
-            del self._waiting[asked]
+            del self._waiting[waiting]
 
     def _admit(self, timeout_s: float | None) -> None:
         """Raises StoreAtCapacity where the calls that wait already will take longer than the bound of this one."""
@@ -242,7 +234,7 @@ class ProcessClient:
             )
 
     def _send_next(self) -> None:
-        """Send the call that has waited longest, unless one is with the process."""
+        """Send the call that has waited longest, unless the process executes one."""
         if self._sent is not None or self._writer is None:
             return
         self._sent = next((call for call in self._waiting if not call.answer.done()), None)
@@ -251,7 +243,7 @@ class ProcessClient:
             self._writer.write(self._sent.message)
 
     def _answered(self, word: str, answer: Any) -> None:
-        """Hand the sent call its answer, if its caller still waits, and send the next."""
+        """Resolve the sent call's future, if its caller still waits, and send the next."""
         call, self._sent = self._sent, None
         assert call is not None
         took_s = self._clock() - self._sent_s
@@ -265,7 +257,7 @@ class ProcessClient:
         self._send_next()
 
     async def close(self) -> None:
-        """The owner answers what it was asked, flushes and ends."""
+        """Waits for the answers of all calls; the process flushes and ends."""
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -285,15 +277,13 @@ class ProcessClient:
             await self._listening
 
     async def _started(self) -> None:
-        """The process runs. All who ask while it starts wait for the one start, which a cancelled caller does not stop."""
+        """Starts the process unless it runs. Callers share one start, which a cancelled caller does not stop."""
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed")
         if self._writer is None:
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._start())
-                self._starting.add_done_callback(
-                    lambda start: start.cancelled() or start.exception()
-                )  # seen, if by nobody else
+                self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())  # so retrieved
             await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
@@ -316,10 +306,8 @@ class ProcessClient:
             async with asyncio.timeout(START_S):
                 word, message = await _receive(reader)
         except (TimeoutError, EOFError, ConnectionError) as error:
-            word, message = (
-                "dead",
-                f"{self.path}: the process of the embedded Qdrant engine ended, or hung, at its start: {error}",
-            )
+            word = "dead"
+            message = f"{self.path}: the process of the embedded Qdrant engine ended, or hung, at its start: {error}"
         if word != "ready":
             writer.close()
             with contextlib.suppress(ProcessLookupError):
@@ -332,7 +320,7 @@ class ProcessClient:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
     ) -> None:
-        """Hands answers to their callers, until there are no more; then fails the calls that still wait."""
+        """Resolves calls until the connection ends; then fails the calls that still wait."""
         try:
             while True:
                 self._answered(*await _receive(reader))
@@ -340,13 +328,10 @@ class ProcessClient:
             pass
         finally:
             self._writer = self._sent = None
+            ended = f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
             for call in self._waiting:
                 if not call.answer.done():
-                    call.answer.set_exception(
-                        StoreUnavailable(
-                            f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
-                        )
-                    )
+                    call.answer.set_exception(StoreUnavailable(ended))
             writer.close()
             with contextlib.suppress(ProcessLookupError):
                 if not self._closed:
