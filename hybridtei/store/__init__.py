@@ -1,7 +1,7 @@
 """Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`.
 
-Where vectors go if nobody says where: `./qdrant`, which `ingest`, `search` and `eval` share. It is in the working folder and in
-plain sight, unlike a cache, which others may empty, and which nobody thinks of when they clean up.
+The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share: in the working folder and visible,
+unlike a cache, which other programs may empty.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def with_default(config: StoreConfig) -> StoreConfig:
 
 
 def place_of(config: StoreConfig) -> str:
-    """The store, for people."""
+    """The store's description in messages."""
     if config.qdrant_url is not None:
         return f"Qdrant at {config.qdrant_url}"
     return f"embedded Qdrant in {Path(config.qdrant_path or DEFAULT_PATH).resolve()}"
 
 
 def state_folder(config: StoreConfig) -> Path:
-    """Where ingests remember what a store has: in its own folder, or in the user's cache, by the server's address."""
+    """The folder of ingests' ledgers: in the store's own folder, or in the user's cache, by the server's address."""
     if config.qdrant_url is None:
         return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
     return cache_folder("ingest") / f"server-{blake2b(config.qdrant_url.rstrip('/').encode(), digest_size=8).hexdigest()}"
 
 
 def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
-    """The store that the settings name; None if they name none. It connects, or starts its process, when first asked.
+    """The store that the settings name; None if they name none. It connects, or starts its process, at the first call.
 
-    `patient`: calls to a server that is away are tried again for `qdrant_patience`; else they fail within two seconds.
-    Raises StoreError if both or an unusable one is named, LoadError if software for it is missing.
+    `patient`: calls to a server that is away are retried for `qdrant_patience`; else they fail within two seconds.
+    Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
     if config.qdrant_url is None and config.qdrant_path is None:
         return None

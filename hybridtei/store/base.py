@@ -1,7 +1,7 @@
-"""What is asked of a vector store, in qdrant-client's own types, whichever store it is; and a page of its points.
+"""The protocol of vector stores, in qdrant-client's own types; and pages of points in a stable order.
 
-The types are `qdrant_client.models`: users know them, the server speaks them, and the embedded engine's are made of them in its
-process. A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
+The types are `qdrant_client.models`: users know them, the server takes them, and the embedded engine's process converts them.
+A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
 
 A page is the same each time it is asked for: points of equal scores stand in the order of their ids. Qdrant returns points of
 equal scores in any order, and any of those that straddle the end of a page; in rank fusion such ties are common. So a few more
@@ -30,9 +30,9 @@ NAMES = (DENSE, SPARSE, MULTIVECTOR)
 
 @dataclass(frozen=True, slots=True)
 class CollectionSchema:
-    """How a collection is laid out: named vectors, and whose they are.
+    """A collection's named vectors, and the model that made them.
 
-    `metadata` holds what must be equal for a query to make sense: the model's id and the hash of its tokenizer.
+    `metadata`: the model's id and the hash of its tokenizer, which must equal those of the model that embeds a query.
     """
 
     vectors: Mapping[str, models.VectorParams]
@@ -44,7 +44,7 @@ class CollectionSchema:
 
 
 class Store(Protocol):
-    """A place for collections of points. Every call may raise StoreUnavailable (worth another try later) or StoreError."""
+    """Collections of points. Every call may raise StoreUnavailable (worth another try later) or StoreError."""
 
     kind: str  # "server", "embedded" or "memory"
 
@@ -53,24 +53,24 @@ class Store(Protocol):
         ...
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        """How a collection is laid out; None if there is none of this name."""
+        """A collection's schema; None if there is none of this name."""
         ...
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
-        """A new, empty collection."""
+        """Creates an empty collection."""
         ...
 
     async def drop(self, name: str) -> None:
-        """The collection and all its points are gone; no error if there was none."""
+        """Deletes a collection and its points; no error if there was none."""
         ...
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         """All are stored and searchable when this returns; each replaces the point of its id whole. Points are checked before
-        any is sent (`points.checked`), so a bad one harms nothing: InvalidPoint names it."""
+        any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it."""
         ...
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        """Best first. Prefetches, fusion, filters and offsets as in Qdrant's Query API."""
+        """Points, the best first. Prefetches, fusion, filters and offsets as in Qdrant's Query API."""
         ...
 
     async def retrieve(
@@ -81,7 +81,7 @@ class Store(Protocol):
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[models.Record]:
-        """Those of the ids that exist, in no particular order."""
+        """The points of these ids that exist, in no particular order."""
         ...
 
     async def scroll(
@@ -98,35 +98,35 @@ class Store(Protocol):
         ...
 
     async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        """Exactly how many points."""
+        """The exact number of points that match."""
         ...
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
-        """These points are gone."""
+        """Deletes points; no error for ids that do not exist."""
         ...
 
     async def optimize(self, name: str) -> None:
-        """Build what makes searches fast, where the store does not by itself."""
+        """Builds indexes, where the store does not by itself."""
         ...
 
     async def close(self) -> None:
-        """Everything written is on disk; nothing may be asked afterwards."""
+        """Flushes everything to disk; no call is allowed afterwards."""
         ...
 
 
-SPARES = (4, 100, 1_000)  # so many more than wanted are asked for, one after the other while ties need it
-FILLED_AT_ONCE = 100  # points whose payloads and vectors are asked for in one call
+SPARES = (4, 100, 1_000)  # points queried beyond the page, one step after the other while ties need it
+FILLED_AT_ONCE = 100  # points whose payloads and vectors are retrieved in one call
 LEAN: dict[str, Any] = {"with_payload": False, "with_vector": False}
 
 
 class PayloadBudget:
-    """How many bytes, as JSON, the payloads of one answer may take, however many pages it holds."""
+    """A bound on the payloads of one answer in bytes of JSON, over all its pages."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = self._left = max_bytes
 
     def spend(self, points: Iterable[models.ScoredPoint | models.Record]) -> None:
-        """Raises PayloadsTooLarge where these points are more than what is left."""
+        """Raises PayloadsTooLarge where these points take more bytes than are left."""
         self._left -= sum(len(orjson.dumps(point.payload, default=str)) for point in points if point.payload)
         if self._left < 0:
             raise PayloadsTooLarge(
@@ -141,19 +141,24 @@ def selector(names: Selector) -> bool | list[str]:
 
 
 def id_of(point: models.ScoredPoint | models.Record) -> PointId:
-    """Its id; a UUID as text."""
+    """A point's id; a UUID as text."""
     return point.id if isinstance(point.id, int) else str(point.id)
 
 
 def sort_points(points: Iterable[models.ScoredPoint]) -> list[models.ScoredPoint]:
-    """The best first; of equal scores the lowest id first, numbers before UUIDs."""
-    return sorted(points, key=_place)
+    """Points by descending score; of equal scores the lowest id first, numbers before UUIDs."""
+
+    def key(point: models.ScoredPoint) -> tuple[float, bool, Any]:
+        identity = id_of(point)
+        return -point.score, isinstance(identity, str), identity
+
+    return sorted(points, key=key)
 
 
 async def page_of(
     store: Store, collection: str, request: models.QueryRequest, *, budget: PayloadBudget | None = None
 ) -> list[models.ScoredPoint]:
-    """What the request asks for, with ties settled by id, at both ends of the page too.
+    """The request's points, with ties settled by id, at both ends of the page too.
 
     Not settled are: more than `SPARES[-1]` equal scores beyond the page, which points of equal scores one leg of a fusion takes
     for its last candidates and how it ranks them, which the store decides, and pages that reach beyond `MAX_LIMIT`.
@@ -170,23 +175,23 @@ async def page_of(
 async def _settled(store: Store, collection: str, request: models.QueryRequest) -> tuple[list[models.ScoredPoint], bool]:
     """(the page's points, whether they lack payloads and vectors)."""
     offset, limit = request.offset or 0, request.limit or 10
-    wanted = offset + limit
+    end = offset + limit
     is_large = limit > FILLED_AT_ONCE
-    as_asked = request.model_copy(update=LEAN) if is_large else request
+    exact = request.model_copy(update=LEAN) if is_large else request
     for spare in SPARES:
         is_lean = is_large or offset > 0 or spare > SPARES[0]
-        asked = request.model_copy(update={"limit": wanted + spare, "offset": None, **(LEAN if is_lean else {})})
-        if wanted + spare > MAX_LIMIT:
-            return sort_points(await store.query(collection, as_asked)), is_large
+        longer = request.model_copy(update={"limit": end + spare, "offset": None, **(LEAN if is_lean else {})})
+        if end + spare > MAX_LIMIT:
+            return sort_points(await store.query(collection, exact)), is_large
         try:
-            points = sort_points(await store.query(collection, asked))
+            points = sort_points(await store.query(collection, longer))
         except StoreUnavailable:
             raise
-        except StoreError:  # it may limit how many one asks for; and what is wrong with the request itself is told again
-            return sort_points(await store.query(collection, as_asked)), is_large
-        if len(points) < wanted + spare or points[-1].score < points[wanted - 1].score:
+        except StoreError:  # a server may limit `limit`; a mistake in the request itself is raised again
+            return sort_points(await store.query(collection, exact)), is_large
+        if len(points) < end + spare or points[-1].score < points[end - 1].score:
             break
-    return points[offset:wanted], is_lean
+    return points[offset:end], is_lean
 
 
 async def _filled(
@@ -196,7 +201,7 @@ async def _filled(
     request: models.QueryRequest,
     budget: PayloadBudget | None,
 ) -> list[models.ScoredPoint]:
-    """With the payloads and vectors that were asked for; without those that have gone meanwhile."""
+    """The page with payloads and vectors, without points that were deleted meanwhile."""
     with_payload, with_vectors = request.with_payload or False, request.with_vector or False
     if not (with_payload or with_vectors):
         return page
@@ -209,15 +214,10 @@ async def _filled(
         records = await store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
         if budget is not None:
             budget.spend(records)
-        found = {id_of(record): record for record in records}
+        by_id = {id_of(record): record for record in records}
         filled += [
             point.model_copy(update={"payload": record.payload, "vector": record.vector})
             for point in points
-            if (record := found.get(id_of(point))) is not None
+            if (record := by_id.get(id_of(point))) is not None
         ]
     return filled
-
-
-def _place(point: models.ScoredPoint) -> tuple[float, bool, Any]:
-    identity = id_of(point)
-    return -point.score, isinstance(identity, str), identity

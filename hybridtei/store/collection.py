@@ -1,4 +1,4 @@
-"""Collections: their schemas, as made for a model and as a store describes them, and which model may search them."""
+"""Schemas of collections: made for a model, described by a store, compared before a model searches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
 
 
 def query_arguments(request: models.QueryRequest) -> dict[str, Any]:
-    """Of `query_points`, where some fields have other names than in the request itself."""
+    """The arguments of `query_points`, where some fields have other names than in the request itself."""
     arguments = {
         "query": request.query,
         "using": request.using,
@@ -52,7 +52,7 @@ def query_arguments(request: models.QueryRequest) -> dict[str, Any]:
 
 
 def schema_of(info: models.CollectionInfo) -> CollectionSchema:
-    """The layout of an existing collection; one whose vector has no name keeps it under the empty name."""
+    """The schema of an existing collection; a vector without a name has the empty name."""
     params = info.config.params
     vectors = params.vectors or {}
     if isinstance(vectors, models.VectorParams):
@@ -90,30 +90,29 @@ def schema_for(
     shards: int | None = None,
     replicas: int | None = None,
 ) -> CollectionSchema:
-    """The layout for a model's outputs: `dense`, `sparse` and `multivector`, as far as it has them and `heads` wants them.
+    """The schema of a model's outputs: `dense`, `sparse` and `multivector`, as far as the model and `heads` have them.
 
-    Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that somebody cut and did not
-    normalise again still ranks right; the price is that stores keep, and give back, unit vectors. A multi-vector gets no graph
-    and lies on disk, since it ranks again what others found, unless it is the only vector (`multivector_index`). `sparse_idf`:
-    the sparse head says itself whether it profits; a SPLADE head never does. `dense_dim`, `multivector_dim`: where vectors are
-    cut.
-    Raises InvalidInput if the model has none of the wanted outputs, MissingArtifact without its tokenizer.
+    Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that was cut and not
+    normalised again still ranks right; the price is that stores keep, and return, unit vectors. A multi-vector has no graph
+    and lies on disk, since it rescores candidates, unless it is the only vector (`multivector_index`). `sparse_idf`: by
+    default as the sparse head declares; a SPLADE head never profits. `dense_dim`, `multivector_dim`: widths to which vectors
+    are cut. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its tokenizer.
     """
-    wanted = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
-    if not wanted:
+    outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    if not outputs:
         raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
     vectors: dict[str, models.VectorParams] = {}
     sparse: dict[str, models.SparseVectorParams] = {}
-    if Head.DENSE in wanted:
+    if Head.DENSE in outputs:
         width = _width(dense_dim, spec.dense_width, "dense_dim")
         vectors[DENSE] = models.VectorParams(
             size=width, distance=models.Distance.COSINE, on_disk=on_disk, quantization_config=_quantization(quantization)
         )
-    if Head.MULTIVECTOR in wanted and spec.multivector is not None:
-        index = wanted == {Head.MULTIVECTOR} if multivector_index is None else multivector_index
+    if Head.MULTIVECTOR in outputs and spec.multivector is not None:
+        index = outputs == {Head.MULTIVECTOR} if multivector_index is None else multivector_index
         width = _width(multivector_dim, spec.multivector.dim, "multivector_dim")
         vectors[MULTIVECTOR] = _multivector(width, index, multivector_quantization)
-    if Head.SPARSE in wanted and spec.sparse is not None:
+    if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
         sparse[SPARSE] = models.SparseVectorParams(
             modifier=models.Modifier.IDF if idf else None,
@@ -124,7 +123,7 @@ def schema_for(
 
 
 def tokenizer_sha256(spec: ModelSpec) -> str:
-    """Of the tokenizer's file: equal hashes mean equal token ids, which are the dimensions of sparse vectors."""
+    """The hash of the tokenizer's file: equal hashes mean equal token ids, which are the dimensions of sparse vectors."""
     file = spec.folder / "tokenizer.json"
     return _file_sha256(file, file.stat().st_mtime_ns if file.is_file() else 0)
 
@@ -137,12 +136,12 @@ def _file_sha256(file: Path, modified_ns: int) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _width(wanted: int | None, full: int, field: str) -> int:
-    if wanted is None:
+def _width(width: int | None, full: int, field: str) -> int:
+    if width is None:
         return full
-    if not 1 <= wanted <= full:
-        raise InvalidInput(f"`{field}` is {wanted}, should be between 1 and the model's {full}")
-    return wanted
+    if not 1 <= width <= full:
+        raise InvalidInput(f"`{field}` is {width}, should be between 1 and the model's {full}")
+    return width
 
 
 def _multivector(width: int, index: bool, quantization: Quantization | None) -> models.VectorParams:
@@ -159,7 +158,7 @@ def _multivector(width: int, index: bool, quantization: Quantization | None) -> 
 
 
 def _quantization(kind: Quantization | None) -> models.QuantizationConfig | None:
-    """The compressed copy is kept in memory: it is what makes a search fast, and small."""
+    """A compressed copy of the vectors, kept in memory."""
     if kind is None:
         return None
     if kind == "scalar":
@@ -192,17 +191,17 @@ def check_name(name: str, kind: str = "collection") -> None:
 
 
 def check_names(name: str, schema: CollectionSchema) -> None:
-    """The same of a collection and all its vectors."""
+    """Raises InvalidInput unless every store takes the names of the collection and of its vectors."""
     check_name(name)
     for vector in (*schema.vectors, *schema.sparse):
         check_name(vector, "vector")
 
 
 def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
-    """Raises CollectionMismatch, field by field, unless the existing collection can take and answer for the wanted vectors.
+    """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
 
-    It may have more vectors than wanted, and be indexed, quantised and sharded as it likes. `unlabelled` accepts a collection
-    that carries no label of ours: made by other software, or by a server too old to keep labels.
+    It may have more vectors, and any index, quantisation and shards. `unlabelled` accepts a collection without a model's label:
+    made by other software, or by a server too old to keep labels.
     """
     there, here = dict(_facts(existing)), dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
@@ -238,7 +237,7 @@ def _shown(value: Any) -> str:
 
 
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
-    """The schema as JSON has it; what is not set is left out."""
+    """The schema as JSON has it, without fields that are None."""
     plain = {
         "vectors": {name: _plain(params) for name, params in schema.vectors.items()},
         "sparse": {name: _plain(params) for name, params in schema.sparse.items()},
@@ -266,32 +265,32 @@ def _plain(params: Any) -> dict[str, Any]:
     return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))
 
 
-KEPT_S = 10.0  # so soon is it noticed that others dropped a collection, and made it anew for another model
+KEPT_S = 10.0  # until a search notices that another client dropped a collection and created it for another model
 
 
 class CollectionSchemas:
-    """What a store says of its collections, remembered for `KEPT_S` seconds."""
+    """The schemas of a store's collections, cached for `KEPT_S` seconds."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._known: dict[str, tuple[float, CollectionSchema]] = {}
+        self._cache: dict[str, tuple[float, CollectionSchema]] = {}
 
     async def of(self, name: str) -> CollectionSchema:
-        """The layout of a collection. Raises UnknownCollection, InvalidInput for what is no name, StoreError."""
+        """The schema of a collection. Raises UnknownCollection, InvalidInput for an impossible name, StoreError."""
         check_name(name)
-        known = self._known.get(name)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] > time.monotonic():
+            return cached[1]
         schema = await self.store.describe(name)
         if schema is None:
-            self._known.pop(name, None)
+            self._cache.pop(name, None)
             raise UnknownCollection(f"there is no collection `{name}`")
-        self._known[name] = time.monotonic() + KEPT_S, schema
+        self._cache[name] = time.monotonic() + KEPT_S, schema
         return schema
 
     def forget(self, name: str) -> None:
-        """It was made or dropped just now."""
-        self._known.pop(name, None)
+        """Drops the cached schema of a collection that was created or dropped."""
+        self._cache.pop(name, None)
 
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:
@@ -305,7 +304,7 @@ def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
 
 
 def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:
-    """Raises CollectionMismatch unless this model's queries are to be compared with what the collection holds."""
+    """Raises CollectionMismatch unless this model's queries can be compared with the collection's vectors."""
     heads = common_heads(schema, spec)
     if not heads:
         there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
@@ -328,7 +327,7 @@ def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, n
 
 
 def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
-    """Of unit vectors the dot product is the cosine: a collection that says so is as good."""
+    """Accepts a collection compared by dot product, which for unit vectors is the cosine."""
     if there.distance == models.Distance.DOT:
         return wanted.model_copy(update={"distance": models.Distance.DOT})
     return wanted

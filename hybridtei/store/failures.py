@@ -1,6 +1,6 @@
-"""What to do when a store fails: which error to raise, whether to try again, and how to notice that a server is away.
+"""Failures of a store: the error to raise, retries, and detection of a server that is away.
 
-A "try again after" answer spends the same patience as any other, where Qdrant's own client would sleep on it for ever.
+An answer with Retry-After spends the same patience as any other, where Qdrant's own client would sleep without a bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def retry_unavailable(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> T:
-    """What the attempt gives, tried again after StoreUnavailable until `patience_s` have passed since the first try.
+    """The attempt's result, retried after StoreUnavailable until `patience_s` have passed since the first try.
 
     Pauses are those of `Retries`. Raises the last StoreUnavailable with the number of tries; other errors as they come.
     """
@@ -82,7 +82,7 @@ DOWN = "it does not answer: is it running, and is the address right?"
 
 
 def store_error(error: BaseException, url: str) -> HybridTeiError:
-    """The error to raise instead; ours are left as they are."""
+    """The HybridTeiError for an error of the client; a HybridTeiError is returned as it is."""
     if isinstance(error, HybridTeiError):
         return error
     where = f"Qdrant at {url}"
@@ -96,7 +96,7 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
 
 
 def _of_transport(error: BaseException, where: str) -> StoreError:
-    """No answer, or one that could not be read; qdrant-client hides the cause in `source`."""
+    """The error for no answer, or an unreadable one; qdrant-client keeps the cause in `source`."""
     source = error.source if isinstance(error, ResponseHandlingException) else error
     if isinstance(source, httpx.TimeoutException | TimeoutError):
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
@@ -119,7 +119,7 @@ def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
 
 
 def _retry_after(headers: Any) -> float | None:
-    """Seconds, or a date."""
+    """Seconds of a Retry-After header, which holds seconds or a date."""
     text = headers.get("Retry-After") if headers is not None else None
     if not text:
         return None
@@ -144,11 +144,11 @@ def _of_code(error: grpc.RpcError, where: str) -> StoreError:
 
 
 FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 0.25, 2.0
-CHECK_AFTER_S, CHECK_S = 1.0, 0.8  # who asks a server that hangs is told so after their sum
+CHECK_AFTER_S, CHECK_S = 1.0, 0.8  # a call to a server that hangs fails after their sum
 
 
 class Availability:
-    """Of one server; used from one event loop. `check`: asks it something light."""
+    """Whether one server is available; used from one event loop. `check`: a cheap call to it."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Availability:
         self._resume_s = 0.0
 
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What the attempt gives. Raises StoreAway, at once where that is known, and what the attempt raises."""
+        """The attempt's result. Raises StoreAway, at once where the server is known to be away, and the attempt's errors."""
         began_s = self._clock()
         self._refuse(began_s)
         running = asyncio.ensure_future(attempt())
@@ -180,7 +180,7 @@ class Availability:
             self._note(error, began_s)
             raise
         except StoreError:
-            self._away = None  # it answers
+            self._away = None  # the server answered
             raise
         finally:
             running.cancel()
@@ -188,7 +188,7 @@ class Availability:
         return result
 
     def _refuse(self, now_s: float) -> None:
-        """Raises StoreAway, but for the one call that tries again when its time has come."""
+        """Raises StoreAway while the server is away, but for one call each time a pause is over."""
         if self._away is None:
             self._pause_s = 0.0
         elif now_s < self._resume_s:
@@ -197,7 +197,7 @@ class Availability:
             self._resume_s = now_s + self._check_after_s + self._check_s
 
     def _note(self, error: StoreAway, began_s: float) -> None:
-        """The server is away. Calls that were under way together are one failure."""
+        """Notes that the server is away. Concurrent calls count as one failure."""
         if self._away is not None and began_s <= self._noted_s:
             return
         self._away, self._noted_s = error, self._clock()
@@ -205,10 +205,10 @@ class Availability:
         self._resume_s = self._noted_s + self._pause_s
 
     async def _checked(self) -> None:
-        """One check for all calls that take long. Raises StoreAway."""
+        """Shares one check among all slow calls. Raises StoreAway."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check_once())
-            self._checking.add_done_callback(lambda check: check.cancelled() or check.exception())  # seen, if by nobody else
+            self._checking.add_done_callback(lambda check: check.cancelled() or check.exception())  # so retrieved
         await asyncio.shield(self._checking)
 
     async def _check_once(self) -> None:
@@ -223,4 +223,4 @@ class Availability:
         except StoreAway:
             raise
         except StoreError:
-            pass  # that is an answer, too
+            pass  # the server answered

@@ -1,9 +1,9 @@
-"""Encoder outputs as points, and every rule a point must keep, checked before any store sees it.
+"""Encoder outputs as points, and the rules of a point, checked before a store is called.
 
-Stores differ in what they check: a server takes NaN by gRPC, the embedded engine stores duplicate indices and is ruined for
-ever by a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So the rules live here
-once. The points made here hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into
-Python floats costs more than storing it; stores take both, and `as_lists` makes a point that pydantic can write as JSON.
+Stores check different rules: a server takes NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
+to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So all rules are checked
+here. Points hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into Python floats costs more
+than storing it; stores take both, and `as_lists` makes a point that pydantic can write as JSON.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ _INTEGERS = (-(2**63), 2**63 - 1)
 
 
 def point_id(source: str, chunk: int) -> str:
-    """The id of a source's chunk, always the same one: sending it twice replaces, never repeats."""
+    """The id of a source's chunk, a UUID of both: a second upsert replaces the first."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}#{chunk}"))
 
 
 def to_points(
     embeddings: Embeddings, ids: Sequence[PointId], payloads: Sequence[Mapping[str, Any]] | None = None
 ) -> list[models.PointStruct]:
-    """One point a sequence, with a named vector for each column there is; an empty sparse vector is left out.
+    """One point a row, with a named vector for each column that is not None; empty sparse vectors are left out.
 
     Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values. Raises ValueError if counts differ.
     """
-    given = payloads if payloads is not None else [{}] * len(ids)
-    if not len(embeddings) == len(ids) == len(given):
-        raise ValueError(f"{len(embeddings)} embeddings, {len(ids)} ids and {len(given)} payloads: should be as many of each")
+    payloads = payloads if payloads is not None else [{}] * len(ids)
+    if not len(embeddings) == len(ids) == len(payloads):
+        raise ValueError(
+            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
+        )
     return [
-        models.PointStruct.model_construct(id=ids[i], vector=_vectors(embeddings, i), payload=dict(given[i]))
-        for i in range(len(ids))
+        models.PointStruct.model_construct(id=identity, vector=_vectors(embeddings, i), payload=dict(payload))
+        for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
 
 
@@ -68,7 +70,7 @@ def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
 
 
 def as_lists(point: models.PointStruct) -> models.PointStruct:
-    """The same point with lists of Python numbers for vectors."""
+    """The point with lists of Python numbers as vectors."""
     vectors = point.vector
     if isinstance(vectors, Mapping):
         vectors = {name: _listed(vector) for name, vector in vectors.items()}
@@ -83,7 +85,7 @@ def _listed(vector: Any) -> Any:
 
 
 def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
-    """The points with array vectors and canonical ids, if every store may take all of them.
+    """The points with array vectors and canonical ids, if every store takes all of them.
 
     Empty sparse vectors are left out. Raises InvalidPoint, naming the first bad point, its field and the limit.
     """
@@ -114,19 +116,18 @@ def _names(schema: CollectionSchema) -> str:
     return ", ".join(f"`{name}`" for name in (*schema.vectors, *schema.sparse)) or "none"
 
 
-def _identity(given: Any) -> PointId:
-    if isinstance(given, bool) or not isinstance(given, int | str | uuid.UUID):
-        raise InvalidPoint(f"point {given!r}: `id` is {type(given).__name__}, should be an integer or a UUID")
-    if isinstance(given, int):
-        if not 0 <= given <= MAX_ID:
-            raise InvalidPoint(f"point {given}: `id` should be between 0 and {MAX_ID}")
-        return given
+def _identity(value: Any) -> PointId:
+    if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
+        raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
+    if isinstance(value, int):
+        if not 0 <= value <= MAX_ID:
+            raise InvalidPoint(f"point {value}: `id` should be between 0 and {MAX_ID}")
+        return value
     try:
-        return str(uuid.UUID(str(given)))
+        return str(uuid.UUID(str(value)))
     except ValueError as error:
-        raise InvalidPoint(
-            f"point {given!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any text"
-        ) from error
+        message = f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any text"
+        raise InvalidPoint(message) from error
 
 
 def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.float32]:
@@ -149,7 +150,7 @@ def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.f
 
 
 def _floats(values: Any, where: str) -> NDArray[np.float32]:
-    """As float32, all finite: a float64 beyond float32's range counts as infinite."""
+    """The values as float32, all finite: a float64 beyond float32's range counts as infinite."""
     try:
         with np.errstate(over="ignore"):
             array = np.asarray(values, dtype=np.float32)
@@ -189,7 +190,8 @@ def _payload(payload: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
-    """The value in JSON's own types, refused if JSON or Qdrant's integers cannot hold it; messages close `path`'s quotation."""
+    """The value in JSON's own types. Raises InvalidPoint if JSON or Qdrant's integers cannot hold it; messages close `path`'s
+    quotation."""
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPoint(f"{path[:200]}…` is nested deeper than {MAX_PAYLOAD_DEPTH} levels")
     if isinstance(value, Mapping):
@@ -230,7 +232,7 @@ def _text(text: str, path: str) -> str:
 
 
 def size_of(point: models.PointStruct, *, bytes_per_number: int = 4) -> int:
-    """About how many bytes the point takes on the wire: 4 a number by gRPC, about 20 as JSON."""
+    """Approximate bytes of the point on the wire: 4 a number by gRPC, about 20 as JSON."""
     vectors = point.vector.values() if isinstance(point.vector, Mapping) else (point.vector,)
     numbers = sum(_numbers(vector) for vector in vectors)
     return POINT_OVERHEAD + bytes_per_number * numbers + (len(msgspec.json.encode(point.payload)) if point.payload else 2)
@@ -249,7 +251,7 @@ def batches(
     *,
     bytes_per_number: int = 4,
 ) -> Iterator[list[models.PointStruct]]:
-    """The points in their order, cut where bytes or points would be too many; a point larger than that goes alone."""
+    """The points in their order, in batches of at most `max_bytes` and `max_points`; a larger point is a batch alone."""
     batch: list[models.PointStruct] = []
     total = 0
     for point in points:
