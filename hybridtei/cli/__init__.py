@@ -1,7 +1,6 @@
-"""The two commands: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve` under TEI's name.
+"""The two programs: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve` under TEI's name.
 
-Usage errors end with status 2; what goes wrong at start prints `Error: …` to standard error and ends with status 1. What a
-command does, and with which flags, is in its own module.
+Usage errors exit with status 2; other errors print `Error: …` to standard error and exit with status 1.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    words = explicit_booleans(sys.argv[1:] if argv is None else argv)
-    arguments, unknown = parser.parse_known_args(words)
+    arguments, unknown = parser.parse_known_args(explicit_booleans(sys.argv[1:] if argv is None else argv))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(without_values(unknown))}")
     try:
@@ -61,7 +59,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:
-    """`--flag` -> `--flag=true` where no true or false follows, or a bare flag would swallow the next word."""
+    """Replace `--flag` by `--flag=true` unless true or false follows: argparse would take the next word as its value."""
     flags = boolean_flags(*SETTINGS)
     following = [*argv[1:], ""]
     return [

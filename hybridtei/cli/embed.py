@@ -36,8 +36,6 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the command; the number of texts goes to standard error."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    from hybridtei.encoder import Encoder
-
     encoder = Encoder.load(config=model, engine=engine)
     outputs = arguments.outputs.split(",") if arguments.outputs else None
     count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Writer(Protocol):
-    """Takes chunks in order; nothing is complete before `close`."""
+    """Writes chunks in order; `close` completes the file."""
 
     def write(self, texts: Sequence[str], embeddings: Embeddings) -> None: ...
 
@@ -53,7 +51,7 @@ class Writer(Protocol):
 
 
 def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
-    """Embed every text of `source` into `target`; how many there were. Raises InvalidInput, naming file and line."""
+    """Embed every text of `source` into `target`; return their number. Raises InvalidInput, naming file and line."""
     kind = WRITERS.get(Path(target).suffix)
     if kind is None:
         raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
@@ -84,7 +82,7 @@ def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """Texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`), empty ones left out.
+    """Yield the texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`), but for empty ones.
 
     Raises InvalidInput, naming the line.
     """

@@ -1,4 +1,4 @@
-"""`export`: a model as ONNX files that hold their weights, for others too."""
+"""`export`: write a model as ONNX files with their weights, or its graph without them."""
 
 from __future__ import annotations
 

@@ -22,16 +22,16 @@ S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 Commands = Any  # argparse does not name what `add_subparsers` gives
 BOOLEANS = {"true": True, "false": False}
-GIVEN = "settings_given"  # in a namespace: the flags that have come already
+SEEN = "flags_seen"  # attribute of a namespace: the flags read so far
 
 
 class _Once(argparse.Action):
-    """Stores a value, and refuses a second."""
+    """Stores a value, and rejects a second."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        seen: set[str] = namespace.__dict__.setdefault(GIVEN, set())
+        seen: set[str] = namespace.__dict__.setdefault(SEEN, set())
         if self.dest in seen:
             raise argparse.ArgumentError(self, "cannot be used multiple times")
         seen.add(self.dest)
@@ -39,8 +39,8 @@ class _Once(argparse.Action):
 
 
 def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()) -> None:
-    """One flag a field, under its heading, all without default: what is absent is looked for in the environment. `repeatable`:
-    fields whose flags may be given more than once, and come as lists."""
+    """Add a flag for each field, under its heading, without defaults: `from_flags` reads those and the environment.
+    `repeatable`: fields whose flags may be repeated, and make lists."""
     headings: dict[str, Any] = {}
     for kind in kinds:
         for field, plain, meta in fields_of(kind):
@@ -63,9 +63,9 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
 
 
 def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()) -> None:
-    """One flag a field of what a command asks, with its default and without a variable: no environment changes a question.
+    """Add a flag for each field of a command's options, with its default and without a variable. Read them by `options_from`.
 
-    A flag of a boolean that is on by default is `--no-NAME`. Read them with `options_from`.
+    The flag of a boolean that is on by default is `--no-NAME`.
     """
     for field, plain, meta in fields_of(kind):
         if field.name in without:
@@ -84,30 +84,30 @@ def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collect
 
 
 def options_from(kind: type[S], arguments: argparse.Namespace, **others: Any) -> S:
-    """What a command was asked, and `others`: fields that are no flags of their own."""
-    given = vars(arguments)
-    return kind(**{**{name: given[name] for name in kind.__struct_fields__ if name in given}, **others})
+    """Make a struct from a command's flags. `others`: fields without flags of their own."""
+    flags = vars(arguments)
+    return kind(**{**{name: flags[name] for name in kind.__struct_fields__ if name in flags}, **others})
 
 
 def group_of(kind: Kind, meta: Meta) -> str:
-    """The heading a field stands under."""
+    """Return the heading of a field's flag."""
     return str((meta.extra or {}).get("group") or kind.__name__.removesuffix("Config").lower())
 
 
 def boolean_flags(*kinds: Kind) -> frozenset[str]:
-    """The flags that may stand bare."""
+    """Return the flags that need no value."""
     return frozenset(_flag(field.name) for kind in kinds for field, plain, _ in fields_of(kind) if plain is bool)
 
 
-def from_flags(kind: type[S], given: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """A struct from flags over environment over defaults. Raises UsageError, naming the flag and what it may be."""
+def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
+    """Make a struct from flags over environment over defaults. Raises UsageError, naming the flag and its bounds."""
     hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for field, _, meta in fields_of(kind):
-        text, source = _found(field.name, given, environment)
+        text, source = _lookup(field.name, flags, environment)
         alias = _alias(meta)
         if alias is not None:
-            old, old_source = _found(alias, given, environment)
+            old, old_source = _lookup(alias, flags, environment)
             if text is not None and old is not None:
                 raise UsageError(f"{source} and {old_source} exclude each other: {old_source} is the older name")
             text, source = (text, source) if old is None else (old, old_source)
@@ -116,20 +116,20 @@ def from_flags(kind: type[S], given: Mapping[str, Any], environment: Mapping[str
     return kind(**values)
 
 
-def outdated(kind: Kind, given: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """A warning for each older name that was used."""
+def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """Return a warning for each deprecated name in use."""
     warnings = []
-    for field, _, meta in fields_of(kind):
+    for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         alias = _alias(meta)
-        text, source = (None, "") if alias is None else _found(alias, given, environment)
+        text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
         if text is not None:
             warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {field.name.upper()}")
     return warnings
 
 
-def _found(name: str, given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
-    """(text, where it stood) of a setting; the text is None where it stands nowhere."""
-    text = given.get(name)
+def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
+    """Return (text, its flag or variable) of a setting; the text is None where it is not set."""
+    text = flags.get(name)
     return (environment.get(name.upper()), name.upper()) if text is None else (text, _flag(name))
 
 
@@ -175,24 +175,19 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def new_parser(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
-    """A command's parser: no abbreviated flags, and a first line of help that does not repeat them all."""
+    """Add a command's parser, without abbreviated flags."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
     return parser
 
 
 def read_settings(arguments: argparse.Namespace, kind: type[S]) -> S:
-    """Settings of one kind. Raises UsageError."""
+    """Read settings of one kind from flags and environment. Raises UsageError."""
     return from_flags(kind, vars(arguments), os.environ)
 
 
 def read_engine(arguments: argparse.Namespace) -> EngineConfig:
-    """The engine's settings. Raises UsageError, also for two that exclude each other."""
+    """Read the engine's settings. Raises UsageError, also for two that exclude each other."""
     engine = read_settings(arguments, EngineConfig)
     if engine.default_prompt is not None and engine.default_prompt_name is not None:
         raise UsageError("`default-prompt` and `default-prompt-name` exclude each other")
     return engine
-
-
-def deprecations(arguments: argparse.Namespace) -> list[str]:
-    """Return a warning for each older name that was used."""
-    return [warning for kind in SETTINGS for warning in outdated(kind, vars(arguments), os.environ)]

@@ -1,4 +1,4 @@
-"""`search`: a query against a collection that `ingest` filled, with everything a stage can tell."""
+"""`search`: a query against a collection that `ingest` filled, with the scores of every stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, and print what was found; the exit status."""
+    """Search, print the hits, and return the exit status."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     needs_client()
@@ -48,19 +48,19 @@ def run(arguments: argparse.Namespace) -> int:
         reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=arguments.rerank, revision=None), engine=engine)
     encoder = Encoder.load(config=model, engine=engine)
     with LocalSearch(encoder, model.model_id, store, reranker=reranker) as search:
-        found = search(arguments.collection, arguments.query, options)
-    print(as_json(found) if arguments.json else in_words(found, options, colours=sys.stdout.isatty()), flush=True)
+        result = search(arguments.collection, arguments.query, options)
+    print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
     return 0
 
 
 def needs_client() -> None:
-    """Raises LoadError where the extra is not installed."""
+    """Raise LoadError where the extra is not installed."""
     if find_spec("qdrant_client") is None:
         raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
 
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:
-    """The flags as `SearchOptions`. Raises InvalidInput."""
+    """Make `SearchOptions` of the flags. Raises InvalidInput."""
     from hybridtei.search.query import filter_from
 
     return options_from(
@@ -74,7 +74,7 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
 
 
 def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
-    """`1,0.3` -> a list, `dense=1,sparse=0.3` -> by name, anything else is a preset's name. Raises InvalidInput."""
+    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict; other text names a preset. Raises InvalidInput."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

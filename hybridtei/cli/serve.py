@@ -1,16 +1,17 @@
-"""`serve`: a model or several over HTTP. `text-embeddings-router` is the same, with TEI's flags and no name of a command."""
+"""`serve`: one model or several over HTTP. `text-embeddings-router` is the same command under TEI's name."""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from hybridtei.cli.flags import Commands, add_flags, deprecations, new_parser, read_engine, read_settings
+from hybridtei.cli.flags import Commands, add_flags, new_parser, outdated, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    memory.limit_heaps()  # while there is one thread, and nothing that starts others is imported
+    memory.limit_heaps()  # before any thread starts, or a module that starts one is imported
     from hybridtei.observability import logs, tracing
     from hybridtei.server import start
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     log.info(
         "%s", described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
     )
-    for warning in deprecations(arguments):
+    for warning in outdated(vars(arguments), os.environ):
         log.warning("%s", warning)
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
     if server.otlp_endpoint is not None:
@@ -66,16 +67,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:
-    """Check settings against each other. Raises UsageError."""
+    """Raise UsageError for settings that exclude each other."""
     if models_file is not None and model_ids:
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
         if server.http_workers > 1:
             raise UsageError("--http-workers: several models share one process; leave it out, or serve one model")
         if server.only_tei_routes:
-            raise UsageError(
-                "--only-tei-routes: TEI's routes know of one model; several are told apart by routes that are ours"
-            )
+            raise UsageError("--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model")
         if server.served_model_name is not None:
             raise UsageError("--served-model-name: several models have names of their own, each the `alias` of its table")
     ports = {"--port": server.port, "--grpc-port": server.grpc_port, "--prometheus-port": server.prometheus_port}
@@ -90,7 +89,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
 
 
 def address(hostname: str) -> str:
-    """TEI's rule: containers export HOSTNAME, so what is no address falls back to all interfaces."""
+    """Return the address, or all interfaces for a name, as TEI does: containers export HOSTNAME."""
     try:
         return str(ipaddress.ip_address(hostname))
     except ValueError:

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
-    """A flag whose help shows its default; a boolean one has a `--no-` form."""
+    """Add a flag whose help shows its default; a boolean one also has a `--no-` form."""
     if isinstance(default, bool):
         options |= {"action": argparse.BooleanOptionalAction}
         shown = "on" if default else "off"

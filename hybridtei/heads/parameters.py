@@ -1,4 +1,4 @@
-"""The layers of heads as tensors on the device. Reading and checking them is `checkpoint.layers`' work."""
+"""The layers of heads as tensors on a device. `checkpoint.layers` reads and checks them."""
 
 from __future__ import annotations
 
@@ -55,18 +55,17 @@ def multivector_weights(
 
 def classifier_parameters(arrays: Sequence[layers.ClassifierLayer], device: torch.device) -> list[Layer]:
     """A classifier's head, in float32."""
-    return [_classifier_layer(layer, device) for layer in arrays]
+
+    def layer_of(arrays: layers.ClassifierLayer) -> Layer:
+        weight, bias = _tensors(arrays, torch.float32, device)
+        if isinstance(arrays, layers.NormLayer):
+            return Norm(weight, bias, arrays.eps)
+        return DenseLayer(weight, bias, ACTIVATIONS[arrays.activation])
+
+    return [layer_of(layer) for layer in arrays]
 
 
-def _classifier_layer(layer: layers.ClassifierLayer, device: torch.device) -> Layer:
-    if isinstance(layer, layers.NormLayer):
-        bias = None if layer.bias is None else torch.tensor(layer.bias, device=device)
-        return Norm(torch.tensor(layer.weight, device=device), bias, layer.eps)
-    weight, bias = _tensors(layer, torch.float32, device)
-    return DenseLayer(weight, bias, ACTIVATIONS[layer.activation])
-
-
-def _tensors(layer: layers.LinearLayer, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _tensors(layer: layers.ClassifierLayer, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
     def tensor(array: NDArray[np.float32]) -> Tensor:
         return torch.tensor(array).to(device, dtype)
 

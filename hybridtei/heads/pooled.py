@@ -75,18 +75,12 @@ class Norm:
 
 Layer = DenseLayer | Norm
 
-SCORE_POOLINGS: Mapping[ScorePooling, Callable[[Tensor, PackedLayout], Tensor]] = {
-    "cls": lambda hidden, layout: layout.first(hidden),
-    "mean": lambda hidden, layout: layout.mean(hidden),
-    "lasttoken": lambda hidden, layout: layout.last(hidden),
-}
-
 
 def classify(hidden: Tensor, layout: PackedLayout, pooling: ScorePooling, layers: Sequence[Layer]) -> Tensor:
     """Logits of each sequence: float[t, h] -> float32[n, l]."""
     if pooling == "late":
         return layout.mean(tag(hidden, layers))
-    return tag(SCORE_POOLINGS[pooling](hidden, layout), layers)
+    return tag(POOLINGS[pooling](hidden, layout), layers)
 
 
 def tag(rows: Tensor, layers: Sequence[Layer]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Lexical weights: how much each token of a text matters, from its last hidden state.
+"""Lexical weights: a weight >= 0 for each token of a text, from its last hidden state.
 
-Two forms. BGE-M3's is one linear layer, relu(W h + b). Ours is a small perceptron that also sees the layer-normed word
-embedding: which word it is, not only what it means here. Merging a token's repeats is left to `postprocess.sparse`.
+BGE-M3's head is one linear layer, relu(W h + b). Ours is a perceptron whose input also has the layer-normed word embedding.
+`tasks` merges the repeats of a token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LexicalWeights:
 
 
 def lexical_inputs(hidden: Tensor, word_embeddings: Tensor | None, names: Sequence[str]) -> Tensor:
-    """Join what the head sees: float[t, h] each -> float[t, h * len(names)]."""
+    """Concatenate the head's inputs: float[t, h] each -> float[t, h * len(names)]."""
     sources = {"hidden": lambda: hidden, "embedding": lambda: _normed(word_embeddings)}
     return torch.cat([sources[name]() for name in names], dim=1)
 

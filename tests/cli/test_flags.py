@@ -208,9 +208,9 @@ def test_the_older_name_of_the_token():
         ([], {"HF_API_TOKEN": "hf_x"}, "HF_API_TOKEN"),
     ):
         assert settings(ModelConfig, *arguments, **environment).hf_token == "hf_x"
-        (warning,) = outdated(ModelConfig, parsed(*arguments), environment)
+        (warning,) = outdated(parsed(*arguments), environment)
         assert warning == f"{source} is deprecated: use --hf-token or HF_TOKEN"
-    assert outdated(ModelConfig, parsed("--hf-token", "hf_x"), {}) == []
+    assert outdated(parsed("--hf-token", "hf_x"), {}) == []
 
 
 @pytest.mark.parametrize(
