@@ -22,7 +22,8 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.rpc import messages
 from hybridtei.rpc.messages import float_rows, floats
-from hybridtei.server.api import classify, embed, ops, rerank, tei
+from hybridtei.server.api import embed, ops, rerank, tei
+from hybridtei.server.api.predict import predict as predict_labels
 from hybridtei.server.api.tei import direction, parse_inputs
 from hybridtei.server.context import Context, Reply
 from hybridtei.system.frames import nested
@@ -117,7 +118,7 @@ async def predict(context: Context, message: Any) -> Reply:
             with context.counting_failures():
                 raise RequestRefused(f"`inputs` must have a single or two elements. Given: {len(inputs)}")
     request = tei.PredictRequest(inputs=inputs, raw_scores=message.raw_scores, **_truncation(message))
-    reply = await classify.predict(context, request)
+    reply = await predict_labels(context, request)
     labels = [messages.Prediction(score=item["score"], label=item["label"]) for item in reply.answer]
     return _with_metadata(messages.PredictResponse(predictions=labels).SerializeToString(), reply.usage)
 

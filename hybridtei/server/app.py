@@ -33,20 +33,7 @@ from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
-from hybridtei.server.api import (
-    classify,
-    cohere,
-    embed,
-    openai,
-    ops,
-    points,
-    qdrant_inference,
-    rerank,
-    scoring,
-    search,
-    tagging,
-    tokens,
-)
+from hybridtei.server.api import cohere, embed, openai, ops, points, predict, qdrant_inference, rerank, scoring, search, tokens
 from hybridtei.server.context import Context, Reply, RequestMetrics
 from hybridtei.server.dispatch import ALIASES, HttpMiddleware, Work, disconnect_of, form_of, reply_of, respond
 from hybridtei.server.http.body import BodyError, Keyless
@@ -65,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUTES: tuple[Route, ...] = (
-    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *classify.ROUTES, *tagging.ROUTES),
+    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *predict.ROUTES),
     *(*rerank.ROUTES, *scoring.ROUTES, *tokens.ROUTES, *invocations.ROUTES),
     *(*search.ROUTES, *points.ROUTES, *qdrant_inference.ROUTES, *ops.MANAGEMENT_ROUTES),
 )

@@ -12,10 +12,9 @@ from hybridtei.batch import Head
 from hybridtei.errors import RequestRefused, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api import tei
-from hybridtei.server.api.classify import predict
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
+from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
-from hybridtei.server.api.tagging import EntitiesRequest, entities
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
 from hybridtei.server.http.decoding import decode, keys_of, may_hold

@@ -23,11 +23,10 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.api import classify, cohere, openai, points, rerank, search, tei, tokens
+from hybridtei.server.api import cohere, openai, points, predict, rerank, search, tei, tokens
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
-from hybridtei.server.api import tagging as tag
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
 from tests.engine import small
@@ -46,7 +45,7 @@ PLANS = {
 KINDS = [
     *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
     *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, openai.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
-    *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, classify.ClassifyRequest, tag.PredictTokensRequest),
+    *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, predict.ClassifyRequest, predict.PredictTokensRequest),
     *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
 ]
 
