@@ -35,7 +35,7 @@ from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
 from hybridtei.server.api import cohere, embed, openai, ops, points, predict, qdrant_inference, rerank, scoring, search, tokens
 from hybridtei.server.context import Context, Reply, RequestMetrics
-from hybridtei.server.dispatch import ALIASES, HttpMiddleware, Work, disconnect_of, form_of, reply_of, respond
+from hybridtei.server.dispatch import ALIASES, HttpMiddleware, Work, asgi_handler, form_of, reply_of
 from hybridtei.server.http.body import BodyError, Keyless
 from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
 from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
@@ -173,16 +173,7 @@ def litestar_route(route: Route) -> BaseRouteHandler:
 
         return handle_request
 
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        form = form_of(scope)
-        try:
-            await respond(scope, await reply_of(route, work, scope, receive, form), form, send)
-        except ClientDisconnected:
-            if disconnect_of(scope) is None:
-                raise
-            # our protocol needs no answer then, and making one takes longer than the rest of the request
-
-    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
+    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(asgi_handler(route, work))
 
 
 def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:

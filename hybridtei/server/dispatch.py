@@ -1,7 +1,7 @@
 """From an HTTP request to its answer: methods, CORS, keys, body, handler, response. Knows no web framework.
 
 `HttpMiddleware` wraps the application, and looks at paths, methods and origins before the framework is asked; `reply_of`
-checks the key, reads, decodes, and runs a route's handler while the client is connected; `respond` writes what it replied.
+checks the key, reads, decodes, and runs a route's handler while the client is connected; `_respond` writes what it replied.
 """
 
 from __future__ import annotations
@@ -33,10 +33,27 @@ T = TypeVar("T")
 Work = Callable[..., Coroutine[Any, Any, Reply]]
 
 
+def asgi_handler(route: Route, work: Work) -> Callable[[Any, Any, Any], Coroutine[Any, Any, None]]:
+    """Return the ASGI application of a route. Its answer is not sent to a client that disconnected, where that is known."""
+
+    async def handle(scope: Any, receive: Any, send: Any) -> None:
+        form = form_of(scope)
+        try:
+            await _respond(scope, await reply_of(route, work, scope, receive, form), form, send)
+        except ClientDisconnected:
+            if disconnect_of(scope) is None:
+                raise
+            # our protocol needs no answer then, and making one takes longer than the rest of the request
+
+    return handle
+
+
 async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: Form) -> Reply:
     """What a route's handler says to a request. Raises BodyError, ClientDisconnected, HybridTeiError."""
-    models, server = models_of(scope), server_of(scope)
-    body = await _read(route, scope, receive, models, server)
+    state = scope["app"].state
+    models: Models = state.models
+    server: ServerConfig = state.server
+    body = await _read(route, scope, receive, state)
     wire: Any = body if isinstance(route.request, tuple) else decode(body, route.request)
     alias: str | None = scope.get(ALIAS)
     target: tuple[Any, ...]
@@ -50,13 +67,12 @@ async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: For
     else:
         if alias is not None:
             models.named(alias)
-        state = scope["app"].state
         target = (
             StoreContext(models, state.schemas, server, state.store_bounds, alias or wire.model),
             *scope["path_params"].values(),
         )
     if server.otlp_endpoint is not None:
-        arrived(scope["app"].state.recorder, scope["headers"])
+        arrived(state.recorder, scope["headers"])
     FORM.set(form)
     working = work(*target, wire)
     return await (asyncio.shield(working) if route.outlives_client else while_connected(scope, working))
@@ -68,53 +84,38 @@ class _Token(msgspec.Struct):
     token: str | None = None
 
 
-async def _read(route: Route, scope: Any, receive: Any, models: Models, server: ServerConfig) -> bytes:
+async def _read(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
     """The body, once it is known that the route may be used. Raises BodyError, ClientDisconnected, HybridTeiError."""
-    keys = scope["app"].state.authenticator.keys
+    keys = state.authenticator.keys
     if route.key_in_body and is_keyless(scope):
-        unsent_of(scope).check()
-        async with scope["app"].state.keyless.bounded(scope, receive) as receive_bounded:
-            body = await _read_connected(route, scope, receive_bounded, models, server)
+        state.unsent.check()
+        async with state.keyless.bounded(scope, receive) as receive_bounded:
+            body = await _read_connected(route, scope, receive_bounded, state)
         check_key(scope, "infer", keys_of(body, _Token).token)
         return body
     if not keys.is_open:
         check_key(scope, None if route.role == "any" else route.role)
     elif route.role == "write":
-        check_origin(scope, server.cors_allow_origin)
+        check_origin(scope, state.server.cors_allow_origin)
     elif route.role == "manage":
         raise KeyNeeded
-    if route.target == "store" and scope["app"].state.schemas is None:
+    if route.target == "store" and state.schemas is None:
         raise NoStore
     if route.role != "manage":
-        unsent_of(scope).check()
-    return await _read_connected(route, scope, receive, models, server)
+        state.unsent.check()
+    return await _read_connected(route, scope, receive, state)
 
 
-async def _read_connected(route: Route, scope: Any, receive: Any, models: Models, server: ServerConfig) -> bytes:
+async def _read_connected(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
     """`read_plain`, unless the client disconnected by then, which is counted. Raises BodyError, ClientDisconnected."""
     disconnect = disconnect_of(scope)
     try:
         if disconnect is not None and disconnect.is_known():
             raise ClientDisconnected
-        return await read_plain(scope, receive, limit=server.payload_limit, type_required=route.needs_content_type)
+        return await read_plain(scope, receive, limit=state.server.payload_limit, type_required=route.needs_content_type)
     except ClientDisconnected:
-        models.default.metrics.disconnected()
+        state.models.default.metrics.disconnected()
         raise
-
-
-def unsent_of(scope: Any) -> Unsent:
-    """The application's count of answers that wait for their clients."""
-    return scope["app"].state.unsent  # type: ignore[no-any-return]
-
-
-def models_of(scope: Any) -> Models:
-    """The application's models."""
-    return scope["app"].state.models  # type: ignore[no-any-return]
-
-
-def server_of(scope: Any) -> ServerConfig:
-    """The application's settings."""
-    return scope["app"].state.server  # type: ignore[no-any-return]
 
 
 def form_of(scope: Any) -> Form:
@@ -128,9 +129,9 @@ def form_of(scope: Any) -> Form:
     return negotiate(accept, accept_encoding)
 
 
-async def respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
+async def _respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
     """200 with the reply, and its timing headers if it has any. Raises AnswersUnsent, ClientDisconnected."""
-    unsent = unsent_of(scope)
+    unsent: Unsent = scope["app"].state.unsent
     estimate = reply.numbers * BYTES_PER_NUMBER
     reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
     try:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.outputs import Floats, Load, Usage
+from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
     OpenAICompatUsage,
     Prediction,
@@ -89,7 +89,6 @@ class VllmClassifyResponse(Struct, frozen=True):
 
 
 NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
-
 FUNCTIONS = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
 
 
@@ -161,14 +160,14 @@ async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply
     texts, task = _task_of(context, request.input, raw_scores=not request.probabilities)
 
     def write(answer: Classified, usage: Usage) -> dict[str, Any]:
-        data = [_vllm_item(i, row, answer.labels) for i, row in enumerate(answer.scores)]
+        labels = answer.labels
+        data = [
+            {"index": i, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
+            for i, row in enumerate(answer.scores)
+        ]
         return {**envelope(context, "list", "classify"), "data": data, "usage": {**usage_of(usage), "completion_tokens": 0}}
 
     return await _classify(context, task, texts, write)
-
-
-def _vllm_item(index: int, row: Floats, labels: Sequence[str]) -> dict[str, Any]:
-    return {"index": index, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
 
 
 def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> tuple[Texts, Classify]:
@@ -223,7 +222,6 @@ class Entity(Struct, frozen=True, omit_defaults=True):
 
 
 NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
-
 Items = list[dict[str, Any]]
 
 
@@ -253,7 +251,10 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
 def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
     if request.aggregation_strategy == "none":
         return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
-    return [_item(tagged.text[span.start : span.end], 0, span.start, span.end, _one(span)) for span in tagged.spans]
+    return [
+        _item(tagged.text[span.start : span.end], 0, span.start, span.end, {span.label: np.float32(span.score)})
+        for span in tagged.spans
+    ]
 
 
 def _token(token: TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
@@ -264,10 +265,6 @@ def _token(token: TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[st
 
 def _item(token: str, token_id: int, start: int, end: int, results: dict[str, Any]) -> dict[str, Any]:
     return {"token": token, "token_id": token_id, "start": start, "end": end, "results": results}
-
-
-def _one(span: Span) -> dict[str, Any]:
-    return {span.label: np.float32(span.score)}
 
 
 @handler("entities")
