@@ -48,8 +48,8 @@ class Entry:
 
 
 class Models:
-    """Used from the event loop's thread. `opener`: makes a started context of a configuration; None: nothing can be loaded.
-    `flags`: of the process, whatever a model's own table says; no model that is loaded later may do more than they allow."""
+    """The models, for the event loop's thread. `opener`: makes a started context of a configuration; None: no loading.
+    `flags`: of the process; a model that is loaded later may do no more than they allow, whatever its table says."""
 
     def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
         self.flags = flags or ModelConfig()
@@ -87,7 +87,7 @@ class Models:
         return first_able(self.ready, capability)
 
     def named(self, name: str) -> Context:
-        """By alias, served name or model id. Raises UnknownModel, which tells why or what there is."""
+        """By alias, served name or model id. Raises UnknownModel, naming the state or the served models."""
         entry = self.entries.get(name)
         if entry is not None and entry.context is not None and entry.state == "ready":
             return entry.context
@@ -138,13 +138,13 @@ class Models:
         return entry
 
     def _forget_failures(self) -> None:
-        """But for the last ones."""
+        """Keep the last `FAILURES_KEPT`."""
         failed = [entry.alias for entry in self.entries.values() if entry.state == "failed"]
         for alias in failed[:-FAILURES_KEPT]:
             del self.entries[alias]
 
     async def unload(self, alias: str) -> None:
-        """Let what runs end, fail what waits, free the memory. Raises UnknownModel, or InvalidInput for the last one."""
+        """Finish running passes, fail waiting requests, free the memory. Raises UnknownModel, InvalidInput for the last model."""
         entry = self.entries.get(alias)
         if entry is None or entry.state in ("loading", "unloading"):
             raise UnknownModel(f"the model `{alias}` is {entry.state if entry else 'not served here'}")
@@ -172,7 +172,7 @@ class Models:
 
     @property
     def dead(self) -> BackendError | None:
-        """Why a model can answer nothing more until the process is started again; None while all can."""
+        """The error of a model that cannot answer until the process is restarted; None while all can."""
         return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
 
 
@@ -180,7 +180,7 @@ Able = Callable[[Context], bool]
 
 
 def _for(role: Role, can: Able) -> Able:
-    """A model that was given one role does nothing else unasked."""
+    """A model with a configured role does nothing else, unless a request names it."""
 
     def able(context: Context) -> bool:
         assigned = context.model.role if isinstance(context.model, NamedModel) else None
@@ -202,7 +202,7 @@ def _kind(context: Context) -> str:
 
 
 def first_able(contexts: Sequence[Context], capability: Sequence[Able]) -> Context:
-    """The first that fits best; where none can do it, the first of all, which says why."""
+    """The first context with the best capability; where none has one, the first of all, whose error says why."""
     for able in capability:
         for context in contexts:
             if able(context):
@@ -244,7 +244,7 @@ class StoreBounds:
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """What a request for the store is answered with. `named`: the model of the path or the body, if one is named there."""
+    """What handlers of the store need. `named`: the model that the path or the body names, if any."""
 
     models: Models
     schemas: CollectionSchemas

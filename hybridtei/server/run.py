@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def _nothing() -> None:
-    """Nothing ends a server but a signal."""
+    """No model, so none is dead."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -77,7 +77,7 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Upstream takes a second Ctrl-C for impatience."""
+        """Upstream forces the exit at a second Ctrl-C."""
         super().handle_exit(sig, frame)
         if self.force_exit and self._rpc is not None:
             self._rpc.hurry()
@@ -87,13 +87,13 @@ class DrainingServer(uvicorn.Server):
             self._reload()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second, by uvicorn. What could only say 503 from now on is better started again, by a supervisor."""
+        """Called by uvicorn ten times a second. A dead engine ends the server: it could only answer 503 until it is restarted."""
         self.should_exit = self.should_exit or self._dead() is not None
         return await super().on_tick(counter)
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
-            await self._rpc.bind()  # a port that is taken is told before anything has begun
+            await self._rpc.bind()  # a port that is taken is an error before anything starts
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # modules and model live as long as the process: no collection need walk through them again
@@ -102,7 +102,7 @@ class DrainingServer(uvicorn.Server):
             self.announce()
 
     def announce(self) -> None:
-        """Tell that it listens."""
+        """Log the address."""
         host, port = self.servers[0].sockets[0].getsockname()[:2] if self.servers else ("?", 0)
         announce(host, port)
 
@@ -125,7 +125,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def announce(host: str, port: int) -> None:
-    """Clients are answered from now on."""
+    """Log that clients are answered from now on."""
     log.info("Starting HTTP server: %s:%d", host, port)
     log.info("Ready")
 
@@ -137,8 +137,8 @@ def settings_of(
     unsent: Unsent | None = None,
     certificate: Certificate | None = None,
 ) -> uvicorn.Config:
-    """How uvicorn serves an application here. Raises LoadError for a certificate that is none. `refusals`: which counts what
-    connections are refused for; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
+    """uvicorn's settings for an application. Raises LoadError for an invalid certificate. `refusals`: counts refused
+    connections; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
     if it was read already."""
     limits = ConnectionLimits.of(config, refusals, unsent)
     settings = uvicorn.Config(
@@ -166,13 +166,13 @@ def settings_of(
 
 
 def _encrypted(http: Any, context: ssl.SSLContext, limits: ConnectionLimits) -> Any:
-    """What makes the protocol of a connection whose TLS is ours, and not uvicorn's."""
+    """A protocol factory for connections whose TLS is ours, not uvicorn's."""
     begun: Begun = {}
     return lambda **settings: Handshake(begun, context, limits, partial(http, **settings))
 
 
 def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
-    """What reads the files of keys and of the certificate again, if there are such files."""
+    """A function that reads the files of keys and certificate again; None without such files."""
     certificate = app.state.certificate
     if config.api_key_file is None and certificate is None:
         return None
@@ -187,13 +187,13 @@ def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
 
 
 def run_server(app: Any, config: ServerConfig) -> None:
-    """Serve until told to stop. Raises OSError if the port is taken, BackendError if the engine dies."""
+    """Serve until a signal. Raises OSError if the port is taken, BackendError if the engine dies."""
     allow_files(config.max_connections)
     state = app.state
     models = state.models
     settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
-    with suppress(SystemExit):  # how uvicorn gives up at start, once it has logged why
+    with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
         server.run()
     if not server.started:
         raise OSError(f"cannot listen on {config.hostname}:{config.port}")
@@ -204,7 +204,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
 
 
 def end_at_once() -> None:
-    """With status 0, beside a pass that has not ended and that nobody waits for: an ordinary end would run the destructors of
+    """With status 0, beside a pass that has not ended and has no caller: an ordinary end would run the destructors of
     the library under it, and abort. Does nothing in a thread of a program that goes on."""
     if threading.current_thread() is threading.main_thread():
         logging.shutdown()
@@ -228,7 +228,7 @@ def reserved(server: ServerConfig) -> Iterator[MetricsPort | None]:
 
 
 class _Beside(uvicorn.Server):
-    """Signals are the main server's."""
+    """A server beside the main one, which handles the signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -236,7 +236,7 @@ class _Beside(uvicorn.Server):
 
 
 class MetricsPort:
-    """A server of one answer, on the event loop of whoever starts it."""
+    """A server of one answer, on the running event loop."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -244,7 +244,7 @@ class MetricsPort:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, tell: Tell) -> None:
-        """Serve what `tell` says from now on."""
+        """Serve the text that `tell` returns."""
         settings = uvicorn.Config(
             _answering(tell),
             loop="none",
@@ -263,14 +263,14 @@ class MetricsPort:
         log.info("Serving metrics: %s:%d", host, port)
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
 
 
 def attached(app: Litestar, port: MetricsPort | None) -> Litestar:
-    """The application, whose metrics the port tells for as long as it lives."""
+    """The application, with its metrics on the port from its start to its end."""
     if port is not None:
 
         async def tell() -> str:

@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """What the models of a process have in common: settings and devices."""
+    """The engine settings and devices that the models of a process share."""
 
     def __init__(self, engine: EngineConfig) -> None:
         self.engine = engine
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
 
-    def service(self, loaded: LoadedModel, registry: Registry) -> EngineService:
-        """An engine for a loaded model, on the device of those with the same lanes; it counts in `registry`."""
-        return EngineService(
+    def context(self, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
+        """A loaded model behind an engine, on the device of the models with the same lanes."""
+        registry = Registry()
+        service = EngineService(
             loaded.model,
             loaded.backend,
             self.engine,
@@ -46,9 +47,10 @@ class Fleet:
             registry=registry,
             device=self._device(loaded.backend.lanes),
         )
+        return context_for(service, server, config, registry)
 
     async def stop(self) -> None:
-        """End the lanes, once the services have stopped."""
+        """Stop the lanes, after the services."""
         for device in self._devices.values():
             await asyncio.to_thread(device.stop, STOP_SECONDS)
 
@@ -63,11 +65,8 @@ log = logging.getLogger(__name__)
 
 
 def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None) -> None:
-    """Until told to stop. Raises UsageError, LoadError, StoreError, OSError."""
-    _check_files(server)
-    _check_rpc(server)
-    schemas = _schemas(store, server)
-    with reserved(server) as port:
+    """Serve one model until a signal. Raises UsageError, LoadError, StoreError, OSError."""
+    with _checked(server, store) as (schemas, port):
         log.info("hybridtei %s: loading %s", __version__, model.model_id)
         loaded = _loaded(model, engine)
         registry = Registry()
@@ -87,17 +86,54 @@ def serve_several(
     store: StoreConfig | None = None,
     flags: ModelConfig | None = None,
 ) -> None:
-    """Until told to stop. A model that does not load leaves the others serving. `flags`: the settings that models loaded at run
-    time begin with. Raises LoadError if none does; OSError."""
-    _check_files(server)
-    _check_rpc(server)
+    """Serve several models until a signal; one that does not load leaves the others serving. `flags`: the settings that models
+    loaded at run time begin with. Raises LoadError if no model loads; UsageError, StoreError, OSError."""
+    with _checked(server, store) as (schemas, port):
+        fleet = Fleet(engine)
+        contexts: dict[str, Context] = {}
+        failures: dict[str, LoadError] = {}
+        for config in configs:
+            log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
+            try:
+                loaded = _loaded(config, engine)
+            except LoadError as error:
+                log.error("%s is not served: %s", config.alias, error)
+                failures[config.alias] = error
+            else:
+                contexts[config.alias] = fleet.context(loaded, server, config)
+        if not contexts:
+            raise next(iter(failures.values()))
+
+        async def opener(config: NamedModel) -> Context:
+            loaded = await on_thread(load_model, config, engine)  # other models go on answering
+            context = fleet.context(loaded, server, config)
+            await context.service.start()
+            return context
+
+        models = Models(contexts, opener, flags)
+        models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
+        run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
+
+
+@contextmanager
+def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[CollectionSchemas | None, MetricsPort | None]]:
+    """Check keys, certificate, gRPC, store and metrics port before a model is loaded; give the store's schemas and the port.
+
+    Raises UsageError, LoadError, StoreError, OSError.
+    """
+    Keyring.of(server)
+    certificate_of(server)
+    if server.grpc_port is not None:
+        if server.http_workers > 1:
+            raise UsageError("--grpc-port: gRPC is served by the process that has the engine; leave out --http-workers")
+        rpc_server_class()
     schemas = _schemas(store, server)
     with reserved(server) as port:
-        _serve_fleet(configs, engine, server, port=port, schemas=schemas, flags=flags)
+        yield schemas, port
 
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
-    """Of the vector store that is named, if one is. Before a model is loaded. Raises UsageError, LoadError, StoreError."""
+    """The schemas of the vector store, if the settings name one. Raises UsageError, LoadError, StoreError."""
     from hybridtei.store import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
@@ -107,11 +143,11 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
         raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
     from hybridtei.store.collection import CollectionSchemas
 
-    _warn_of_strangers(server)
+    _warn_if_open(server)
     return CollectionSchemas(opened)
 
 
-def _warn_of_strangers(server: ServerConfig) -> None:
+def _warn_if_open(server: ServerConfig) -> None:
     if server.api_key is None and server.api_key_file is None and not ipaddress.ip_address(server.hostname).is_loopback:
         log.warning(
             "no --api-key, and the server listens on %s: EVERYBODY who reaches it may read and change the vector store, and "
@@ -120,63 +156,8 @@ def _warn_of_strangers(server: ServerConfig) -> None:
         )
 
 
-def _serve_fleet(
-    configs: Sequence[NamedModel],
-    engine: EngineConfig,
-    server: ServerConfig,
-    *,
-    port: MetricsPort | None,
-    schemas: CollectionSchemas | None,
-    flags: ModelConfig | None,
-) -> None:
-    fleet = Fleet(engine)
-    contexts: dict[str, Context] = {}
-    failures: dict[str, LoadError] = {}
-    for config in configs:
-        log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
-        try:
-            loaded = _loaded(config, engine)
-        except LoadError as error:
-            log.error("%s is not served: %s", config.alias, error)
-            failures[config.alias] = error
-        else:
-            contexts[config.alias] = _context(fleet, loaded, server, config)
-    if not contexts:
-        raise next(iter(failures.values()))
-
-    async def opener(config: NamedModel) -> Context:
-        loaded = await on_thread(load_model, config, engine)  # other models go on answering
-        context = _context(fleet, loaded, server, config)
-        await context.service.start()
-        return context
-
-    models = Models(contexts, opener, flags)
-    models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-    run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
-
-
-def _check_files(server: ServerConfig) -> None:
-    """Of keys and of the certificate, before a model is loaded. Raises LoadError."""
-    Keyring.of(server)
-    certificate_of(server)
-
-
-def _check_rpc(server: ServerConfig) -> None:
-    """Before a model is loaded. Raises UsageError, LoadError."""
-    if server.grpc_port is None:
-        return
-    if server.http_workers > 1:
-        raise UsageError("--grpc-port: gRPC is served by the process that has the engine; leave out --http-workers")
-    rpc_server_class()
-
-
-def _context(fleet: Fleet, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
-    registry = Registry()
-    return context_for(fleet.service(loaded, registry), server, config, registry)
-
-
 def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
-    """A model, and what was chosen for it in the log. Raises LoadError."""
+    """Load a model, and log what was chosen for it. Raises LoadError."""
     loaded = load_model(config, engine)
     for line in loaded.summary():
         log.info("%s", line)
@@ -187,7 +168,7 @@ T = TypeVar("T")
 
 
 async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns; raises what it raises. The process may end before it does; to cancel the caller does not stop it."""
+    """Run `work` in a daemon thread: the process may end before it does, and cancelling the caller does not stop it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -198,9 +179,9 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     def run() -> None:
         try:
             ended = partial(settle, done.set_result, work(*arguments))
-        except BaseException as error:  # whatever it is, the caller is told
+        except BaseException as error:  # the caller gets it
             ended = partial(settle, done.set_exception, error)
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ended)
 
     threading.Thread(target=run, name=f"aside-{getattr(work, '__name__', 'work')}", daemon=True).start()

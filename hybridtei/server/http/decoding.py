@@ -23,7 +23,7 @@ NOT_NULL = ("truncation_direction", "encoding_format")
 SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONG_BYTES = 100_000  # of a body whose decoding garbage collection would interrupt
-NAMES_LOOKED_AT = 10_000  # keys of an object among which a field given twice is looked for
+MAX_NAMES = 10_000  # keys of an object among which a field given twice is looked for
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def model_name(body: bytes, request: Any) -> str | None:
 def decode(body: bytes, kind: type[T]) -> T:
     """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
     try:
-        value = _crowd(body, kind) or _decode(body, kind)
+        value = _counted(body, kind) or _decode(body, kind)
     except msgspec.ValidationError as error:
         raise _mistake(body, kind) or _refusal(str(error)) from None
     except SchemaError as error:
@@ -107,7 +107,7 @@ def _fields_struct(*names: str) -> type[msgspec.Struct]:
 
 
 def _mistake(body: bytes, kind: type) -> BodyError | None:
-    """What is wrong, as TEI says it, if that can be told."""
+    """The error in TEI's words; None where its reader finds no mistake."""
     mistake = mistake_in(body, kind)
     if mistake is None:
         return None
@@ -118,8 +118,8 @@ class _Inputs(msgspec.Struct):
     inputs: list[msgspec.Raw]
 
 
-def _crowd(body: bytes, kind: type[T]) -> T | None:
-    """Stands for a request of more lists than any server takes: these are only counted, in a third of the time."""
+def _counted(body: bytes, kind: type[T]) -> T | None:
+    """A request that stands for more than `kind.max_lists` inputs: to count these takes a third of the time of decoding."""
     of_many = getattr(kind, "of_many", None)
     if of_many is None or body.count(b"[") <= kind.max_lists:  # type: ignore[attr-defined]
         return None
@@ -194,7 +194,7 @@ class _Name(str):
 
 
 class _EnoughNames(Exception):
-    """So many keys of one object that a search for the same one twice would hold up others."""
+    """An object has more than MAX_NAMES keys; to look for a duplicate would hold up other requests."""
 
 
 def _refuse_twice(body: bytes, kind: type) -> None:
@@ -211,7 +211,7 @@ def _refuse_twice(body: bytes, kind: type) -> None:
         if name in fields:
             seen.append(name)
         names += 1
-        if names > NAMES_LOOKED_AT:
+        if names > MAX_NAMES:
             raise _EnoughNames
         return _Name(name)
 
