@@ -73,7 +73,7 @@ def create_app(
 
 
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
-    """What handlers need to know of a model."""
+    """The context of a model. Raises LoadError for unreadable quantization ranges."""
     if model.quantization_ranges is not None:
         ranges_in(model.quantization_ranges)  # an unreadable file is an error now, before the server listens
     metrics = RequestMetrics(registry, service.reader.max_input_length)
@@ -221,7 +221,7 @@ def error_handlers(kind: Any) -> dict[Any, Any]:
 
 
 def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
-    """What writes an error as such a struct."""
+    """A handler that writes errors as a struct of this kind."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         status, body = kind.of(error)
@@ -238,14 +238,14 @@ def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Re
 
 
 def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
-    """Plain text."""
+    """Write the error of a body as plain text."""
     clear_frames(error.__traceback__)
     headers = {"connection": "close"} if error.status in CLOSING else None
     return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
 
 
 class StatusOnly(Response[bytes]):
-    """No body, and so no content type."""
+    """A response without body and content type."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(b"", status_code=status_code)

@@ -250,12 +250,12 @@ class RequestMetrics:
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
 
     def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """A request of `inputs` inputs came in."""
+        """Count a request of `inputs` inputs."""
         self._count.add(method=_method(is_batch))
         self._scopes[scope].count.add(inputs)
 
     def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """A request was answered. Its times also go to the current span."""
+        """Count an answered request, and put its times into the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._success.add(method=_method(is_batch))
         of_scope.success.add(inputs)
@@ -271,15 +271,15 @@ class RequestMetrics:
             of_input.observe(took_ns / SECOND_NS, inputs)
 
     def dropped(self) -> None:
-        """A client disconnected before its answer."""
+        """Count a request whose client disconnected before its answer."""
         self._failure.add(err="dropped")
 
     def disconnected(self) -> None:
-        """A client disconnected before its request was read, or before any work on it began."""
+        """Count a request whose client disconnected before it was read or run."""
         self._disconnected.add()
 
     def failed(self, error: Exception) -> None:
-        """A request was refused or failed."""
+        """Count a request that was refused or failed."""
         self._failure.add(err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference"))
 
 

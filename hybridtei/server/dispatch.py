@@ -49,7 +49,7 @@ def asgi_handler(route: Route, work: Work) -> Callable[[Any, Any, Any], Coroutin
 
 
 async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: Form) -> Reply:
-    """What a route's handler says to a request. Raises BodyError, ClientDisconnected, HybridTeiError."""
+    """Check the key, read, decode, and run a route's handler. Raises BodyError, ClientDisconnected, HybridTeiError."""
     state = scope["app"].state
     models: Models = state.models
     server: ServerConfig = state.server
@@ -79,13 +79,13 @@ async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: For
 
 
 class _Token(msgspec.Struct):
-    """The key in a body."""
+    """The API key of a body."""
 
     token: str | None = None
 
 
 async def _read(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
-    """The body, once it is known that the route may be used. Raises BodyError, ClientDisconnected, HybridTeiError."""
+    """Check the key and the limits, and read the body. Raises BodyError, ClientDisconnected, HybridTeiError."""
     keys = state.authenticator.keys
     if route.key_in_body and is_keyless(scope):
         state.unsent.check()
@@ -119,7 +119,7 @@ async def _read_connected(route: Route, scope: Any, receive: Any, state: Any) ->
 
 
 def form_of(scope: Any) -> Form:
-    """How the client wants its answer written."""
+    """The form of an answer that a request's headers ask for."""
     accept = accept_encoding = None
     for name, value in scope["headers"]:
         if name == b"accept":
@@ -160,7 +160,7 @@ def _encode_piecewise(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes,
 
 
 def disconnect_of(scope: Any) -> Disconnect | None:
-    """What our protocol tells of the client; None under another server."""
+    """Whether the client disconnected, from our protocol; None under another server."""
     disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
     return disconnect
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Fields(Struct, frozen=True):
-    """The fields of a body that tell what it asks for."""
+    """The fields of a body that decide its route."""
 
     texts: Raw | UnsetType = UNSET
     documents: Raw | UnsetType = UNSET
@@ -54,7 +54,7 @@ async def by_model(context: Context, data: bytes) -> Reply:
 
 
 async def of_kind(context: Context, data: bytes) -> Reply:
-    """By the model alone."""
+    """Run the route that fits the model's heads."""
     spec = context.service.model.spec
     if Head.SCORES in spec.heads:
         return await predict(context, decode(data, tei.PredictRequest))

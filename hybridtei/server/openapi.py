@@ -203,7 +203,7 @@ ALSO_REQUIRED = {"CohereText": ["text"]}
 
 
 def _given(*names: str, **kinds: Schema) -> Schema:
-    """These fields are there and not null, and of these kinds."""
+    """A schema that requires fields, not null, and of these kinds."""
     return {"required": [*names], "properties": {**{name: {"not": NULL} for name in names}, **kinds}}
 
 

@@ -63,17 +63,17 @@ class Models:
 
     @property
     def ready(self) -> list[Context]:
-        """Contexts that answer, in the order they were given or came."""
+        """The contexts of ready models, in the order of configuration and loading."""
         return [entry.context for entry in self.entries.values() if entry.state == "ready" and entry.context is not None]
 
     @property
     def default(self) -> Context:
-        """The first."""
+        """The first ready context."""
         return self.ready[0]
 
     @property
     def is_one(self) -> bool:
-        """Whether a name in a request decides nothing."""
+        """Whether there is one model, so that a request's name does not matter."""
         return len(self.entries) == 1
 
     def choose(self, alias: str | None, name: str | None, capability: Sequence[Able]) -> Context:
@@ -144,7 +144,7 @@ class Models:
             del self.entries[alias]
 
     async def unload(self, alias: str) -> None:
-        """Finish running passes, fail waiting requests, free the memory. Raises UnknownModel, InvalidInput for the last model."""
+        """Finish running passes, fail waiting requests, free memory. Raises UnknownModel, InvalidInput for the last model."""
         entry = self.entries.get(alias)
         if entry is None or entry.state in ("loading", "unloading"):
             raise UnknownModel(f"the model `{alias}` is {entry.state if entry else 'not served here'}")
@@ -233,7 +233,7 @@ class StoreBounds:
 
     @classmethod
     def of(cls, models: Models) -> Self:
-        """As many permits as a model has."""
+        """Bounds with as many permits as a model has."""
         return cls(Admission(models.default.service.config.max_concurrent_requests))
 
     async def run_aside(self, work: Callable[[], Any]) -> Any:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How an exception looks on the wire."""
+    """Status, type and message prefix of an exception."""
 
     status: int
     error_type: str
@@ -63,7 +63,7 @@ TABLE: Mapping[type[Exception], Row] = {
 
 
 def row_of(error: Exception) -> Row:
-    """The nearest row of the table."""
+    """The row of an error's class, or of its nearest base."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500, "Backend"))
 
 

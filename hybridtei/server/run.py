@@ -87,7 +87,7 @@ class DrainingServer(uvicorn.Server):
             self._reload()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second. A dead engine ends the server: it could only answer 503 until it is restarted."""
+        """Called by uvicorn ten times a second. A dead engine ends the server, which could only answer 503 until a restart."""
         self.should_exit = self.should_exit or self._dead() is not None
         return await super().on_tick(counter)
 

@@ -47,7 +47,7 @@ def mistake_in(body: bytes, kind: Any) -> Mistake | None:
 
 
 def describe(mistake: Mistake, body: bytes) -> str:
-    """`path: message at line L column C`."""
+    """The mistake as `path: message at line L column C`."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in mistake.path).removeprefix(".")
     before = body[: mistake.at]
     line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1)
@@ -57,7 +57,7 @@ def describe(mistake: Mistake, body: bytes) -> str:
 
 @cache
 def _expected(kind: Any) -> Expect:
-    """What reads a value of a type, and complains about any other."""
+    """A function that reads a value of a type, and raises Mistake for any other."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -275,7 +275,7 @@ UNTAGGED: Mapping[str, Mapping[str, Expect]] = {
 
 
 def _shape(message: str, at: int | None = None) -> Mistake:
-    """Without a place: where the object or array around it ends."""
+    """A mistake without a place, which becomes the end of the object or array around it."""
     return Mistake(message, at, is_syntax=False)
 
 

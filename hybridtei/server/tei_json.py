@@ -28,20 +28,20 @@ class Mistake(Exception):
         self.path: list[str | int] = []
 
     def below(self, step: str | int) -> Mistake:
-        """The same, as seen from one level up."""
+        """Return the same mistake, with one step more before its path."""
         self.path.insert(0, step)
         return self
 
 
 class JsonReader:
-    """Bytes, and how far they are read."""
+    """Reads JSON from `data`; `at` is the place of the next byte."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
 
     def peek(self) -> bytes:
-        """The next byte that is no space; none at the end."""
+        """Skip spaces; return the next byte, b"" at the end."""
         self.at = SPACE.match(self.data, self.at).end()  # type: ignore[union-attr]
         return self.data[self.at : self.at + 1]
 
@@ -67,7 +67,7 @@ class JsonReader:
         return self.scalar()
 
     def scalar(self) -> Any:
-        """A number, or null, true or false."""
+        """Read a number, null, true or false."""
         first = self.peek()
         if not first:
             raise self.ahead("EOF while parsing a value")
@@ -78,7 +78,7 @@ class JsonReader:
         raise self.ahead("expected value")
 
     def array(self, item: Callable[[int], object]) -> None:
-        """Calls `item` with the place of each, which is to read it."""
+        """Read an array; `item` is called with the place of each item, and reads it."""
         self.at += 1
         place = 0
         try:
@@ -93,7 +93,7 @@ class JsonReader:
         self.at += 1
 
     def object(self, entry: Callable[[str], object]) -> None:
-        """Calls `entry` with each key, which is to read its value."""
+        """Read an object; `entry` is called with each key, and reads its value."""
         self.at += 1
         first = True
         try:
@@ -118,7 +118,7 @@ class JsonReader:
         raise mistake
 
     def more_items(self, place: int) -> bool:
-        """Whether an array goes on; a comma is taken."""
+        """Whether an array has another item; reads the comma before it."""
         next_byte = self.peek()
         if next_byte == b"]":
             return False
@@ -131,7 +131,7 @@ class JsonReader:
         return True
 
     def more_keys(self, *, first: bool) -> bool:
-        """Whether an object goes on; a comma is taken."""
+        """Whether an object has another key; reads the comma before it."""
         next_byte = self.peek()
         if next_byte == b"}":
             return False
@@ -154,7 +154,7 @@ class JsonReader:
             raise self.ahead(message)
 
     def colon(self) -> None:
-        """Takes it."""
+        """Read a colon."""
         next_byte = self.peek()
         if next_byte != b":":
             raise self.ahead("expected `:`" if next_byte else "EOF while parsing an object")
@@ -185,7 +185,7 @@ class JsonReader:
         return number
 
     def string(self) -> str:
-        """The next value, which begins with a quotation mark."""
+        """Read a string, from its quotation mark."""
         self.at += 1
         parts: list[str] = []
         while True:

@@ -73,20 +73,20 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int | None:
-        """How many dimensions are wanted."""
+        """The number of dimensions; None: all."""
         width = self.dimensions if self.output_dimension is None else self.output_dimension
         return None if width == 0 and self.modality is not None else width
 
     @property
     def side(self) -> InputType | None:
-        """Other words say nothing to us."""
+        """query or document; None for any other word."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
         return "query" if self.input_type == "query" else "document" if self.input_type == "document" else None
 
     @property
     def items(self) -> Any:
-        """`input`, out of Jina's wrapping."""
+        """`input`, with Jina's objects as texts."""
         if isinstance(self.input, str):
             return self.input
         return [item.text if isinstance(item, JinaText) else item for item in self.input]
@@ -97,7 +97,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def precision(self) -> Precision | None:
-        """What numbers are wanted."""
+        """The type of the numbers; None: float32."""
         return self._jina_type if self._jina_type in ("binary", "ubinary") else self.output_dtype
 
     @property

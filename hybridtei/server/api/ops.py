@@ -88,7 +88,7 @@ def _listed(context: Context, *, infinity: bool) -> ModelItem:
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:
-    """In infinity's words."""
+    """What a model can do, in infinity's words."""
     names = ["embed"] * bool(heads & EMBEDDINGS)
     ranks = Head.SCORES in heads or Head.MULTIVECTOR in heads or {Head.DENSE, Head.SPARSE} <= heads
     return [*names, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
@@ -107,7 +107,7 @@ async def openapi(scope: Any) -> Content:
 
 
 async def docs(scope: Any) -> Content:
-    """To the page, whose links are relative."""
+    """Redirect to `/docs/`, where relative links work."""
     return Content(media_type="text/plain; charset=utf-8", status=303, headers=[(b"location", b"/docs/")])
 
 
@@ -129,7 +129,7 @@ def _swagger_ui(name: str) -> bytes:
 
 
 def facts(context: Context) -> dict[str, Any]:
-    """What `/info` tells."""
+    """The fields of `/info`."""
     service, spec = context.service, context.service.model.spec
     return {
         "model_id": context.model.model_id,

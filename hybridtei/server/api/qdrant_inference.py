@@ -91,7 +91,7 @@ SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "qu
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What one input asks for."""
+    """One input, checked: its model, text, head and options."""
 
     context: Context
     name: str

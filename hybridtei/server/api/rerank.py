@@ -101,7 +101,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int | None:
-        """How many to give."""
+        """The number of results; None: all."""
         return self.top_n or self.top_k or None
 
     @property

@@ -96,7 +96,7 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
 
 
 async def _cosines(context: Context, pairs: Pairs) -> Reply:
-    """Each text is embedded once."""
+    """Score pairs by the cosine of their embeddings. Each text is embedded once."""
     texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
     inputs = Inputs([*texts], is_batch=True)
     task = Embed(inputs.items, frozenset({pooled_head(context)}), context.truncate(None), normalize=False)

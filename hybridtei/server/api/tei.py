@@ -212,20 +212,20 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The same of `/predict`, whose items are texts and pairs."""
+    """The items of `/predict`: texts and pairs; and whether they came as a list."""
 
     items: list[Text]
     is_batch: bool
 
     @property
     def load(self) -> Load:
-        """Of a pair, both sides count."""
+        """Unicode characters; of a pair, those of both texts."""
         characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in self.items)
         return Load(len(self.items), characters, self.is_batch)
 
 
 def direction(name: TruncationDirection) -> Direction:
-    """The wire's four spellings -> ours."""
+    """TEI's four spellings -> the tokenizer's two."""
     return "left" if name in ("Left", "left") else "right"
 
 

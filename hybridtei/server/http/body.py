@@ -58,7 +58,7 @@ class PayloadTooLarge(BodyError):
 
 
 class BrokenBody(BodyError):
-    """Chunks that are none."""
+    """Invalid chunks."""
 
     status = 400
     prefix = "Failed to buffer the request body: error reading a body from connection"
@@ -72,7 +72,7 @@ class SlowBody(BodyError):
 
 
 class CodingError(BodyError):
-    """Compressed in a way that is not read here."""
+    """A content coding that the server does not read."""
 
     status = 415
     prefix = "Expected `content-encoding` gzip, zstd or none. Given: "
@@ -149,7 +149,7 @@ Receive = Callable[[], Awaitable[Any]]
 
 
 class KeylessBodies(BodyError):
-    """Too much is held of bodies whose heads carried no key."""
+    """The limit of bytes of bodies without a key in a header is reached."""
 
     status = 503
     prefix = (

@@ -35,7 +35,7 @@ CLOSED_STATES = (b"\x07", b"\x08")  # reset by the other side, or it has sent al
 
 
 class ClientDisconnected(Exception):
-    """The client went away, so that no answer is needed."""
+    """The client disconnected, and needs no answer."""
 
 
 def is_disconnected(transport: Transport) -> bool:
@@ -69,7 +69,7 @@ class Disconnect:
         return self.crowd > CROWD and (self.happened or (self._transport is not None and is_disconnected(self._transport)))
 
     def notify(self) -> None:
-        """Note that it happened, and call `on_disconnect`."""
+        """Set `happened`, and call `on_disconnect`."""
         self.happened = True
         if self.on_disconnect is not None:
             self.on_disconnect()
@@ -129,7 +129,7 @@ class Refusals:
         self._disconnected.add()
 
     def counted(self, limit: str) -> int:
-        """So far."""
+        """How often a limit was reached."""
         return int(self._counter.value(limit=limit))
 
 
@@ -216,7 +216,7 @@ class Unsent:
             raise self._refusal()
 
     def add(self, size: int) -> None:
-        """Count `size` bytes more, or fewer where it is negative."""
+        """Add `size` bytes, which may be negative."""
         self.bytes += size
         if size < 0 and self._waiting:
             self._serve()

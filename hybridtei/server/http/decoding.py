@@ -102,7 +102,7 @@ def _decoded_if_fits(body: bytes, kind: type[T]) -> T | None:
 
 @cache
 def _fields_struct(*names: str) -> type[msgspec.Struct]:
-    """These fields, undecoded."""
+    """A struct of these fields, all optional and undecoded."""
     return msgspec.defstruct("Fields", [(name, msgspec.Raw | UnsetType, UNSET) for name in names], frozen=True)
 
 
@@ -190,7 +190,7 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
 
 
 class _Name(str):
-    """A key of an object."""
+    """A key of an object, so that the decoder calls its hook for each."""
 
 
 class _EnoughNames(Exception):

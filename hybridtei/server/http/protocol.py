@@ -43,11 +43,11 @@ SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 
 class _Refused(Exception):
-    """Stops the parser."""
+    """Raised in a callback, to stop the parser."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one connection."""
 
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -248,7 +248,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cut_off_unread()
 
     def pause_writing(self) -> None:
-        """The system takes no more: the client has to read."""
+        """The system takes no more bytes until the client reads."""
         super().pause_writing()
         self._count_unsent()
         self._unsent_first = self._unsent
@@ -256,7 +256,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch_unsent()
 
     def resume_writing(self) -> None:
-        """Nothing waits any more."""
+        """The system took all bytes."""
         super().resume_writing()
         self._forget_unsent()
 

@@ -33,7 +33,7 @@ from hybridtei.server.http.connection import ConnectionLimits
 
 
 class Authenticator:
-    """A keyring, and how many requests came with each of its keys."""
+    """A keyring, and a counter of requests by key."""
 
     def __init__(self, keys: Keyring, registry: Registry) -> None:
         self.keys = keys
@@ -52,7 +52,7 @@ class Authenticator:
 
 
 def authenticator_of(scope: Any) -> Authenticator:
-    """The application's."""
+    """The authenticator of a request's application."""
     return scope["app"].state.authenticator  # type: ignore[no-any-return]
 
 
@@ -98,7 +98,7 @@ class Key:
 
 
 class Keyring:
-    """The keys of a server; open to everybody where there is none."""
+    """The keys of a server; without any, `is_open`."""
 
     def __init__(self, key: str | None = None, file: Path | None = None) -> None:
         """Raises LoadError, naming the file and the line."""
@@ -113,7 +113,7 @@ class Keyring:
         return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file))
 
     def find(self, value: bytes) -> Key | None:
-        """The key, or None if it is none of these."""
+        """The key of this value, or None."""
         digest, match = _digest(value), None
         for key in self._keys:
             if compare_digest(digest, key.digest):
@@ -159,7 +159,7 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a header can carry it."""
+    """Whether a key is printable ASCII without spaces at its ends, as a header needs."""
     return bool(key) and key.strip() == key and key.isascii() and key.isprintable()
 
 
@@ -185,7 +185,7 @@ def _digest(key: bytes) -> bytes:
 
 
 class Certificate:
-    """Two PEM files, and what they held when they were last read."""
+    """Two PEM files, and their contents when they were last read."""
 
     def __init__(self, chain: Path, key: Path) -> None:
         """Raises LoadError."""
@@ -235,7 +235,7 @@ def certificate_of(server: ServerConfig) -> Certificate | None:
 
 
 def _new_context() -> ssl.SSLContext:
-    """Of a server: TLS 1.2 at least, HTTP/1.1."""
+    """A server's context: TLS 1.2 at least, HTTP/1.1."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

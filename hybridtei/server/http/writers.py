@@ -40,7 +40,7 @@ class Packed:
 
 
 def to_msgpack(answer: Any) -> bytes:
-    """The same data as `to_json` takes. NaN and infinities stay."""
+    """An answer as MessagePack. NaN and infinities stay."""
     return answer.body if isinstance(answer, Packed) else _ENCODER.encode(answer)
 
 
@@ -94,7 +94,7 @@ class Written:
 
 
 def to_json(answer: Any) -> bytes:
-    """Compact, UTF-8; NaN and infinities become null, as TEI's do."""
+    """An answer as compact JSON in UTF-8; NaN and infinities become null, as TEI's do."""
     if isinstance(answer, Written):
         return answer.body
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -111,9 +111,9 @@ def _plain(value: Any) -> Any:
 
 
 def piecewise(answer: Any) -> Written:
-    """The same JSON, written an item of a list at a time: for a thread, which at once would let no other run.
+    """The same JSON, written an item of a list at a time: for a thread, since one call would hold the GIL throughout.
 
-    All goes into one buffer, so that a large answer is not copied once more as a whole.
+    All items go into one buffer, so that a large answer is not copied as a whole.
     """
     if isinstance(answer, Written):
         return answer
@@ -147,7 +147,7 @@ def as_base64(row: NDArray[np.generic]) -> str:
 
 
 def ragged(rows: Ragged) -> list[Any]:
-    """n × [t_i, d] -> a list of lists of vectors."""
+    """n rows of [t_i, d] -> a list of n arrays."""
     return [*rows]
 
 
@@ -251,7 +251,7 @@ def _qualities(value: bytes) -> dict[str, float]:
 
 
 def _prefers_msgpack(types: Mapping[str, float]) -> bool:
-    """Only where it is named before JSON, or valued more."""
+    """Whether MessagePack is named before JSON, or has a higher quality."""
     ranks = {name: (quality, -place) for place, (name, quality) in enumerate(types.items())}
     packed = max((ranks[name] for name in MSGPACK_TYPES & ranks.keys()), default=None)
     plain = max((ranks[name] for name in JSON_TYPES & ranks.keys()), default=(0.0, 0))
@@ -259,7 +259,7 @@ def _prefers_msgpack(types: Mapping[str, float]) -> bool:
 
 
 def encode(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """An answer's body, and the headers that say what it is."""
+    """An answer's body, and its headers: content type, encoding, length."""
     body = to_msgpack(answer) if form.msgpack else to_json(answer)
     headers = [(b"content-type", MSGPACK if form.msgpack else JSON)]
     if form.coding is not None and len(body) >= (ZSTD_FROM_BYTES if form.coding == "zstd" else GZIP_FROM_BYTES):
