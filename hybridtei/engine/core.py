@@ -50,7 +50,7 @@ class EngineRequest:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = len(self.encodings) if self.heads else 0  # who wants nothing of a pass waits for none
+        self._missing = len(self.encodings) if self.heads else 0  # without heads, no pass is needed
 
     @property
     def done(self) -> bool:
@@ -63,12 +63,12 @@ class EngineRequest:
             self.waiter.set_result(None)
 
     def keep(self, places: Sequence[int], outputs: HeadOutputs) -> None:
-        """Take in the outputs of some of its sequences."""
+        """Add the outputs of some of its sequences."""
         self._parts.append((places, outputs))
         self._missing -= len(places)
 
     def outputs(self) -> HeadOutputs:
-        """Outputs of all sequences, in the request's order. Raises the error that a failed batch left."""
+        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
         if self.error is not None:
             raise self.error
         places = [place for part, _ in self._parts for place in part]
@@ -85,7 +85,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A packed batch, who waits for each of its sequences, and from which lane's queue they came.
+    """A packed batch, the callers of each of its sequences, and the lane whose queue they came from.
 
     `use_all_cores`: the batch is short and nothing else runs or waits, so the pass may use every core and end sooner.
     """
@@ -98,11 +98,11 @@ class Batch:
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
-        """(request, place in it) of all that is computed here."""
+        """Return (request, place in it) for each sequence of the batch and each request that waits for it."""
         return [cast("tuple[EngineRequest, int]", caller) for callers in self.rows for caller in callers]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
-        """Each request's share of the outputs. Copies, so do it where nobody waits for a lock."""
+        """Return each request's share of the outputs. Copies, so call it without the device's lock."""
         rows_of: dict[EngineRequest, tuple[list[int], list[int]]] = {}
         for row, callers in enumerate(self.rows):
             for request, place in cast("Sequence[tuple[EngineRequest, int]]", callers):
@@ -125,7 +125,7 @@ def _share(outputs: HeadOutputs, request: EngineRequest, rows: list[int]) -> Hea
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one batch brought for one request: outputs of its sequences at `places`."""
+    """The outputs of one batch for one request: of its sequences at `places`."""
 
     request: EngineRequest
     places: list[int]
@@ -133,8 +133,10 @@ class Part:
 
 
 class EngineCore:
-    """Not thread-safe: whoever shares one holds a lock around it. `lanes`: of all callers of `take`, the kinds they will give;
-    where there are express ones among them, short requests are kept for those."""
+    """The queues of one model. Not thread-safe: its users share a lock.
+
+    `lanes`: the kind of each lane that calls `take`; where some are express, short requests are kept for those.
+    """
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class EngineCore:
         self._bulk = FairQueue()
         self._express = FairQueue() if LaneKind.EXPRESS in lanes else None
         self._lanes = Counter(lanes)
-        self._out = 0  # batches that run now
+        self._running = 0  # batches that lanes have taken and not given back
         self._bulk_served_ns = 0
 
     def __len__(self) -> int:
@@ -163,30 +165,28 @@ class EngineCore:
 
     @property
     def shared(self) -> int:
-        """Sequences, ever, that were identical to one that waited already."""
+        """How many sequences, ever, were identical to one that waited already."""
         return sum(queue.shared for queue in self._queues())
 
     @property
     def waiting_tokens(self) -> int:
-        """Of the sequences waiting."""
         return sum(queue.tokens for queue in self._queues())
 
     @property
     def running(self) -> int:
         """Batches that lanes have taken and not given back."""
-        return self._out
+        return self._running
 
     @property
     def max_tokens(self) -> int:
-        """The budget of a pass."""
         return self._max_tokens
 
     def waiting(self, kind: LaneKind) -> int:
-        """Sequences that wait for lanes of a kind."""
+        """How many sequences wait for lanes of a kind."""
         return len(self._queue_of(kind))
 
     def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> EngineRequest:
-        """Queue the sequences of one request; it may be done at once, if all of them were seen before."""
+        """Queue the sequences of one request. It is done at once if the cache holds all of them."""
         request = EngineRequest(encodings, heads, now_ns)
         if request.done:
             return request
@@ -198,7 +198,7 @@ class EngineCore:
         return request
 
     def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK) -> Batch | None:
-        """The next batch for a lane of a kind, or None if nobody waits for it. What nobody waits for any more is dropped."""
+        """Return the next batch for a lane of a kind, or None if none waits. Sequences of cancelled requests are dropped."""
         kind = self._kind_for(kind, now_ns)
         queue = self._queue_of(kind)
         head = queue.head(LOOK_AHEAD)
@@ -208,18 +208,18 @@ class EngineCore:
         lengths = [len(waiting) for waiting in head]
         chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
         batch = self._batch(queue.remove(head, chosen), now_ns, kind)
-        self._out += 1
+        self._running += 1
         if kind is LaneKind.BULK:
             self._bulk_served_ns = now_ns
         return batch
 
     def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[EngineRequest]:
-        """Hand a batch's outputs back; the requests that are complete now."""
+        """Give a batch's outputs to its requests; return those that are complete now."""
         return self.settle(batch, batch.split(outputs), now_ns)
 
     def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
-        """`give` in two steps: what `Batch.split` made goes to its requests; those that are complete now."""
-        self._out -= 1
+        """Give `parts`, made by `Batch.split`, to their requests; return those that are complete now."""
+        self._running -= 1
         for part in parts:
             part.request.keep(part.places, part.outputs)
             part.request.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
@@ -228,12 +228,12 @@ class EngineCore:
         return [part.request for part in parts if part.request.done]
 
     def fail(self, batch: Batch, error: BaseException) -> list[EngineRequest]:
-        """Mark the requests of a batch as failed; others are untouched."""
-        self._out -= 1
+        """Fail the requests of a batch and return them."""
+        self._running -= 1
         return _failed([request for request, _ in batch.callers], error)
 
     def fail_all(self, error: BaseException) -> list[EngineRequest]:
-        """Fail every waiting request and empty the queue."""
+        """Fail every waiting request, empty the queues, and return the requests."""
         waiting = [waiting for queue in self._queues() for waiting in queue.clear()]
         return _failed([cast(EngineRequest, request) for one in waiting for request, _ in one.callers], error)
 
@@ -244,7 +244,7 @@ class EngineCore:
         return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
 
     def _kind_for(self, kind: LaneKind, now_ns: int) -> LaneKind:
-        """An express lane serves bulk that would starve otherwise; once, and then its own again."""
+        """Return BULK for one batch of an express lane if bulk work starves."""
         first = self._bulk.head(1) if kind is LaneKind.EXPRESS else []
         if first and is_starving(first[0].callers[0][0].added_ns, self._bulk_served_ns, now_ns):
             return LaneKind.BULK
@@ -253,7 +253,7 @@ class EngineCore:
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
         heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))
         packed = pack([waiting.encoding for waiting in chosen], heads, self._positions)
-        alone = kind is LaneKind.EXPRESS and self._out == 0 and not len(self)
+        alone = kind is LaneKind.EXPRESS and self._running == 0 and not len(self)
         # Beside other passes, a second thread costs more than it brings.
         use_all_cores = alone and len(packed.input_ids) <= EXPRESS_TOKENS
         batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, use_all_cores)
@@ -262,15 +262,15 @@ class EngineCore:
         return batch
 
     def _unknown(self, request: EngineRequest) -> list[int]:
-        """Places of the sequences that have to be computed; the others are given their outputs."""
+        """Return the places of the sequences to compute; the request gets the outputs of the others from the cache."""
         assert self._cache is not None
         unknown = []
         for place, encoding in enumerate(request.encodings):
-            found = self._cache.find(encoding, request.heads)
-            if found is None:
+            outputs = self._cache.find(encoding, request.heads)
+            if outputs is None:
                 unknown.append(place)
             else:
-                request.keep([place], found)
+                request.keep([place], outputs)
         return unknown
 
     def _remember(self, cache: ResultCache, part: Part) -> None:

@@ -1,13 +1,12 @@
-"""Which sequences run next. Sequences wait in the order of their turn, identical ones as one; what is chosen of them, and for
-which lane, are pure functions of lengths, budgets and ages.
+"""Which sequences run next, and which need no pass since their outputs are cached.
 
-Fair, not blind. Every sequence has a tag: the request's share of virtual time, which grows with each token it asks for, and
-the lowest tag runs first. So a request's thousandth text waits behind someone's five-token query, and nothing starves, as
-virtual time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
+`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each token it asks for, and the
+lowest tag runs first. So a request's thousandth text waits behind another's five-token query, and nothing starves, as virtual
+time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
 
-Where nothing is padded, arrival order is kept and gaps are filled with what still fits. Where something is, like lengths go
-together with the one whose turn it is: in a rectangle a batch costs `sequences * longest`, and where only attention has one,
-as much less as attention costs less than everything else.
+`choose` and `lane_for` are functions of lengths, budgets and ages. Where nothing is padded, arrival order is kept and gaps are
+filled with what still fits. Where something is, sequences of like length go together with the first: in a rectangle a batch
+costs `sequences * longest`, and where only attention is padded, as much less as attention costs less than everything else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hybridtei.system.cpu import LaneKind
 
 
 class Caller(Protocol):
-    """Who asked for a sequence."""
+    """The request that asks for a sequence."""
 
     heads: frozenset[Head]
     added_ns: int
@@ -39,7 +38,7 @@ CallerPlace = tuple[Caller, int]  # a request, and the place of the sequence in 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiting:
-    """One sequence, and everyone who waits for it: of their turns it takes the earliest."""
+    """One sequence, and the requests that wait for it; `tag` is the lowest of theirs."""
 
     tag: int
     number: int  # arrival, so that equal tags keep their order
@@ -50,8 +49,8 @@ class Waiting:
         return len(self.encoding)
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody still waits for it."""
+    def awaited(self) -> bool:
+        """Whether any request still waits for it."""
         return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
 
 
@@ -60,7 +59,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.shared = 0  # sequences, ever, that were found waiting here already
+        self.shared = 0  # sequences, ever, that waited here already when they were added
         self._queue: list[Waiting] = []
         self._by_key: dict[bytes, Waiting] = {}
         self._virtual_time = 0
@@ -79,7 +78,7 @@ class FairQueue:
                 waiting.callers.append((caller, place))
                 self.shared += 1
                 if tag + len(encoding) >= waiting.tag:
-                    continue  # its turn comes early enough, and is another's
+                    continue  # its tag is low enough already
                 del self._queue[bisect_left(self._queue, waiting)]
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:
@@ -91,20 +90,20 @@ class FairQueue:
             self._by_key[encoding.key] = waiting
 
     def head(self, most: int) -> list[Waiting]:
-        """The first `most` of the queue, after those that nobody waits for any more were removed."""
+        """Return the first `most` of the queue, after removing those that no request waits for."""
         while True:
             head = self._queue[:most]
-            wanted: list[Waiting] = []
-            gone: list[Waiting] = []
-            for waiting in head:  # asked once: callers leave at any moment, from another thread
-                (wanted if waiting.wanted else gone).append(waiting)
-            if not gone:
+            awaited: list[Waiting] = []
+            dropped: list[Waiting] = []
+            for waiting in head:  # read once: requests are cancelled at any moment, from another thread
+                (awaited if waiting.awaited else dropped).append(waiting)
+            if not dropped:
                 return head
-            self._queue[: len(head)] = wanted
-            self._forget(gone)
+            self._queue[: len(head)] = awaited
+            self._forget(dropped)
 
     def remove(self, head: Sequence[Waiting], places: Sequence[int]) -> list[Waiting]:
-        """Take those at `places` of what `head` gave, out of the queue; virtual time moves on to the first one's turn."""
+        """Remove those at `places` of what `head` returned, and return them. Virtual time moves on to the first one's tag."""
         taken = set(places)
         chosen = [head[place] for place in places]
         self._queue[: len(head)] = [waiting for place, waiting in enumerate(head) if place not in taken]
@@ -113,27 +112,27 @@ class FairQueue:
         return chosen
 
     def clear(self) -> list[Waiting]:
-        """Empty the queue; what was in it."""
+        """Empty the queue and return what was in it."""
         everything, self._queue = self._queue, []
         self._forget(everything)
         return everything
 
-    def _forget(self, gone: Sequence[Waiting]) -> None:
-        for waiting in gone:
+    def _forget(self, removed: Sequence[Waiting]) -> None:
+        for waiting in removed:
             del self._by_key[waiting.encoding.key]
             self.tokens -= len(waiting)
 
 
 EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
-EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, what is short is bulk in small pieces, and has to share with it
-PATIENCE_NS = 2_000_000_000  # bulk of which none was served for so long may take an express lane
+EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, short requests are bulk work in small pieces
+PATIENCE_NS = 2_000_000_000  # bulk work that was not served for so long may take an express lane
 ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # a batch may cost so many times its useful tokens
 ATTENTION_TOKENS = 1000  # length of texts of which attention costs as much as the rest, in small models
-LEAST_SHARE_TOKENS = 128  # a batch of fewer leaves a core's arithmetic waiting for weights
+MIN_SHARE_TOKENS = 128  # a batch of fewer leaves a core's arithmetic waiting for weights
 
 
 def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
-    """Lane of a request of so many tokens, where so many wait on the express side already."""
+    """Return the lane of a request, given the tokens that wait for express lanes already."""
     short = request_tokens <= EXPRESS_TOKENS and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
     return LaneKind.EXPRESS if short else LaneKind.BULK
 
@@ -144,12 +143,12 @@ def is_starving(waiting_since_ns: int, last_served_ns: int, now_ns: int) -> bool
 
 
 def share(waiting_tokens: int, lanes: int, max_tokens: int) -> int:
-    """Budget of one batch where `lanes` of them share what waits: none should take all of it while another has nothing."""
-    return min(max_tokens, max(LEAST_SHARE_TOKENS, -(-waiting_tokens // lanes)))
+    """Return the budget of one batch, in tokens, where `lanes` share what waits: none takes all of it while another idles."""
+    return min(max_tokens, max(MIN_SHARE_TOKENS, -(-waiting_tokens // lanes)))
 
 
 def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:
-    """What a batch costs, in tokens."""
+    """Return the cost of a batch in tokens: the useful ones and those of padding."""
     if padding is Padding.NONE:
         return useful
     wasted = sequences * longest - useful
@@ -159,16 +158,16 @@ def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:
 def choose(
     waiting: Sequence[int], *, max_tokens: int, max_sequences: int | None = None, padding: Padding = Padding.NONE
 ) -> list[int]:
-    """Places in `waiting` (lengths in tokens, whose turn it is first) of those that run next, ascending.
+    """Return the places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next, ascending.
 
-    At least the first is chosen if any wait, however long it is, so the queue moves. Same queue in, same batch out.
+    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches.
     """
     if not waiting:
         return []
     order = range(len(waiting))
-    by_likeness = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
+    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
     chosen, useful, longest = [0], waiting[0], waiting[0]
-    for i in by_likeness:
+    for i in by_length:
         if i == 0:
             continue
         if max_sequences is not None and len(chosen) >= max_sequences:
@@ -188,18 +187,21 @@ ENTRY_BYTES = 600  # of Python objects around the arrays of one entry
 
 
 class ResultCache:
-    """Not thread-safe. A text that is asked for further outputs is computed again, and kept with those."""
+    """Outputs of sequences within a bound on their bytes; the least recently used are evicted first. Not thread-safe.
 
-    def __init__(self, most_bytes: int) -> None:
+    A text that is asked for further outputs is computed again, and kept with those.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
         self.hits = self.misses = self.bytes = 0
-        self._most = most_bytes
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, tuple[frozenset[Head], HeadOutputs, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, encoding: Encoding, heads: frozenset[Head]) -> HeadOutputs | None:
-        """What a pass computed for these ids, if it was asked for all of `heads` then."""
+        """Return the outputs of `heads` for these ids, or None unless a pass computed all of them."""
         entry = self._entries.get(encoding.key)
         if entry is None or not heads <= entry[0]:
             self.misses += 1
@@ -209,14 +211,14 @@ class ResultCache:
         return entry[1].only(heads)
 
     def keep(self, encoding: Encoding, heads: frozenset[Head], row: HeadOutputs) -> None:
-        """Remember one sequence's outputs, if there is room for them at all."""
+        """Keep one sequence's outputs, unless they exceed the bound by themselves."""
         size = row.nbytes + len(encoding.key) + ENTRY_BYTES
-        if size > self._most:
+        if size > self._max_bytes:
             return
         self._drop(encoding.key)
         self._entries[encoding.key] = (heads, row, size)
         self.bytes += size
-        while self.bytes > self._most:
+        while self.bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: bytes) -> None:

@@ -11,7 +11,7 @@ from hybridtei.engine.scheduler import (
     ALLOWED,
     EXPRESS_BACKLOG_TOKENS,
     EXPRESS_TOKENS,
-    LEAST_SHARE_TOKENS,
+    MIN_SHARE_TOKENS,
     PATIENCE_NS,
     choose,
     is_starving,
@@ -136,5 +136,5 @@ def test_starving_begins_after_the_last_service_or_the_arrival():
 def test_a_share_is_no_more_than_the_budget_and_no_less_than_keeps_a_core_busy(waiting, lanes, budget):
     got = share(waiting, lanes, budget)
     assert got <= budget
-    assert got >= min(budget, LEAST_SHARE_TOKENS)
+    assert got >= min(budget, MIN_SHARE_TOKENS)
     assert got * lanes >= min(waiting, budget * lanes)
