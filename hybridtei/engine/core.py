@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.scheduler import (
     EXPRESS_TOKENS,
     CallerPlace,
+    EngineRequest,
     FairQueue,
     ResultCache,
     Waiting,
@@ -22,65 +22,10 @@ from hybridtei.engine.scheduler import (
     lane_for,
     share,
 )
-from hybridtei.outputs import HeadOutputs, Timings
+from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
 
-if TYPE_CHECKING:
-    import asyncio
-
 LOOK_AHEAD = 512  # waiting sequences that one choice considers
-
-
-@dataclass(eq=False, slots=True)
-class EngineRequest:
-    """One request from submit to join: its sequences, the outputs that have come back, its times, and the future of its caller.
-
-    `waiter`: set by an engine whose caller awaits the request; the core itself never touches it.
-    """
-
-    encodings: Sequence[Encoding]
-    heads: frozenset[Head]
-    added_ns: int
-    cancelled: bool = False
-    error: BaseException | None = None
-    queue_ns: int = 0
-    inference_ns: int = 0
-    waiter: asyncio.Future[None] | None = None
-    _parts: list[tuple[Sequence[int], HeadOutputs]] = field(default_factory=list)
-    _missing: int = 0
-
-    def __post_init__(self) -> None:
-        self._missing = len(self.encodings) if self.heads else 0  # without heads, no pass is needed
-
-    @property
-    def done(self) -> bool:
-        return self._missing == 0 or self.error is not None
-
-    def wake(self, error: BaseException | None = None) -> None:
-        """Resume the caller, on its event loop, with `error` if there is one; nothing if it has been resumed or cancelled."""
-        if self.waiter is not None and not self.waiter.done():
-            self.error = error or self.error
-            self.waiter.set_result(None)
-
-    def keep(self, places: Sequence[int], outputs: HeadOutputs) -> None:
-        """Add the outputs of some of its sequences."""
-        self._parts.append((places, outputs))
-        self._missing -= len(places)
-
-    def outputs(self) -> HeadOutputs:
-        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
-        if self.error is not None:
-            raise self.error
-        places = [place for part, _ in self._parts for place in part]
-        joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
-        if places == list(range(len(places))):
-            return joined
-        return joined.take(sorted(range(len(places)), key=places.__getitem__))
-
-    def timings(self) -> Timings:
-        """Means over its sequences."""
-        n = max(len(self.encodings), 1)
-        return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +44,13 @@ class Batch:
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
         """Return (request, place in it) for each sequence of the batch and each request that waits for it."""
-        return [cast("tuple[EngineRequest, int]", caller) for callers in self.rows for caller in callers]
+        return [caller for callers in self.rows for caller in callers]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
         """Return each request's share of the outputs. Copies, so call it without the device's lock."""
         rows_of: dict[EngineRequest, tuple[list[int], list[int]]] = {}
         for row, callers in enumerate(self.rows):
-            for request, place in cast("Sequence[tuple[EngineRequest, int]]", callers):
+            for request, place in callers:
                 rows, places = rows_of.setdefault(request, ([], []))
                 rows.append(row)
                 places.append(place)
@@ -235,7 +180,7 @@ class EngineCore:
     def fail_all(self, error: BaseException) -> list[EngineRequest]:
         """Fail every waiting request, empty the queues, and return the requests."""
         waiting = [waiting for queue in self._queues() for waiting in queue.clear()]
-        return _failed([cast(EngineRequest, request) for one in waiting for request, _ in one.callers], error)
+        return _failed([request for one in waiting for request, _ in one.callers], error)
 
     def _queues(self) -> list[FairQueue]:
         return [self._bulk] if self._express is None else [self._express, self._bulk]

@@ -20,7 +20,8 @@ from math import inf
 from time import monotonic, perf_counter_ns
 
 from hybridtei.backends.base import Backend
-from hybridtei.engine.core import Batch, EngineCore, EngineRequest
+from hybridtei.engine.core import Batch, EngineCore
+from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.system.cpu import LaneKind, lower_priority
 

@@ -19,9 +19,9 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
-from hybridtei.engine.core import Batch, EngineCore, EngineRequest
+from hybridtei.engine.core import Batch, EngineCore
 from hybridtei.engine.device import Device, ModelInstance
-from hybridtei.engine.scheduler import MIN_SHARE_TOKENS, ResultCache
+from hybridtei.engine.scheduler import MIN_SHARE_TOKENS, EngineRequest, ResultCache
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from hybridtei import errors
 from hybridtei.batch import Encoding, Head, Ids, PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.engine.core import EngineRequest
 from hybridtei.engine.engine import BatchMetrics, EngineClient
+from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs

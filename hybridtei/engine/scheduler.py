@@ -1,4 +1,4 @@
-"""Which sequences run next, and which need no pass since their outputs are cached.
+"""Requests, which of their sequences run next, and which need no pass since their outputs are cached.
 
 `FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each token it asks for, and the
 lowest tag runs first. So a request's thousandth text waits behind another's five-token query, and nothing starves, as virtual
@@ -15,25 +15,69 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, Padding
-from hybridtei.outputs import HeadOutputs
+from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.cpu import LaneKind
 
+if TYPE_CHECKING:
+    import asyncio
 
-class Caller(Protocol):
-    """The request that asks for a sequence."""
 
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """One request from submit to join: its sequences, the outputs that have come back, its times, and the future of its caller.
+
+    `waiter`: set by an engine whose caller awaits the request; the core itself never touches it.
+    """
+
+    encodings: Sequence[Encoding]
     heads: frozenset[Head]
     added_ns: int
-    cancelled: bool
+    cancelled: bool = False
+    error: BaseException | None = None
+    queue_ns: int = 0
+    inference_ns: int = 0
+    waiter: asyncio.Future[None] | None = None
+    _parts: list[tuple[Sequence[int], HeadOutputs]] = field(default_factory=list)
+    _missing: int = 0
+
+    def __post_init__(self) -> None:
+        self._missing = len(self.encodings) if self.heads else 0  # without heads, no pass is needed
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        return self._missing == 0 or self.error is not None
+
+    def wake(self, error: BaseException | None = None) -> None:
+        """Resume the caller, on its event loop, with `error` if there is one; nothing if it has been resumed or cancelled."""
+        if self.waiter is not None and not self.waiter.done():
+            self.error = error or self.error
+            self.waiter.set_result(None)
+
+    def keep(self, places: Sequence[int], outputs: HeadOutputs) -> None:
+        """Add the outputs of some of its sequences."""
+        self._parts.append((places, outputs))
+        self._missing -= len(places)
+
+    def outputs(self) -> HeadOutputs:
+        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
+        if self.error is not None:
+            raise self.error
+        places = [place for part, _ in self._parts for place in part]
+        joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
+        if places == list(range(len(places))):
+            return joined
+        return joined.take(sorted(range(len(places)), key=places.__getitem__))
+
+    def timings(self) -> Timings:
+        """Means over its sequences."""
+        n = max(len(self.encodings), 1)
+        return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
 
 
-CallerPlace = tuple[Caller, int]  # a request, and the place of the sequence in it
+CallerPlace = tuple[EngineRequest, int]  # a request, and the place of the sequence in it
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,21 +112,21 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, caller: Caller, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
+    def add(self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
         """Queue some sequences of one request."""
         tag = self._virtual_time
         for place in places:
             encoding = encodings[place]
             waiting = self._by_key.get(encoding.key)
             if waiting is not None:
-                waiting.callers.append((caller, place))
+                waiting.callers.append((request, place))
                 self.shared += 1
                 if tag + len(encoding) >= waiting.tag:
                     continue  # its tag is low enough already
                 del self._queue[bisect_left(self._queue, waiting)]
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:
-                waiting = Waiting(tag + len(encoding), self._arrivals, encoding, [(caller, place)])
+                waiting = Waiting(tag + len(encoding), self._arrivals, encoding, [(request, place)])
                 self._arrivals += 1
                 self.tokens += len(encoding)
             tag = waiting.tag

@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Encoding, Head, Ragged, offsets_of
 from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.engine.core import EngineRequest
 from hybridtei.engine.remote import RunMessage
+from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings
 from hybridtei.system.frames import PREFIX, decode, encode

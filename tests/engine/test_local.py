@@ -9,8 +9,9 @@ import pytest
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
-from hybridtei.engine.core import EngineCore, EngineRequest
+from hybridtei.engine.core import EngineCore
 from hybridtei.engine.engine import run_all
+from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
