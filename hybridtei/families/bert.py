@@ -1,0 +1,36 @@
+"""BERT and what differs from it by positions or the width of its embeddings: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA."""
+
+from __future__ import annotations
+
+from hybridtei.families.ops import Heads, Ops, Rows
+from hybridtei.families.settings import Settings
+
+
+def bert(o: Ops, s: Settings) -> Rows:
+    """After `BertModel`. Positions come with the batch, so an offset is not the family's affair."""
+    hidden, eps = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12)
+    x = embeddings(o, s, s.count("embedding_size", hidden), eps)
+    if x.width != hidden:
+        x = o.linear(x, "embeddings_project", hidden)
+    count = s.count("num_attention_heads")
+    heads = Heads(count, count, hidden // count)
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+    for i in range(s.count("num_hidden_layers")):
+        layer = f"encoder.layer.{i}."
+        q, k, v = (o.linear(x, f"{layer}attention.self.{name}", hidden) for name in ("query", "key", "value"))
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        y = o.linear(attended, f"{layer}attention.output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
+        y = o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act)
+        x = o.layer_norm(o.add(o.linear(y, f"{layer}output.dense", hidden), x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def embeddings(o: Ops, s: Settings, width: int, eps: float) -> Rows:
+    """Words, positions and types added up and normalised."""
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
+    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), width, "token_type_ids")
+    places = o.embedding(
+        "embeddings.position_embeddings.weight", s.count("max_position_embeddings", 512), width, "position_ids"
+    )
+    return o.layer_norm(o.add(o.add(words, types), places), "embeddings.LayerNorm", eps)

@@ -1,0 +1,119 @@
+"""What a model family is written against: token-wise arithmetic, and attention, which alone knows where a sequence ends.
+
+Hidden states are rows `[t, width]`, one a token, sequence after sequence. A family is a function of `Ops` and its `Settings`
+that returns the last hidden states. `Ops` says what happens: one computes, another writes a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A value float[t, width]: what it is, is known to the `Ops` that made it."""
+
+    value: Any
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines float[t, 1, dim] of the angles that the first `dim` numbers of a head are turned by."""
+
+    cos: Any
+    sin: Any
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How rows are cut into heads: `count` queries, `key_count` keys and values (fewer for grouped queries), `dim` numbers each."""
+
+    count: int
+    key_count: int
+    dim: int
+
+
+class Ops(Protocol):
+    """Tensors are named as transformers names them; `linear` means `NAME.weight` float[out, in] and `NAME.bias` float[out]."""
+
+    def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
+        """Row `ids[t]` of the table `name` float[rows, width]. `ids`: input_ids, position_ids or token_type_ids."""
+        ...
+
+    def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows: ...
+    def add(self, x: Rows, y: Rows) -> Rows: ...
+    def multiply(self, x: Rows, y: Rows) -> Rows: ...
+    def scale(self, x: Rows, factor: float) -> Rows: ...
+
+    def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
+        """Side by side parts of the rows."""
+        ...
+
+    def activate(self, x: Rows, kind: str) -> Rows:
+        """`kind`: a value of `settings.ACTIVATIONS`."""
+        ...
+
+    def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows: ...
+
+    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+        """Each `dim` numbers of a row by themselves, or the row; multiplied by `NAME.weight + offset`."""
+        ...
+
+    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+        """For the positions of the batch. `frequencies` float32[dim / 2]; `factor` multiplies cosines and sines."""
+        ...
+
+    def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
+        """Heads of `dim` numbers, of which the first `rotation.dim` are turned, halves against each other."""
+        ...
+
+    def attention(
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        heads: Heads,
+        *,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        bias: Any = None,
+    ) -> Rows:
+        """A token sees its own sequence only: of it, keys at a distance below `window`, and none later where `causal`.
+
+        `bias`: added to the scaled scores; made by one of the three below.
+        """
+        ...
+
+    def slopes(self, slopes: NDArray[np.float32]) -> Any:
+        """ALiBi: `-slopes[head] * distance`."""
+        ...
+
+    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
+        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d."""
+        ...
+
+    def disentangled(
+        self,
+        q: Rows,
+        k: Rows,
+        heads: Heads,
+        buckets: NDArray[np.int64],
+        *,
+        content_to_position: Rows | None,
+        position_to_content: Rows | None,
+        scale: float,
+    ) -> Any:
+        """DeBERTa: scaled products of contents with the projected embeddings of distances, rows of `parameter_rows`."""
+        ...
+
+    def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
+        """A tensor of the checkpoint as rows, of which there are `rows` and not `t`."""
+        ...

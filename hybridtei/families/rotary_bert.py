@@ -1,0 +1,92 @@
+"""Encoders with a norm after each block and rotary positions: NomicBERT, GTE ("new"), Jina v3's XLM-RoBERTa.
+
+Tensors have the names of their makers, under which transformers writes them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridtei.families.ops import Heads, Ops, Rows
+from hybridtei.families.rope import frequencies
+from hybridtei.families.settings import Settings
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Names of the tensors, those of a layer below `layer`, and what no configuration says."""
+
+    layer: str
+    embedding_norm: str
+    qkv: str
+    out: str
+    norms: tuple[str, str]
+    theta: float
+    has_bias: bool
+
+
+NOMIC = _Form("encoder.layers.", "emb_ln", "attn.Wqkv", "attn.out_proj", ("norm1", "norm2"), 1_000.0, has_bias=False)
+GTE = _Form(
+    "encoder.layer.",
+    "embeddings.LayerNorm",
+    "attention.qkv_proj",
+    "attention.o_proj",
+    ("attn_ln", "mlp_ln"),
+    160_000.0,
+    has_bias=True,
+)
+JINA = _Form("encoder.layers.", "emb_ln", "mixer.Wqkv", "mixer.out_proj", ("norm1", "norm2"), 20_000.0, has_bias=True)
+
+
+def nomic_bert(o: Ops, s: Settings) -> Rows:
+    """After `NomicBertModel`."""
+    act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
+
+    def mlp(x: Rows, name: str) -> Rows:
+        up, gate = (o.linear(x, f"{name}mlp.{part}", wide, bias=False) for part in ("fc11", "fc12"))
+        return o.linear(o.multiply(o.activate(gate, act), up), f"{name}mlp.fc2", x.width, bias=False)
+
+    return _encoder(o, s, NOMIC, mlp)
+
+
+def gte(o: Ops, s: Settings) -> Rows:
+    """After `GteModel`."""
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+
+    def mlp(x: Rows, name: str) -> Rows:
+        up, gate = o.split(o.linear(x, f"{name}mlp.up_gate_proj", 2 * wide, bias=False), [wide] * 2)
+        return o.linear(o.multiply(o.activate(gate, act), up), f"{name}mlp.down_proj", x.width)
+
+    return _encoder(o, s, GTE, mlp)
+
+
+def jina_v3(o: Ops, s: Settings) -> Rows:
+    """After `JinaEmbeddingsV3Model`, whose adapters were added to its weights."""
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+
+    def mlp(x: Rows, name: str) -> Rows:
+        return o.linear(o.activate(o.linear(x, f"{name}mlp.fc1", wide), act), f"{name}mlp.fc2", x.width)
+
+    return _encoder(o, s, JINA, mlp)
+
+
+def _encoder(o: Ops, s: Settings, form: _Form, mlp):  # type: ignore[no-untyped-def]
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+    x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    if s.get("type_vocab_size", 0):
+        table = "embeddings.token_type_embeddings.weight"
+        x = o.add(x, o.embedding(table, s.count("type_vocab_size"), hidden, "token_type_ids"))
+    x = o.layer_norm(x, form.embedding_norm, eps)
+    heads = Heads(count, count, s.count("head_dim", hidden // count))
+    rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
+    s.get("max_position_embeddings")  # no table is that long
+    width = count * heads.dim
+    for i in range(s.count("num_hidden_layers")):
+        layer = f"{form.layer}{i}."
+        q, k, v = o.split(o.linear(x, layer + form.qkv, 3 * width, bias=form.has_bias), [width] * 3)
+        q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        y = o.linear(attended, layer + form.out, hidden, bias=form.has_bias)
+        x = o.layer_norm(o.add(x, y), layer + form.norms[0], eps)
+        x = o.layer_norm(o.add(x, mlp(x, layer)), layer + form.norms[1], eps)
+    return x

@@ -1,0 +1,115 @@
+"""A family's numbers out of config.json, each with its unit checked, and what is not understood refused by name.
+
+A key that no family reads and that is not known to be without effect could change the computation, so it is an error: a vector
+that is silently another model's is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+
+# config.json's names of activations -> those of `Ops.activate`.
+ACTIVATIONS: Mapping[str, str] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+# What a configuration says of its maker, its task, its training or its generation.
+IRRELEVANT = frozenset(
+    """
+    _attn_implementation_autoset _name_or_path architectures auto_map bos_token_id cls_token_id dtype eos_token_id
+    finetuning_task gradient_checkpointing id2label initializer_range initializer_factor label2id mask_token_id
+    model_max_length model_type num_labels output_past pad_token_id problem_type sbert_ce_default_activation_function
+    sentence_transformers sep_token_id tie_weights_ tie_word_embeddings tokenizer_class torch_dtype transformers_version
+    use_cache vocab_size output_attentions output_hidden_states return_dict pretraining_tp
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    pooler_dropout pooler_hidden_act pooler_hidden_size
+    classifier_activation classifier_bias classifier_pooling decoder_bias deterministic_flash_attn
+    initializer_cutoff_factor reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+    seq_classif_dropout qa_dropout summary_activation summary_last_dropout summary_type summary_use_proj
+    final_logit_softcapping legacy cache_implementation
+    """.split()
+)
+# Values of keys under which they change nothing.
+WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "cross_attention_hidden_size": (None,),
+    "position_embedding_type": ("absolute",),
+    "pruned_heads": ({},),
+    "sinusoidal_pos_embds": (False, True),
+    "attn_logit_softcapping": (None,),
+}
+
+
+class Settings:
+    """A config.json. Keys that were read are remembered: see `check`."""
+
+    def __init__(self, config: Mapping[str, Any], file: str) -> None:
+        self._config = config
+        self._file = file
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or the default where it is missing or null."""
+        self._read.add(key)
+        value = self._config.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer. Raises LoadError."""
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise LoadError(f"{self._file}: `{key}` is {value!r}, should be a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number. Raises LoadError."""
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise LoadError(f"{self._file}: `{key}` is {value!r}, should be a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false. Raises LoadError."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise LoadError(f"{self._file}: `{key}` is {value!r}, should be true or false")
+        return value
+
+    def activation(self, key: str, default: str = "gelu") -> str:
+        """Raises UnsupportedArchitecture."""
+        value = self.get(key, default)
+        if value not in ACTIVATIONS:
+            raise self.unsupported(key, value, tuple(ACTIVATIONS))
+        return ACTIVATIONS[value]
+
+    def only(self, key: str, *served: object) -> None:
+        """Raises UnsupportedArchitecture for a value that is not one of these; missing and null pass."""
+        value = self.get(key)
+        if value is not None and value not in served:
+            raise self.unsupported(key, value, served)
+
+    def unsupported(self, key: str, value: object, served: tuple[object, ...]) -> UnsupportedArchitecture:
+        """The error for a value that is not computed."""
+        named = ", ".join(map(repr, served))
+        return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; served: {named}")
+
+    def check(self) -> None:
+        """Raises UnsupportedArchitecture for a key that could matter and that nothing has read."""
+        for key, value in self._config.items():
+            if key in self._read or key in IRRELEVANT or "dropout" in key or value is None:
+                continue
+            if value not in WITHOUT_EFFECT.get(key, ()):
+                raise UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}, which the family is not known to have")
