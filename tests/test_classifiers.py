@@ -14,8 +14,6 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hybridtei.backends.graphs import graph_name, graphs_folder
-from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -29,7 +27,6 @@ from hybridtei.errors import (
 )
 from hybridtei.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
-from tests.exports import exported
 from tests.sampled import crossed
 
 FAMILIES = [
@@ -119,17 +116,10 @@ def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str)
 
 @pytest.mark.parametrize("name", ["ort", "openvino"])
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
-def test_a_graph_of_the_trunk_serves_its_classifiers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, name: Any
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # or other tests would find the graph
+def test_a_graph_of_the_trunk_serves_its_classifiers_too(tmp_path: Path, model_type: str, name: Any) -> None:
     if find_spec(name.replace("ort", "onnxruntime")) is None:
         pytest.skip(f"{name} is not installed")
     folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
-    spec = read_spec(folder)
-    target = graphs_folder() / graph_name(spec)
-    if not target.exists():
-        exported(spec).write(target)
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name))
     assert encoder.backend_name == name
     close(ours(encoder, [*TEXTS, *PAIRS]), theirs(folder, [*TEXTS, *PAIRS]), 5 * TOLERANCE)

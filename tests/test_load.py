@@ -15,20 +15,17 @@ import pytest
 
 from hybridtei import load
 from hybridtei.backends import select as backend_choice
-from hybridtei.backends.graphs import graph_name
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import PackedBatch
-from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
 from hybridtei.trunk import trunk
 from tests import tiny, tolerances, vocabulary
-from tests.backends.test_export import change
 from tests.checkpoint.test_modules import in_its_own_folder
-from tests.exports import graph_of
+from tests.tiny import change
 from tests.trunk.test_rope import LONG
 
 Copied = Callable[[Path], Path]
@@ -42,13 +39,13 @@ def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
 
 def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[list[int]] = []
-    forward = TorchBackend.forward
+    forward = OnnxBackend.forward
 
-    def counted(backend: TorchBackend, batch: PackedBatch, *, use_all_cores: bool = False) -> Any:
+    def counted(backend: OnnxBackend, batch: PackedBatch, *, use_all_cores: bool = False) -> Any:
         lengths.append(batch.lengths.tolist())
         return forward(backend, batch, use_all_cores=use_all_cores)
 
-    monkeypatch.setattr(TorchBackend, "forward", counted)
+    monkeypatch.setattr(OnnxBackend, "forward", counted)
     loaded(bert)
     assert lengths[0] == [3, vocabulary.LONGEST]
     lengths.clear()
@@ -96,19 +93,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def with_graph(folder: Path, cache: Path) -> Path:
-    """The folder of a BERT, once its graph is known."""
-    graph_of("bert").write(cache / graph_name(read_spec(folder, pooling="mean")))
-    return folder
-
-
 def backend_of(folder: Path, **config: Any) -> Any:
     return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
 
 
-def test_torch_runs_what_has_no_graph_and_onnxruntime_what_has_one(bert: Path, cache: Path) -> None:
-    assert isinstance(backend_of(bert), TorchBackend)
-    with_graph(bert, cache)
+def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert: Path, cache: Path) -> None:
     assert isinstance(backend_of(bert), OnnxBackend)
     assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
@@ -117,7 +106,6 @@ def test_torch_runs_what_has_no_graph_and_onnxruntime_what_has_one(bert: Path, c
 def test_a_machine_with_an_nvidia_device_runs_torch_unless_told(
     bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_graph(bert, cache)
     monkeypatch.setattr(backend_choice, "NVIDIA", bert)
     assert isinstance(backend_of(bert), TorchBackend)
     assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
@@ -135,7 +123,7 @@ def with_pickled_weights(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("no graph", r"no graph.*hybridtei export MODEL --graph-only"),
+        ("setting", "`an_option_nobody_knows` is 1, which the family is not known to have"),
         ("float16", "float32 and int8 only, not float16"),
         ("bfloat16", "float32 and int8 only, not bfloat16"),
         ("pickle", "not in safetensors"),
@@ -147,8 +135,8 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
     folder = copied(bert)
     installed = backend_choice._installed
     monkeypatch.setattr(backend_choice, "_installed", lambda package: package != "openvino" and installed(package))
-    if case != "no graph":
-        with_graph(folder, cache)
+    if case == "setting":
+        tiny.edit_json(folder / "config.json", an_option_nobody_knows=1)
     if case == "pickle":
         with_pickled_weights(folder)
     config: dict[str, Any] = {"dtype": case} if case in ("float16", "bfloat16") else {}
@@ -169,18 +157,8 @@ def test_a_graph_that_the_checkpoint_does_not_fit_is_a_mismatch(
     name = "encoder.layer.0.output.dense.bias"
     left = {} if fault == "missing" else {name: torch.zeros(tiny.HIDDEN + 1)}
     folder = change(copied(bert), lambda tensors: {key: tensors[key] for key in tensors if key != name} | left)
-    with_graph(folder, cache)
     with pytest.raises(WeightMismatch, match=f"{folder}.*{name}"):
         backend_of(folder, backend=backend)
-
-
-def test_a_graph_file_that_is_damaged_is_named(bert: Path, cache: Path) -> None:
-    path = cache / graph_name(read_spec(bert))
-    path.parent.mkdir()
-    path.write_bytes(b"PK no zip")
-    with pytest.raises(LoadError, match=f"{path}: not a readable graph"):
-        backend_of(bert, backend="ort")
-    assert isinstance(backend_of(bert), TorchBackend)
 
 
 @pytest.mark.parametrize("backend", ["auto", "ort"])
@@ -190,7 +168,6 @@ def test_a_layer_too_many_is_another_model(bert: Path, copied: Copied, cache: Pa
         copied(bert),
         lambda tensors: tensors | {another + key[len(first) :]: tensors[key].clone() for key in tensors if first in key},
     )
-    with_graph(more, cache)
     with pytest.raises(WeightMismatch, match=rf"{more}: .*hold what config\.json does not.*{another}"):
         backend_of(more, backend=backend)
 
@@ -200,14 +177,12 @@ def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert: Path, copied
     moved = change(
         copied(bert), lambda tensors: {(f"cls.{key}" if key == name else key): value for key, value in tensors.items()}
     )
-    with_graph(moved, cache)
     with pytest.raises(WeightMismatch, match=f"{moved}: .*several prefixes"):
         backend_of(moved, backend="ort")
 
 
 @pytest.mark.parametrize("longest", [1, 3])
 def test_the_self_test_is_asked_of_onnxruntime_too(bert: Path, cache: Path, longest: int) -> None:
-    with_graph(bert, cache)
     engine = EngineConfig(max_batch_tokens=longest)
     model = load_model(ModelConfig(model_id=str(bert)), engine)
     assert isinstance(model.backend, OnnxBackend)

@@ -6,17 +6,22 @@ that a wrong position, a wrong neighbour or a dropped bias shows in the first di
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hybridtei.backends.graphs import Graph
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.checkpoint.spec import read_spec
 from tests.vocabulary import LONGEST, Kind, tokenizer
 
 HIDDEN = 32
@@ -238,5 +243,22 @@ def edit_json(path: Path, **changes: Any) -> None:
     write_json(path, {key: value for key, value in merged.items() if value is not ...})
 
 
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    """Rewrite a checkpoint's tensors."""
+    file = folder / "model.safetensors"
+    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
+    return folder
+
+
 def _random(*shape: int, seed: int) -> Tensor:
     return 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+QUICK = ("bert", "xlm-roberta", "modernbert", "qwen3")  # positions from 0, from the padding id, windows, causal attention
+
+
+@functools.cache
+def graph_of(model_type: str, rectangle: bool = False) -> Graph:
+    """The graph of a tiny family; the checkpoint whose configuration it was made from is gone by then."""
+    with TemporaryDirectory() as folder:
+        return family_graph(read_spec(write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle)

@@ -86,10 +86,7 @@ SENTINELS: Mapping[str, tuple[str, Any]] = {
 
 
 def write_model(name: str, folder: Path) -> str:
-    """The checkpoint of a kind, written once below `folder`, with its graph in the cache of graphs: its model id."""
-    from hybridtei.backends.export import export_graph
-    from hybridtei.backends.graphs import graph_name, graphs_folder
-    from hybridtei.checkpoint.spec import read_spec
+    """The checkpoint of a kind, written once below `folder`: its model id."""
     from tests import tiny
 
     if name == "default":
@@ -110,10 +107,6 @@ def write_model(name: str, folder: Path) -> str:
         tiny.write_classifier(home, "bert", len(TAGS), task="TokenClassification", **names)
     else:
         tiny.write_classifier(home, "bert", 1 if name == "reranker" else 3)
-    spec = read_spec(home)
-    target = graphs_folder() / graph_name(spec)
-    if not target.exists():
-        export_graph(spec).write(target)
     return str(home)
 
 

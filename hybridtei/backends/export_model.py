@@ -14,19 +14,17 @@ from typing import Literal
 
 import numpy as np
 
-from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors, word_table
-from hybridtei.backends.graphs import Graph, graphs_folder, read_graph
+from hybridtei.backends.graphs import Graph
 from hybridtei.backends.int8 import Fidelity, Guard, make_int8
-from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import FILES, WORDS
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.onnx_writer import contents, declarations
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.outputs import Floats
 
-RECTANGLE = "rectangle"  # our own graphs take texts end to end
-OUTPUT = "last_hidden_state"  # optimum's name
 LARGEST_FILE = 1_500_000_000  # bytes of tensors; a protobuf message ends at 2 GB, more goes into a file beside it
 DESCRIBING = frozenset({".json", ".txt", ".model"})
 NO_COPY = frozenset({"onnx", "openvino"})
@@ -49,18 +47,14 @@ def export_model(
     spec: ModelSpec, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
 ) -> Report:
     """Write a model's folder anew around an ONNX file. Raises LoadError, and for int8 if `guard` does not let it pass."""
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise LoadError("export needs the package onnx: pip install 'hybridtei[export]'") from error
     if spec.is_splade:
         raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
     weights = Weights.open(spec.folder)
-    graph, fidelity = _graph(spec, weights), None
+    graph, fidelity = family_graph(spec, rectangle=True), None
     words = word_table(spec, graph)
     tensors = graph_tensors(graph, weights)
     if dtype == "int8":
-        graph, fidelity = make_int8(spec, graph, weights, guard or Guard())
+        graph, fidelity = make_int8(spec, weights, guard or Guard(), rectangle=True)
     path = out / FILES[dtype][0]
     _write(graph, {name: tensors[name] for name in graph.weights}, path)
     if words is not None:
@@ -69,40 +63,17 @@ def export_model(
     return Report(path, sum(file.stat().st_size for file in path.parent.iterdir()), fidelity)
 
 
-def _graph(spec: ModelSpec, weights: Weights) -> Graph:
-    """With the inputs that others know: kept, or made now and kept."""
-    path = graphs_folder() / graph_name(spec, RECTANGLE)
-    if path.is_file():
-        graph = read_graph(path, spec)
-        OnnxBackend(spec, graph, weights)  # takes it, or says why not
-        return graph
-    try:
-        from hybridtei.backends.export import export_graph
-    except ImportError as error:
-        raise LoadError(f"{spec.folder}: making a graph needs pip install 'hybridtei[export]'") from error
-    graph = export_graph(spec, rectangle=True)
-    graph.write(path)
-    return graph.with_tanh_gelu() if spec.tanh_gelu else graph
-
-
 def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
-    import onnx
-
-    model = onnx.load_from_string(graph.body)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items())
-    _rename(model.graph, "hidden", OUTPUT)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = f"{path.name}_data"
-    (path.parent / data).unlink(missing_ok=True)  # it would be appended to
-    large = sum(value.nbytes for value in tensors.values()) > LARGEST_FILE
-    onnx.save(model, path, save_as_external_data=large, location=data if large else None)
-
-
-def _rename(graph: object, old: str, new: str) -> None:
-    for node in graph.node:  # type: ignore[attr-defined]
-        node.output[:] = [new if name == old else name for name in node.output]
-        node.input[:] = [new if name == old else name for name in node.input]
-    graph.output[0].name = new  # type: ignore[attr-defined]
+    data = path.with_name(f"{path.name}_data")
+    data.unlink(missing_ok=True)
+    if sum(value.nbytes for value in tensors.values()) <= LARGEST_FILE:
+        path.write_bytes(graph.body + contents(tensors))
+        return
+    with data.open("wb") as file:
+        for value in tensors.values():
+            file.write(np.ascontiguousarray(value).data)
+    path.write_bytes(graph.body + declarations({name: value.shape for name, value in tensors.items()}, data.name))
 
 
 def _write_words(table: Floats, path: Path) -> None:

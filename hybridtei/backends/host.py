@@ -61,7 +61,9 @@ def end_to_end(
     seen = mask.astype(np.int64)
     seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
     seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
-    feed = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "places": places}
+    feed = {"input_ids": batch.input_ids, "places": places}
+    if "position_ids" in inputs:
+        feed["position_ids"] = batch.position_ids
     if "token_type_ids" in inputs:
         types = batch.token_type_ids
         feed["token_type_ids"] = np.zeros(tokens, dtype=np.int64) if types is None else types

@@ -3,8 +3,6 @@
 Each row of activations has a scale of its own (a row is a token), each column of a matrix too. The runtime's usual dynamic
 quantisation takes one scale for a whole batch: a text's vectors would depend on its neighbours, and it is further off. What
 is not a product stays float32 and comes from the checkpoint.
-
-This is also faster than the usual way, since what is quantised once serves query, key and value.
 """
 
 from __future__ import annotations
@@ -18,11 +16,12 @@ from functools import cache
 import numpy as np
 import onnxruntime as ort
 
-from hybridtei.backends.graph_names import graph_name
 from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph, graphs_folder
 from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.onnx_bytes import integer_product_graph
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.onnx_writer import integer_product_graph
+from hybridtei.backends.quantize import int8_family_graph
 from hybridtei.backends.sample_texts import SAMPLE
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
@@ -60,13 +59,13 @@ class Fidelity:
         return f"cosine to float32 {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.0%} of neighbours kept"
 
 
-def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | None = None) -> Graph:
+def int8_graph(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> Graph:
     """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
-    gelu = " gelu tanh" if spec.tanh_gelu else ""
-    path = graphs_folder() / graph_name(spec, f"int8 {max_weight()} {_digest(spec)}{gelu}")
+    graph = family_graph(spec)
+    path = graphs_folder() / f"int8-{_digest(spec, graph)}.zip"
     if guard is None and path.is_file():  # it passed the usual guard then
-        return Graph.read(path, spec.config)
-    made, fidelity = make_int8(spec, graph, weights, guard or Guard())
+        return Graph.read(path)
+    made, fidelity = make_int8(spec, weights, guard or Guard())
     log.info("int8: %s", fidelity)
     try:
         made.write(path)
@@ -75,24 +74,18 @@ def int8_graph(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard | N
     return made
 
 
-def make_int8(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False) -> tuple[Graph, Fidelity]:
     """Quantise and judge. Raises LoadError with the figures if it is too far off."""
-    try:
-        from hybridtei.backends.quantize import quantised
-    except ImportError as error:
-        raise LoadError(
-            f"int8 needs the package onnx once, to make the graph: pip install 'hybridtei[int8]' ({error})"
-        ) from error
-    made = quantised(graph, graph_tensors(graph, weights), max_weight())
-    if not made.held:
-        raise LoadError(f"{spec.folder}: int8: the graph of {spec.model_type} has no products with known matrices")
+    graph = family_graph(spec)
+    tensors = graph_tensors(graph, weights)
+    made = int8_family_graph(spec, tensors, max_weight())
     fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, made, weights))
     if not fidelity.passes(guard):
         raise LoadError(
-            f"{spec.folder}: int8 is too far from float32 for this model: {fidelity}; asked for: {guard.worst} at worst, "
-            f"{guard.mean} on average"
+            f"{spec.folder}: int8 is too far from float32 for this model: {fidelity}; "
+            f"asked for are {guard.worst} at worst, {guard.mean} on average"
         )
-    return made, fidelity
+    return int8_family_graph(spec, tensors, max_weight(), rectangle=True) if rectangle else made, fidelity
 
 
 @cache
@@ -142,10 +135,10 @@ def _neighbours(vectors: Floats) -> list[list[int]]:
     return nearest
 
 
-def _digest(spec: ModelSpec) -> str:
-    """Of the weights, by content: what was made of a file is not what is to be made of another under its name."""
-    digest = hashlib.sha256()
+def _digest(spec: ModelSpec, graph: Graph) -> str:
+    """Of the computation, of this processor's largest weight, and of the weights by content."""
+    digest = hashlib.sha256(graph.onnx + bytes([max_weight()]))
     for path in sorted(spec.folder.glob("model*.safetensors")):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]

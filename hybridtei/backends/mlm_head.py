@@ -13,8 +13,8 @@ import numpy as np
 
 from hybridtei.backends.graph_weights import old_name
 from hybridtei.backends.host import through
-from hybridtei.backends.onnx_bytes import declarations, product_graph
 from hybridtei.backends.onnx_session import Lent, open_session
+from hybridtei.backends.onnx_writer import declarations, product_graph
 from hybridtei.batch import Offsets
 from hybridtei.checkpoint.layers import EXACT, TANH, LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec

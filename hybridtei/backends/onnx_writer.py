@@ -1,21 +1,27 @@
 """An ONNX model spelled in bytes: nodes, constants, inputs and one output, so that serving needs no `onnx` package.
 
-Fields are numbered as in onnx.proto of the ONNX project.
+Fields are numbered as in onnx.proto of the ONNX project. Two protobuf messages laid end to end are one message with the fields
+of both, and lists are joined: so tensors are declared to a model by appending to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.system.frames import nested, varint
+
 OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
 IR_VERSION = 10
-FLOAT, INT64, BOOL = 1, 7, 9  # TensorProto.DataType
-_TYPES = {np.dtype("float32"): FLOAT, np.dtype("int64"): INT64, np.dtype("bool"): BOOL}
+MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
+FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9  # TensorProto.DataType
+EXTERNAL = 1  # TensorProto.DataLocation
+_TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8, "int64": INT64}
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7  # AttributeProto.AttributeType
 Attribute = float | int | str | Sequence[int]
+Dims = Sequence[str | int]
 
 
 class OnnxWriter:
@@ -24,16 +30,18 @@ class OnnxWriter:
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._ends: list[bytes] = []
+        self._inputs: list[bytes] = []
+        self._opsets = {"": OPSET}
         self._count = 0
 
-    def node(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Attribute) -> list[str]:
+    def node(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Attribute) -> list[str]:
         """An operator; returns the names of its outputs."""
         names = [self._name() for _ in range(outputs)]
-        content = b"".join(_bytes(1, name.encode()) for name in inputs)
-        content += b"".join(_bytes(2, name.encode()) for name in names) + _bytes(4, kind.encode())
-        content += b"".join(_bytes(5, _attribute(name, value)) for name, value in attributes.items())
-        self._nodes.append(content)
+        self._opsets.setdefault(domain, 1)
+        content = b"".join(nested(1, name.encode()) for name in inputs)
+        content += b"".join(nested(2, name.encode()) for name in names) + nested(4, kind.encode())
+        content += b"".join(nested(5, _attribute(name, value)) for name, value in attributes.items())
+        self._nodes.append(content + (nested(7, domain.encode()) if domain else b""))
         return names
 
     def constant(self, value: NDArray[np.generic]) -> str:
@@ -43,66 +51,90 @@ class OnnxWriter:
             self._constants[key] = self._name()
         return self._constants[key]
 
-    def input(self, name: str, dims: Sequence[str]) -> str:
-        """An input int64[dims] of the model."""
-        self._ends.append(_bytes(11, _value(name, INT64, dims)))
+    def input(self, name: str, dims: Dims, kind: int = INT64) -> str:
+        """An input of the model; a size that is a string is free."""
+        self._inputs.append(nested(11, _value(name, kind, dims)))
         return name
 
-    def model(self, output: str, name: str, dims: Sequence[str | int]) -> bytes:
-        """A ModelProto; `output` float32[dims] is what it gives, under `name`."""
-        identity = _bytes(1, output.encode()) + _bytes(2, name.encode()) + _bytes(4, b"Identity")
-        graph = b"".join(_bytes(1, node) for node in (*self._nodes, identity)) + _bytes(2, b"trunk")
-        graph += b"".join(_bytes(5, _tensor(one, *key)) for key, one in self._constants.items())
-        graph += b"".join(self._ends) + _bytes(12, _value(name, FLOAT, dims))
-        return _integer(1, IR_VERSION) + _bytes(8, _bytes(1, b"") + _integer(2, OPSET)) + _bytes(7, graph)
+    def model(self, output: str, name: str, dims: Dims, kind: int = FLOAT) -> bytes:
+        """A ModelProto that gives the value `output` under `name`."""
+        identity = nested(1, output.encode()) + nested(2, name.encode()) + nested(4, b"Identity")
+        graph = b"".join(nested(1, node) for node in (*self._nodes, identity)) + nested(2, b"trunk")
+        graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
+        graph += b"".join(self._inputs) + nested(12, _value(name, kind, dims))
+        opsets = b"".join(nested(8, nested(1, key.encode()) + _integer(2, number)) for key, number in self._opsets.items())
+        return _integer(1, IR_VERSION) + opsets + nested(7, graph)
 
     def _name(self) -> str:
         self._count += 1
         return f"v{self._count}"
 
 
+def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoint") -> bytes:
+    """Tensors float32 without content, to be appended to a model: one after the other in the file `location`, as it says."""
+    content, offset = b"", 0
+    for name, shape in shapes.items():
+        size = 4
+        for dim in shape:
+            size *= dim
+        entries = {"location": location, "offset": str(offset), "length": str(size)}
+        external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
+        dims = b"".join(_integer(1, dim) for dim in shape)
+        tensor = dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
+        content += nested(5, tensor)
+        offset += size if location != "checkpoint" else 0
+    return nested(7, content) if content else b""
+
+
+def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """Tensors with their content, to be appended to a model."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    content = (nested(5, _tensor(name, "float32", value.shape, value.tobytes())) for name, value in arrays.items())
+    return nested(7, b"".join(content)) if tensors else b""
+
+
+def inputs(shapes: Mapping[str, Sequence[int]]) -> bytes:
+    """Inputs float32, to be appended to a model: for tensors that a runtime is given, or that take their place before."""
+    values = b"".join(nested(11, _value(name, FLOAT, shape)) for name, shape in shapes.items())
+    return nested(7, values) if shapes else b""
+
+
+def product_graph(rows: str, matrix: str, product: str) -> bytes:
+    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`, whose matrix is to be declared."""
+    writer = OnnxWriter()
+    writer.input(rows, ["t", "k"], FLOAT)
+    (output,) = writer.node("Gemm", rows, matrix, transB=1)
+    return writer.model(output, product, ["t", "v"])
+
+
+def integer_product_graph() -> bytes:
+    """A model of one product of integers, `rows` uint8[t, k] x `matrix` int8[k, v] -> `product` int32[t, v]."""
+    writer = OnnxWriter()
+    rows, matrix = writer.input("rows", ["t", "k"], UINT8), writer.input("matrix", ["k", "v"], INT8)
+    (output,) = writer.node("MatMulInteger", rows, matrix)
+    return writer.model(output, "product", ["t", "v"], INT32)
+
+
 def _attribute(name: str, value: Attribute) -> bytes:
-    content = _bytes(1, name.encode())
+    content = nested(1, name.encode())
     if isinstance(value, float):
-        return content + _varint(2 << 3 | 5) + np.float32(value).tobytes() + _integer(20, _ATTRIBUTE_FLOAT)
+        return content + varint(2 << 3 | 5) + np.float32(value).tobytes() + _integer(20, _ATTRIBUTE_FLOAT)
     if isinstance(value, int):
         return content + _integer(3, value) + _integer(20, _ATTRIBUTE_INT)
     if isinstance(value, str):
-        return content + _bytes(4, value.encode()) + _integer(20, _ATTRIBUTE_STRING)
+        return content + nested(4, value.encode()) + _integer(20, _ATTRIBUTE_STRING)
     return content + b"".join(_integer(8, one) for one in value) + _integer(20, _ATTRIBUTE_INTS)
 
 
-def _tensor(name: str, dtype: str, shape: Sequence[int], data: bytes) -> bytes:
+def _tensor(name: str, dtype: str, shape: Iterable[int], data: bytes) -> bytes:
     dims = b"".join(_integer(1, dim) for dim in shape)
-    return dims + _integer(2, _TYPES[np.dtype(dtype)]) + _bytes(8, name.encode()) + _bytes(9, data)
+    return dims + _integer(2, _TYPES[dtype]) + nested(8, name.encode()) + nested(9, data)
 
 
-def _value(name: str, kind: int, dims: Sequence[str | int]) -> bytes:
-    shape = b"".join(_bytes(1, _bytes(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim)) for dim in dims)
-    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, kind) + _bytes(2, shape)))
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
+def _value(name: str, kind: int, dims: Dims) -> bytes:
+    shape = b"".join(nested(1, nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim)) for dim in dims)
+    return nested(1, name.encode()) + nested(2, nested(1, _integer(1, kind) + nested(2, shape)))
 
 
 def _integer(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)  # negative ones take ten bytes
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def constants_of(values: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """TensorProtos of named arrays as fields of a GraphProto, to be appended to a model."""
-    content = b"".join(
-        _bytes(5, _tensor(name, str(value.dtype), value.shape, np.ascontiguousarray(value).tobytes()))
-        for name, value in values.items()
-    )
-    return _bytes(7, content)
+    return varint(field << 3) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)  # a negative one takes ten bytes

@@ -26,9 +26,9 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.host import Feed, HostHeads, Sizes, end_to_end, in_rectangle, padding_of
+from hybridtei.backends.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.backends.mlm_head import MlmHead
-from hybridtei.backends.onnx_bytes import inputs
+from hybridtei.backends.onnx_writer import inputs
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
@@ -55,6 +55,7 @@ class OpenVinoBackend:
     """See `backends.base.Backend`."""
 
     name = "openvino"
+    padding = Padding.ATTENTION
     fills_cores = False
     busy_tokens = BUSY_TOKENS
 
@@ -92,7 +93,6 @@ class OpenVinoBackend:
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
-        self.padding = padding_of(self._inputs)
         self._heads = HostHeads(spec, table, mlm)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
@@ -117,14 +117,7 @@ class OpenVinoBackend:
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
         model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores)
         _check_ids(batch, self.spec, self._inputs)
-        if self.padding is Padding.ATTENTION:
-            return end_to_end(batch, self._inputs, model.run, _grown_sizes)
-
-        def run(feed: Feed) -> Floats:
-            n, length = feed["input_ids"].shape
-            return model.run(_grown(feed, self.spec))[:n, :length]
-
-        return in_rectangle(batch, self._inputs, self.spec.padding_id, run)
+        return end_to_end(batch, self._inputs, model.run, _grown_sizes)
 
 
 class _Models:
@@ -196,23 +189,8 @@ class _Lent:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _grown(feed: Feed, spec: ModelSpec) -> Feed:
-    """The same texts in one of few shapes: more padding, and rows that hold nothing but one token."""
-    n, length = feed["input_ids"].shape
-    table = spec.config.get("max_position_embeddings")
-    longest = max(length, table - spec.positions.offset) if isinstance(table, int) else None
-    rows, columns = _grown_rectangle(n, length)
-    columns = columns if longest is None else min(columns, longest)
-    larger: Feed = {}
-    for name, values in feed.items():
-        larger[name] = np.full((rows, columns), spec.padding_id if name == "input_ids" else 0, dtype=np.int64)
-        larger[name][:n, :length] = values
-    larger["attention_mask"][n:, 0] = 1  # a row that may attend to nothing is not a number
-    return larger
-
-
 def _grown_sizes(sizes: Sizes) -> Sizes:
-    """The same for texts end to end. Lone queries are one shape: another than the pass before costs more than the padding."""
+    """Few shapes for many batches. Lone queries are one shape: another than the pass before costs more than the padding."""
     tokens, rows, columns = sizes
     if rows == 1 and tokens <= QUERY_TOKENS:
         return QUERY_TOKENS, 1, QUERY_TOKENS

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
-from hybridtei.backends.graphs import find_graph, read_graph
 from hybridtei.backends.onnx_files import find_own_graph
+from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import ModelConfig
@@ -105,20 +105,18 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
-    if name == "torch" or own or _known_graph(spec) is not None:
-        return None
-    if not _has_safetensors(spec):
+    return None if name == "torch" or own else _why_no_graph(spec)
+
+
+def _why_no_graph(spec: ModelSpec) -> str | None:
+    """Why a checkpoint's weights cannot run in a graph of its family, or None if they can."""
+    if not any(spec.folder.glob("model*.safetensors")):
         return "the weights are not in safetensors"
-    return "no graph of this architecture is known: hybridtei export MODEL --graph-only makes one"
-
-
-def _known_graph(spec: ModelSpec) -> Path | None:
-    """Of the architecture, where the checkpoint has the weights for it."""
-    return find_graph(spec) if _has_safetensors(spec) else None
-
-
-def _has_safetensors(spec: ModelSpec) -> bool:
-    return any(spec.folder.glob("model*.safetensors"))
+    try:
+        family_graph(spec)
+    except LoadError as error:
+        return str(error).removeprefix(f"{spec.folder}: ")
+    return None
 
 
 @cache
@@ -147,28 +145,24 @@ def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.onnx_backend import OnnxBackend
 
-    known = _known_graph(spec)
-    if known is None:
+    if _why_no_graph(spec) is not None:
         own = find_own_graph(spec, dtype)
         assert own is not None  # or `why_not` had refused
         if spec.tanh_gelu:
             raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the weights in safetensors")
         return OnnxBackend.from_file(spec, own, dtype=dtype)
-    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
+    weights = Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.backends.int8 import int8_graph
 
-        graph = int8_graph(spec, graph, weights)
-    return OnnxBackend(spec, graph, weights)
+        return OnnxBackend(spec, int8_graph(spec, weights), weights)
+    return OnnxBackend(spec, family_graph(spec), weights)
 
 
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.openvino_backend import OpenVinoBackend
 
-    known = _known_graph(spec)
-    assert known is not None  # or `why_not` had refused
-    graph, weights = read_graph(known, spec), Weights.open(spec.folder)
-    return OpenVinoBackend(spec, graph, weights, dtype=dtype, bulk_niceness=niceness)
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype=dtype, bulk_niceness=niceness)
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

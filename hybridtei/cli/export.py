@@ -9,20 +9,14 @@ import msgspec
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import ModelConfig
-from hybridtei.errors import LoadError, UsageError
+from hybridtei.errors import UsageError
 
 
 def add(commands: Commands) -> None:
     """Add the command `export` and its flags."""
     parser = new_parser(commands, "export", "write a model as ONNX files, for others too")
-    parser.usage = "%(prog)s MODEL OUT [flags], or %(prog)s MODEL [OUT] --graph-only"
     parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
-    parser.add_argument("out", metavar="OUT", nargs="?", help="folder to write [default of a graph: the cache here]")
-    parser.add_argument(
-        "--graph-only",
-        action="store_true",
-        help="write the graph without weights, for ort and openvino here",
-    )
+    parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
     parser.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
     add_flags(parser, (ModelConfig,))
@@ -30,13 +24,8 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write a model as ONNX files with their weights, or its graph alone."""
+    """Write a model as ONNX files with their weights."""
     model = msgspec.structs.replace(read_settings(arguments, ModelConfig), model_id=arguments.model)
-    if arguments.graph_only:
-        _write_graph(model, arguments.out)
-        return
-    if arguments.out is None:
-        raise UsageError("OUT is missing: name the folder to write, or pass --graph-only")
     dtype = model.dtype or "float32"
     if dtype not in ("float32", "int8"):
         raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
@@ -46,14 +35,3 @@ def run(arguments: argparse.Namespace) -> None:
 
     guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
     print(export_model(find_model(model), Path(arguments.out), dtype, guard))
-
-
-def _write_graph(model: ModelConfig, out: str | None) -> None:
-    try:
-        from hybridtei.backends.export import write_graph
-    except ImportError as error:
-        raise LoadError(f"the package `{error.name}` is missing: pip install 'hybridtei[export]'") from error
-    from hybridtei.load import find_model
-
-    spec = find_model(msgspec.structs.replace(model, pooling=model.pooling or "mean"))  # no graph depends on the pooling
-    print(write_graph(spec, None if out is None else Path(out)))

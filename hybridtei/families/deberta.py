@@ -18,7 +18,6 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     kinds = s.get("pos_att_type") or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     relative = s.flag("relative_attention")
-    kinds = kinds if relative else []
     scale = (heads.dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
     positions = s.count("max_position_embeddings", 512)
     furthest = s.get("max_relative_positions", -1)

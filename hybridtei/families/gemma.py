@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridtei.families.decoder import FULL, SLIDING, gated_mlp
 from hybridtei.families.ops import Heads, Ops, Rows
-from hybridtei.families.rope import frequencies
+from hybridtei.families.rope import Frequencies, frequencies
 from hybridtei.families.settings import Settings
 
 THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
@@ -43,6 +43,6 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     return norm(x, "norm")
 
 
-def _frequencies(s: Settings, dim: int, kind: str):  # type: ignore[no-untyped-def]
+def _frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
     older = s.number("rope_local_base_freq", THETAS[SLIDING]) if kind == SLIDING else THETAS[FULL]
     return frequencies(s, dim, theta=older, kind=kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridtei.families.ops import Heads, Ops, Rows
-from hybridtei.families.rope import frequencies
+from hybridtei.families.rope import Frequencies, frequencies
 from hybridtei.families.settings import Settings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -41,6 +41,6 @@ def _kind(layer: int, every: int) -> str:
     return SLIDING if layer % every else FULL
 
 
-def _frequencies(s: Settings, dim: int, kind: str):  # type: ignore[no-untyped-def]
+def _frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
     return frequencies(s, dim, theta=s.number(older[kind], THETAS[kind]), kind=kind)

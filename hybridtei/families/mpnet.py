@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hybridtei.families.ops import Heads, Ops, Rows
 from hybridtei.families.settings import Settings
 
-MAX_DISTANCE = 128
+BUCKETS, MAX_DISTANCE = 32, 128
 
 
 def mpnet(o: Ops, s: Settings) -> Rows:
@@ -20,9 +20,9 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     places = o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids")
     x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
-    number = s.count("relative_attention_num_buckets", 32)
     s.get("type_vocab_size")  # written, and not read: MPNet has no types
-    bias = o.buckets(buckets(number, positions), "encoder.relative_attention_bias.weight", count)
+    s.only("relative_attention_num_buckets", BUCKETS)  # transformers takes the table's size from there, and no other number
+    bias = o.buckets(buckets(BUCKETS, positions), "encoder.relative_attention_bias.weight", count)
     heads = Heads(count, count, hidden // count)
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
     for i in range(s.count("num_hidden_layers", 12)):

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A value float[t, width]: what it is, is known to the `Ops` that made it."""
+    """A value float[t, width], known to the `Ops` that made it. `is_parameter`: of the checkpoint, and not of the batch."""
 
     value: Any
     width: int
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How rows are cut into heads: `count` queries, `key_count` keys and values (fewer for grouped queries), `dim` numbers each."""
+    """How rows are cut into heads of `dim` numbers: `count` of queries, `key_count` of keys and values (fewer if grouped)."""
 
     count: int
     key_count: int

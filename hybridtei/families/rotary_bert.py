@@ -5,6 +5,7 @@ Tensors have the names of their makers, under which transformers writes them too
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridtei.families.ops import Heads, Ops, Rows
@@ -70,7 +71,7 @@ def jina_v3(o: Ops, s: Settings) -> Rows:
     return _encoder(o, s, JINA, mlp)
 
 
-def _encoder(o: Ops, s: Settings, form: _Form, mlp):  # type: ignore[no-untyped-def]
+def _encoder(o: Ops, s: Settings, form: _Form, mlp: Callable[[Rows, str], Rows]) -> Rows:
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     if s.get("type_vocab_size", 0):

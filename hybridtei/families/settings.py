@@ -25,19 +25,71 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 # What a configuration says of its maker, its task, its training or its generation.
 IRRELEVANT = frozenset(
-    """
-    _attn_implementation_autoset _name_or_path architectures auto_map bos_token_id cls_token_id dtype eos_token_id
-    finetuning_task gradient_checkpointing id2label initializer_range initializer_factor label2id mask_token_id
-    model_max_length model_type num_labels output_past pad_token_id problem_type sbert_ce_default_activation_function
-    sentence_transformers sep_token_id tie_weights_ tie_word_embeddings tokenizer_class torch_dtype transformers_version
-    use_cache vocab_size output_attentions output_hidden_states return_dict pretraining_tp
-    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    pooler_dropout pooler_hidden_act pooler_hidden_size
-    classifier_activation classifier_bias classifier_pooling decoder_bias deterministic_flash_attn
-    initializer_cutoff_factor reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-    seq_classif_dropout qa_dropout summary_activation summary_last_dropout summary_type summary_use_proj
-    final_logit_softcapping legacy cache_implementation
-    """.split()
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "classifier_activation",
+        "classifier_bias",
+        "classifier_pooling",
+        "cls_token_id",
+        "decoder_bias",
+        "deterministic_flash_attn",
+        "directionality",
+        "dtype",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "id2label",
+        "initializer_cutoff_factor",
+        "initializer_factor",
+        "initializer_range",
+        "label2id",
+        "legacy",
+        "mask_token_id",
+        "model_max_length",
+        "model_type",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "pad_token_id",
+        "pooler_dropout",
+        "pooler_fc_size",
+        "pooler_hidden_act",
+        "pooler_hidden_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+        "pretraining_tp",
+        "problem_type",
+        "qa_dropout",
+        "reference_compile",
+        "repad_logits_with_grad",
+        "return_dict",
+        "sbert_ce_default_activation_function",
+        "sentence_transformers",
+        "sep_token_id",
+        "seq_classif_dropout",
+        "sparse_pred_ignore_index",
+        "sparse_prediction",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_type",
+        "summary_use_proj",
+        "tie_weights_",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "vocab_size",
+    }
 )
 # Values of keys under which they change nothing.
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {

@@ -20,7 +20,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.load import find_model
-from tests import exports, tiny
+from tests import tiny
 from tests.backends.test_int8 import LOOSE
 from tests.backends.test_onnx_backend import random_encodings, run, same
 
@@ -28,7 +28,6 @@ from tests.backends.test_onnx_backend import random_encodings, run, same
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hybridtei.backends.export.export_graph", exports.exported)  # one for all tests
     return tmp_path / "cache"
 
 

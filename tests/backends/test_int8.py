@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,16 +15,17 @@ from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.int8 import Fidelity, Guard, compare, int8_graph, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.onnx_bytes import integer_product_graph
-from hybridtei.backends.quantize import quantised
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.onnx_writer import integer_product_graph
+from hybridtei.backends.quantize import int8_family_graph
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from tests import tiny, tolerances
-from tests.backends.test_export import change
 from tests.backends.test_onnx_backend import run
 from tests.backends.test_torch_backend import columns_of, sixty_four
-from tests.exports import FAMILIES, graph_of
+from tests.sampled import sampled
+from tests.tiny import change
 
 Copied = Callable[[Path], Path]
 LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)  # random weights lose more
@@ -37,39 +37,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def parts(folder: Path) -> tuple[ModelSpec, Graph, Weights]:
-    spec = read_spec(folder, pooling="mean")
-    return spec, graph_of(spec.model_type), Weights.open(folder)
+def parts(folder: Path) -> tuple[ModelSpec, Weights]:
+    return read_spec(folder, pooling="mean"), Weights.open(folder)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
 def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
-    spec, graph, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
-    made, fidelity = make_int8(spec, graph, weights, LOOSE)
+    spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
+    made, fidelity = make_int8(spec, weights, LOOSE)
     assert fidelity.passes(LOOSE)
     backend = OnnxBackend(spec, made, weights)
     assert backend.dtype == "int8"
-    assert compare(OnnxBackend(spec, graph, weights), backend) == fidelity
+    assert compare(OnnxBackend(spec, family_graph(spec), weights), backend) == fidelity
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
 def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_path: Path, model_type: str) -> None:
-    _, graph, weights = parts(tiny.write_family(tmp_path, model_type))
-    made = quantised(graph, graph_tensors(graph, weights), int8.max_weight())
+    spec, weights = parts(tiny.write_family(tmp_path, model_type))
+    graph = family_graph(spec)
+    made = int8_family_graph(spec, graph_tensors(graph, weights), int8.max_weight())
     matrices = {name for name, shape in graph.weights.items() if len(shape) == 2 and "embed" not in name and "bias" not in name}
     assert set(made.held) == matrices
     assert set(made.weights) == set(graph.weights) - matrices
-    assert made.free == graph.free
     model = onnx.load_from_string(made.body)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    assert all(stored[f"{name}.int8"].data_type == onnx.TensorProto.INT8 for name in made.held)
+    eight = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    assert sorted(tuple(tensor.dims)[::-1] for tensor in eight) == sorted(graph.weights[name] for name in made.held)
     assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
     """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
-    spec, graph, weights = read_spec(hybrid), graph_of("bert"), Weights.open(hybrid)
-    backend = OnnxBackend(spec, quantised(graph, graph_tensors(graph, weights), int8.max_weight()), weights)
+    spec, weights = read_spec(hybrid), Weights.open(hybrid)
+    tensors = graph_tensors(family_graph(spec), weights)
+    backend = OnnxBackend(spec, int8_family_graph(spec, tensors, int8.max_weight()), weights)
     texts = sixty_four(spec.vocab_size)
     together = run(backend, texts)
     for place, text in enumerate(texts):
@@ -78,9 +78,9 @@ def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None
 
 
 def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
-    spec, graph, weights = parts(bert)
+    spec, weights = parts(bert)
     with pytest.raises(LoadError, match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst"):
-        make_int8(spec, graph, weights, Guard(worst=0.99999))
+        make_int8(spec, weights, Guard(worst=0.99999))
 
 
 def test_nan_does_not_pass() -> None:
@@ -94,9 +94,9 @@ def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
     made = list[Guard]()
     make = int8.make_int8
 
-    def counted(spec: ModelSpec, graph: Graph, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+    def counted(spec: ModelSpec, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
         made.append(guard)
-        return make(spec, graph, weights, LOOSE)
+        return make(spec, weights, LOOSE)
 
     monkeypatch.setattr(int8, "make_int8", counted)
     first = int8_graph(*parts(bert))
@@ -117,18 +117,6 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(bert: Path, cache: Path,
     cache.write_text("a file")
     assert int8_graph(*parts(bert), LOOSE).held
     assert "cannot be kept" in caplog.text
-
-
-def test_without_onnx_the_error_names_the_extra(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hybridtei.backends.quantize", None)
-    with pytest.raises(LoadError, match=r"hybridtei\[int8\]"):
-        make_int8(*parts(bert), LOOSE)
-
-
-def test_a_graph_without_known_products_is_refused(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtei.backends.quantize._products", lambda *_: {})
-    with pytest.raises(LoadError, match="no products"):
-        make_int8(*parts(bert), LOOSE)
 
 
 def test_products_of_the_largest_weights_are_exact_here() -> None:

@@ -20,9 +20,8 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 from tests import tiny, tolerances
-from tests.backends.test_export import change
-from tests.exports import graph_of
 from tests.sampled import sampled
+from tests.tiny import change
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -36,7 +35,7 @@ def spec_of(folder: Path) -> ModelSpec:
 
 def onnx(folder: Path) -> OnnxBackend:
     spec = spec_of(folder)
-    return OnnxBackend(spec, graph_of(spec.model_type), Weights.open(folder))
+    return OnnxBackend(spec, tiny.graph_of(spec.model_type), Weights.open(folder))
 
 
 def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) -> Floats:

@@ -24,10 +24,9 @@ from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
 from tests import tiny, tolerances
-from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four
-from tests.exports import FAMILIES, graph_of
 from tests.sampled import sampled
+from tests.tiny import change
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -36,7 +35,7 @@ ACTIVATIONS = ["linear.Identity", "activation.Tanh", "activation.ReLU", "activat
 
 
 def onnx(spec: ModelSpec, **settings: Any) -> OnnxBackend:
-    return OnnxBackend(spec, graph_of(spec.model_type), Weights.open(spec.folder), **settings)
+    return OnnxBackend(spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), **settings)
 
 
 def run(backend: Backend, encodings: list[Encoding], heads: frozenset[Head] | None = None) -> HeadOutputs:
@@ -81,7 +80,7 @@ def local_backend(tmp_path_factory: pytest.TempPathFactory) -> OnnxBackend:
 # --- against torch -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
 def test_a_graph_serves_other_weights_of_its_shape(tmp_path: Path, model_type: str) -> None:
     """All ids of the vocabulary, padding among them, token types, lengths of 1 to 120 in one batch."""
     agree(read_spec(tiny.write_family(tmp_path, model_type, seed=1), pooling="mean"))
@@ -256,17 +255,17 @@ def test_a_misshapen_weight_is_an_error_with_both_shapes(bert: Path, copied: Cop
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
     with pytest.raises(WeightMismatch, match=str(bert)):
-        OnnxBackend(read_spec(bert), graph_of("modernbert"), Weights.open(bert))
+        OnnxBackend(read_spec(bert), tiny.graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
 def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
     with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime does not take the graph"):
-        OnnxBackend(read_spec(bert), Graph(content, graph_of("bert").weights), Weights.open(bert))
+        OnnxBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
 
 
 def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, graph = read_spec(hybrid), graph_of("bert")
+    spec, graph = read_spec(hybrid), tiny.graph_of("bert")
     shape = (spec.vocab_size, spec.hidden_size)
     backend = OnnxBackend.__init__
     assert [found for found in graph.weights.values() if found == shape] == [shape]

@@ -21,7 +21,6 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from tests import tiny
 from tests.backends.test_onnx_backend import random_encodings, run, same
-from tests.exports import graph_of
 from tests.sampled import sampled
 
 Copied = Callable[[Path], Path]
@@ -32,18 +31,18 @@ ROWS = ["n", "s", tiny.HIDDEN]
 def own_file(folder: Path, *, external: bool = False, path: str = "onnx/model.onnx", output: str = "last_hidden_state") -> Path:
     """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
     spec, weights = read_spec(folder), Weights.open(folder)
-    graph = graph_of(spec.model_type, rectangle=True)
+    graph = tiny.graph_of(spec.model_type, rectangle=True)
     model = onnx.load_from_string(graph.body)
     for name in graph.weights:
         key = weights.find(name)
         assert key is not None
         model.graph.initializer.append(numpy_helper.from_array(np.array(weights.float32(key)), name))
     for node in model.graph.node:
-        node.output[:] = [output if name == "hidden" else name for name in node.output]
+        node.output[:] = [output if name == "last_hidden_state" else name for name in node.output]
     model.graph.output[0].name = output
     file = folder / path
     file.parent.mkdir(exist_ok=True)
-    onnx.save(model, file, save_as_external_data=external, location="model.onnx_data" if external else None, size_threshold=0)
+    onnx.save(model, file, save_as_external_data=external, location="model.onnx_data" if external else None, size_threshold=64)
     (folder / "model.safetensors").unlink()
     return file
 

@@ -21,7 +21,8 @@ pytest.importorskip("openvino", reason="the openvino extra is not installed")
 import openvino as ov
 
 from hybridtei.backends import openvino_backend
-from hybridtei.backends.graphs import Graph, find_graph
+from hybridtei.backends.graphs import Graph
+from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.openvino_backend import OpenVinoBackend
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, Padding, pack
@@ -35,10 +36,9 @@ from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
-from tests.backends.test_export import change
 from tests.backends.test_torch_backend import columns_of, sixty_four
-from tests.exports import EVERY_FAMILY, QUICK, graph_of
 from tests.sampled import sampled
+from tests.tiny import change
 from tests.trunk.test_pretrained import random_encodings
 
 Copied = Callable[[Path], Path]
@@ -56,7 +56,7 @@ def by_dtype(names: Iterable[str], quick: Collection[tuple[str, str]]) -> list[A
 
 
 def openvino(spec: ModelSpec, **settings: Any) -> OpenVinoBackend:
-    return OpenVinoBackend(spec, graph_of(spec.model_type), Weights.open(spec.folder), **settings)
+    return OpenVinoBackend(spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), **settings)
 
 
 def run(backend: Any, encodings: list[Encoding], heads: frozenset[Head] | None = None, **how: bool) -> HeadOutputs:
@@ -94,7 +94,7 @@ def hybrid_backend(request: pytest.FixtureRequest, hybrid: Path) -> OpenVinoBack
 
 
 @pytest.mark.parametrize(
-    ("model_type", "dtype"), by_dtype(EVERY_FAMILY, {*((name, "float32") for name in QUICK), ("qwen3", "bfloat16")})
+    ("model_type", "dtype"), by_dtype([*tiny.FAMILIES], {*((name, "float32") for name in tiny.QUICK), ("qwen3", "bfloat16")})
 )
 def test_a_graph_serves_other_weights_of_its_shape(tmp_path: Path, model_type: str, dtype: str) -> None:
     """All ids of the vocabulary, padding among them, token types, lengths of 1 to 120 in one batch."""
@@ -132,9 +132,7 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_real_model_finds_the_same_texts(dtype: str) -> None:
     model = find_model(ModelConfig())
-    path = find_graph(model)
-    assert path is not None
-    graph = Graph.read(path, model.config)
+    graph = family_graph(model)
     tokenizer = Tokenizer.load(model.folder / "tokenizer.json", has_token_types=True)
     sentences = [f"{who} {does} {what}" for who in WHO for does in DOES for what in WHAT]
     texts = [tokenizer.cut(raw, 64, "Right") for raw in tokenizer.encode(sentences)]
@@ -222,14 +220,10 @@ def test_sizes_grow_a_little_to_one_of_few(least: int, parts: int, waste: float)
 
 
 def test_texts_as_long_as_the_table_of_positions_run(tmp_path: Path) -> None:
-    """A rectangle does not grow beyond it: what lies there might be no number."""
     spec = read_spec(tiny.write_bert(tmp_path, max_position_embeddings=27))
-    graph_of("bert").write(tmp_path / "graph")
-    backend = OpenVinoBackend(spec, Graph.read(tmp_path / "graph", spec.config), Weights.open(tmp_path))
+    backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(tmp_path))
     texts = [Encoding(np.full(length, 7)) for length in (25, 26, 27)]
     same(run(backend, texts), run(TorchBackend(spec), texts), len(texts))
-    shape = openvino_backend._grown({"input_ids": texts[-1].input_ids[None], "attention_mask": np.ones((1, 27))}, spec)
-    assert shape["input_ids"].shape == (1, 27)
 
 
 # --- priority ----------------------------------------------------------------------------------------------------------
@@ -361,13 +355,13 @@ def test_a_missing_weight_is_an_error_that_names_it(bert: Path, copied: Copied) 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
     with pytest.raises(WeightMismatch, match=str(bert)):
-        OpenVinoBackend(read_spec(bert), graph_of("modernbert"), Weights.open(bert))
+        OpenVinoBackend(read_spec(bert), tiny.graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
 def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
     with pytest.raises(LoadError, match=f"{bert}: OpenVINO does not take the graph"):
-        OpenVinoBackend(read_spec(bert), Graph(content, graph_of("bert").weights), Weights.open(bert))
+        OpenVinoBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
 
 
 def test_bfloat16_is_refused_where_the_processor_lacks_it(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,17 +65,6 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Or other tests would find the graphs; and an architecture is exported once for all tests."""
-    pytest.importorskip("onnx")
-    from tests.exports import exported
-
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hybridtei.backends.export.export_graph", exported)
-
-
-@pytest.mark.usefixtures("cache")
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
     from hybridtei.backends.export_model import export_model
     from hybridtei.errors import LoadError
@@ -87,9 +76,7 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
         encoder(out, backend="ort", gelu="tanh")
 
 
-@pytest.mark.usefixtures("cache")
 def test_an_export_can_follow(tmp_path):
-    """Of an architecture whose graph is made at that moment; the graph that is kept is the checkpoint's own."""
     from hybridtei.backends.export_model import export_model
 
     folder = tiny.write_bert(tmp_path / "m")
