@@ -16,8 +16,9 @@ import httpx
 import numpy as np
 import pytest
 
+from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
-from tests import tolerances
+from tests import tiny, tolerances
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 
@@ -42,7 +43,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 COMMAND = f"{PLAIN}\nfrom hybridtei.cli import main\nsys.exit(main(sys.argv[1:]))"
 ENCODE = f"""{PLAIN}
 import json
-from hybridtei import Encoder
+from hybridtei import Encoder, ModelConfig
 
 found = Encoder.load().encode(json.loads(sys.argv[1]), ("dense", "sparse", "multivector"))
 assert not set({ABSENT}) & set(sys.modules)
@@ -87,6 +88,24 @@ def test_it_encodes_as_a_full_one_does(environment: dict[str, str]) -> None:
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
 
 
+ENCODE_DENSE = f"""{PLAIN}
+import json
+from hybridtei import Encoder, ModelConfig
+
+print(json.dumps(Encoder.load(sys.argv[2]).encode(json.loads(sys.argv[1])).dense.tolist()))
+assert not set({ABSENT}) & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("family", sampled(tiny.FAMILIES, ["qwen3", "deberta-v2"]))
+def test_it_encodes_every_family(environment: dict[str, str], tmp_path: Path, family: str) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, family), pooling="mean")
+    done = run(ENCODE_DENSE, json.dumps(TEXTS), str(folder), environment=environment)
+    assert done.stderr == ""
+    expected = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch")).encode(TEXTS).dense
+    np.testing.assert_allclose(json.loads(done.stdout), expected, atol=tolerances.UNIT["float32"], rtol=0)
+
+
 def test_it_serves(environment: dict[str, str]) -> None:
     with process(["-c", COMMAND, "serve", "--hostname", "127.0.0.1", "--port", "0"], environment) as running:
         url = running.wait_ready()
@@ -98,12 +117,8 @@ def test_it_serves(environment: dict[str, str]) -> None:
         assert running.errors == []
 
 
-@pytest.mark.parametrize("needs_torch", sampled(["splade", "m3"], ["splade"]))
-def test_a_model_that_needs_torch_is_refused_in_one_line(
-    environment: dict[str, str], request: pytest.FixtureRequest, needs_torch: str
-) -> None:
-    folder: Path = request.getfixturevalue(needs_torch)
-    done = run(COMMAND, "serve", "--model-id", str(folder), "--port", "0", environment=environment)
+def test_pickled_heads_are_refused_in_one_line(environment: dict[str, str], m3: Path) -> None:
+    done = run(COMMAND, "serve", "--model-id", str(m3), "--port", "0", environment=environment)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
