@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from hybridtei.backends import tuning
-from hybridtei.checkpoint.files import HEADS, PACKAGE
+from hybridtei.checkpoint.files import EMBEDDED_HEADS, READY_PACKAGE
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead, UsageError
@@ -363,7 +363,7 @@ def test_progress_is_shown_when_asked_for(encoder: Encoder, capsys: pytest.Captu
 
 @pytest.fixture(scope="module")
 def embedded() -> Encoder:
-    if not HEADS.exists():
+    if not EMBEDDED_HEADS.exists():
         pytest.skip("hybridtei/heads/minilm_hybrid.safetensors is not there: its heads have not been trained")
     return Encoder.load()
 
@@ -379,7 +379,7 @@ def abstracts() -> list[dict[str, str]]:
 def test_the_embedded_models_dense_vectors_are_the_upstream_ones(
     embedded: Encoder, abstracts: list[dict[str, str]], texts: int, titles: int
 ) -> None:
-    package = find_spec(PACKAGE)
+    package = find_spec(READY_PACKAGE)
     assert package is not None
     theirs = SentenceTransformer(str(Path(package.submodule_search_locations[0]) / "model"), device="cpu")  # type: ignore[index]
     inputs = [*(one["text"] for one in abstracts[:texts]), *(one["title"] for one in abstracts[:titles])]
