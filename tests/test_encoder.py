@@ -400,7 +400,7 @@ def test_the_embedded_model_has_every_output(embedded: Encoder) -> None:
 
 
 def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
-    encoder = Encoder.load(str(bert))
+    encoder = Encoder.load(config=ModelConfig(model_id=str(bert), backend="torch"))
     weights = weakref.ref(encoder._backend._trunk.model)  # type: ignore[attr-defined]
     assert weights() is not None
     encoder.close()
