@@ -32,11 +32,11 @@ RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TEXT_REFUSED = frozenset({(400, "Empty"), (413, "Validation"), (422, "Validation"), (422, "Tokenizer")})  # TEI's names too
 PASS_FAILED = (424, "Backend")
 BODY_TOO_LARGE = "Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
-SHOWN_CHARACTERS = 300  # of an answer, in an error
+SHOWN_CHARACTERS = 300  # of a response, in an error
 
 
 def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
-    """The outputs to store: those named, or all that the model has. Raises InvalidInput for one it lacks."""
+    """The outputs to store: those of `names`, or all of the model's. Raises InvalidInput for one that the model lacks."""
     has = available & frozenset(VECTORS)
     if names is None:
         return has
@@ -48,42 +48,34 @@ def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> fro
 
 
 def embed_each(embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
-    """(rows of the texts that could be embedded, and for each text why it could not, or None).
+    """(rows of the texts that could be embedded, for each text the error's message or None).
 
-    Raises BackendError where no text of several could be: then the engine is at fault.
+    Raises BackendError where none of several texts could be embedded: then the engine is at fault.
     """
     parts: list[Embeddings] = []
-    reasons: list[str | None] = []
-    failures: list[HybridTeiError] = []
-    for part, error, count in _halved(embed, texts):
-        if error is None:
-            assert part is not None
-            parts.append(part)
-        else:
-            failures.append(error)
-        reasons.extend([None if error is None else str(error)] * count)
-    if len(failures) == len(texts) > 1 and isinstance(failures[0], BackendError):
-        raise failures[0]
-    return Embeddings.concat(parts), reasons
+    errors: list[HybridTeiError | None] = []
 
+    def halve(texts: Sequence[str]) -> None:
+        try:
+            parts.append(embed(texts))
+            errors.extend([None] * len(texts))
+        except (RequestError, BackendError) as error:
+            if len(texts) == 1:
+                errors.append(error)
+                return
+            middle = len(texts) // 2
+            halve(texts[:middle])
+            halve(texts[middle:])
 
-def _halved(
-    embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]
-) -> Iterator[tuple[Embeddings | None, HybridTeiError | None, int]]:
-    try:
-        yield embed(texts), None, len(texts)
-    except (RequestError, BackendError) as error:
-        if len(texts) == 1:
-            yield None, error, 1
-            return
-        middle = len(texts) // 2
-        yield from _halved(embed, texts[:middle])
-        yield from _halved(embed, texts[middle:])
+    halve(texts)
+    if len(texts) > 1 and isinstance(errors[0], BackendError) and None not in errors:
+        raise errors[0]
+    return Embeddings.concat(parts), [None if error is None else str(error) for error in errors]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server's /info tells of its model. Raises InvalidInput from `read` if it is no hybridtei that embeds."""
+    """A server's model, by its /info."""
 
     model_id: str
     outputs: frozenset[Head]
@@ -92,31 +84,31 @@ class ServerFacts:
     dtype: str
 
     @classmethod
-    def read(cls, client: _Patient) -> Self:
+    def read(cls, client: _RetryingClient) -> Self:
         """Reads the facts off the server's /info. Raises InvalidInput if it is no hybridtei that embeds."""
-        told = client.ask("GET", "/info")
-        ours = told.get("hybridtei") if isinstance(told, dict) else None
+        info = client.ask("GET", "/info")
+        ours = info.get("hybridtei") if isinstance(info, dict) else None
         if not isinstance(ours, dict) or ours.get("role") != "embedding":
             raise InvalidInput(f"{client.url}: is no hybridtei that serves an embedding model")
         known = {head.value: head for head in VECTORS}
         try:
             outputs = frozenset(known[name] for name in ours.get("outputs", ()) if name in known)
             prompts = tuple(ours.get("prompts") or ())
-            return cls(str(told["model_id"]), outputs, prompts, int(told["max_client_batch_size"]), str(told["model_dtype"]))
+            return cls(str(info["model_id"]), outputs, prompts, int(info["max_client_batch_size"]), str(info["model_dtype"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{client.url}: /info is not that of a hybridtei: {type(error).__name__}: {error}") from error
 
 
 class RemoteEmbedder:
-    """A running hybridtei; several requests at once, each tried again while it is overloaded or away, up to `patience_s`.
+    """A running hybridtei as an `Embedder`: concurrent requests, each retried for `patience_s` while the server is overloaded.
 
-    A text is at fault only where the server's own error says so: InvalidInput for one that it refuses, BackendError for one
-    whose pass failed or whose vectors are broken. Any other answer is about the server, or from something in front of it, and
-    raises ConnectionError with its words, as does the end of patience. The constructor raises InvalidInput for another server.
+    A text is at fault only where the server's own error says so: InvalidInput for a refused text, BackendError for one whose
+    pass failed or whose vectors are broken. Any other response is about the server, or a proxy's, and raises ConnectionError
+    with its text, as does the end of patience. The constructor raises InvalidInput for another server.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 60.0) -> None:
-        self._client = _Patient(url, api_key, patience_s)
+        self._client = _RetryingClient(url, api_key, patience_s)
         self.facts = ServerFacts.read(self._client)
         self.name = f"{url}, {self.facts.dtype}"
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
@@ -131,7 +123,7 @@ class RemoteEmbedder:
         return Embeddings.concat(list(self._threads.map(request, list(self._requests(texts)))))
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Closes the connections."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
@@ -155,7 +147,7 @@ class RemoteEmbedder:
 
 
 def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None:
-    """Raises ConnectionError for JSON that no hybridtei answers, whatever the texts are."""
+    """Raises ConnectionError for JSON that no hybridtei responds with, whatever the texts are."""
     if isinstance(rows, list) and len(rows) == count and all(isinstance(row, dict) and heads <= row.keys() for row in rows):
         return
     shown = orjson.dumps(rows)[:SHOWN_CHARACTERS].decode(errors="replace")
@@ -165,12 +157,9 @@ def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None
 def _read_rows(rows: Any, heads: frozenset[Head], url: str) -> Embeddings:
     try:
         dense = np.array([row["dense"] for row in rows], dtype=np.float32) if Head.DENSE in heads else None
+        sparse = _read_sparse([row["sparse"] for row in rows]) if Head.SPARSE in heads else None
         many = [np.array(row["multivector"], dtype=np.float32) for row in rows] if Head.MULTIVECTOR in heads else None
-        return Embeddings(
-            dense=dense,
-            sparse=_read_sparse([row["sparse"] for row in rows]) if Head.SPARSE in heads else None,
-            multivector=None if many is None else Ragged.from_rows(many),
-        )
+        return Embeddings(dense=dense, sparse=sparse, multivector=None if many is None else Ragged.from_rows(many))
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
 
@@ -184,8 +173,8 @@ def _read_sparse(rows: Sequence[Any]) -> SparseVectors:
     return SparseVectors(indices, values, offsets_of([len(row["indices"]) for row in rows]), int(indices.max(initial=0)) + 1)
 
 
-class _Patient:
-    """An HTTP client that tries again. Thread-safe."""
+class _RetryingClient:
+    """An HTTP client with retries. Thread-safe."""
 
     def __init__(self, url: str, api_key: str | None, patience_s: float) -> None:
         self.url = url.rstrip("/")
@@ -194,21 +183,21 @@ class _Patient:
         self._client = httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_S)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer's JSON. Raises InvalidInput if the server refused the input, BackendError if its pass failed, and
-        ConnectionError when patience ends or the answer is not one of the server's."""
+        """The response's JSON. Raises InvalidInput if the server refused the input, BackendError if its pass failed, and
+        ConnectionError when patience ends or the response is none of the server's."""
         content = None if body is None else orjson.dumps(body)
         retries = Retries(self._patience_s, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
-            asked: float | None = None
+            retry_after_s: float | None = None
             try:
                 answer = self._client.request(method, self.url + path, content=content)
                 if answer.status_code not in RETRIED_STATUSES:
                     return self._read(answer)
                 failure = f"status {answer.status_code}: {answer.text[:200]}"
-                asked = _seconds(answer.headers.get("retry-after"))
+                retry_after_s = _seconds(answer.headers.get("retry-after"))
             except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 failure = f"{type(error).__name__}: {error}"
-            pause_s = retries.pause_s(asked)
+            pause_s = retries.pause_s(retry_after_s)
             if pause_s is None:
                 raise ConnectionError(f"{self.url}: no answer within {self._patience_s:g} s, {retries.tries} tries: {failure}")
             time.sleep(pause_s)
@@ -233,14 +222,14 @@ class _Patient:
 
 
 def _is_too_large(answer: httpx.Response) -> bool:
-    """A text longer than the server's --payload-limit; a proxy's 413 has other words, and is about the proxy."""
+    """Whether a text is longer than the server's --payload-limit; a proxy's 413 has another body."""
     return answer.status_code == 413 and answer.text.startswith(BODY_TOO_LARGE)
 
 
 def _shown(answer: httpx.Response) -> str:
-    """What an answer says, and where it would lead, for people."""
-    leads = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
-    return (leads + " ".join(answer.text.split()))[:SHOWN_CHARACTERS]
+    """The text of a response in an error, after the target of a redirection."""
+    target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
+    return (target + " ".join(answer.text.split()))[:SHOWN_CHARACTERS]
 
 
 def _seconds(header: str | None) -> float | None:

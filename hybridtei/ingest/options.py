@@ -1,4 +1,4 @@
-"""What an ingest is asked, and what it reports: its options, its progress, and the summary for people and for scripts.
+"""Options of an ingest, its progress, and its summary as text and as JSON.
 
 The command's flags are read off `IngestOptions`, so nothing heavy is imported here.
 """
@@ -20,7 +20,7 @@ NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
 
 
 class IngestOptions(ReadOptions, frozen=True, kw_only=True):
-    """What an ingest is asked. `model_named`: the user named the model; else a server's own model is taken."""
+    """Options of an ingest. `model_named`: the user named the model; else it is the one of the server at `url`."""
 
     source: str
     collection: Annotated[str, Meta(description="made if it is not there", extra=NAME)]
@@ -52,10 +52,10 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 @dataclass
 class IngestStats:
-    """What has been done so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
+    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
 
     `missing`: stored before, and no longer in files that are unchanged since they were last read. `unclear`: stored before, and
-    not found in files of which something could not be read.
+    not found in files that could not be read whole.
     """
 
     documents: int = 0
@@ -71,31 +71,31 @@ class IngestStats:
     _ended: float | None = None
 
     def start(self) -> None:
-        """The first document is looked for now."""
+        """Starts the clock."""
         self._began, self._ended = time.monotonic(), None
 
     def stop(self) -> None:
-        """The last one is stored."""
+        """Stops the clock."""
         self._ended = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """From start to stop, or until now."""
+        """Seconds from start to stop, or until now."""
         return (time.monotonic() if self._ended is None else self._ended) - self._began
 
     @property
     def documents_per_s(self) -> float:
-        """Stored by this run."""
+        """Documents stored a second, by this run."""
         return self.documents / max(self.seconds, 1e-9)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the chunks stored by this run."""
+        """Tokens stored a second, by this run."""
         return self.tokens / max(self.seconds, 1e-9)
 
 
 class Progress:
-    """The bar follows the bytes of the source, since nobody knows the number of documents beforehand."""
+    """A progress bar of the bytes of the source, since the number of documents is unknown."""
 
     def __init__(self, total_bytes: int, *, quiet: bool) -> None:
         from tqdm.auto import tqdm
@@ -109,21 +109,21 @@ class Progress:
         self._shown = 0.0
 
     def show(self, done_bytes: int, stats: IngestStats) -> None:
-        """So many bytes of the source are behind us."""
+        """Shows `done_bytes` of the source as read and stored."""
         self._bar.set_postfix_str(line(stats), refresh=False)
         done = min(done_bytes / MEGABYTE, self._bar.total or 0.0)
         self._bar.update(max(0.0, done - self._shown))
         self._shown = max(self._shown, done)
 
     def close(self, *, complete: bool) -> None:
-        """Leave the last line as it is."""
+        """Closes the bar, full if the ingest is complete."""
         if complete and self._bar.total is not None:
             self._bar.update(max(0.0, self._bar.total - self._shown))
         self._bar.close()
 
 
 def line(stats: IngestStats) -> str:
-    """A stats in one line."""
+    """The counts in one line."""
     parts = [
         f"{stats.documents:,} documents ({stats.documents_per_s:,.1f}/s)",
         f"{stats.chunks:,} chunks",
@@ -136,9 +136,9 @@ def line(stats: IngestStats) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`points`: in the collection at the end. `expected`: what the ledger says should be there. `lost`: documents that the
-    ledger knew and the collection did not have, so the next ingest does them again. `stopped`: by a signal, before the end.
-    `missing`: documents that are stored and no longer in the source. `deleted`: documents that were, until this ingest."""
+    """`points`: in the collection at the end. `expected`: points by the ledger. `lost`: documents in the ledger that the
+    collection lacks, so the next ingest stores them again. `stopped`: by a signal, before the end. `missing`: stored documents
+    that the source no longer has. `deleted`: those that this ingest deleted."""
 
     points: int
     expected: int
@@ -150,7 +150,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`place`: the store. `quarantine`: path of the file, if anything is in it. `delete_missing`: was asked for."""
+    """`place`: the store. `quarantine`: path of the file, if it has entries. `delete_missing`: the option."""
 
     collection: str
     place: str
@@ -161,7 +161,7 @@ class Summary:
 
     @property
     def status(self) -> int:
-        """0 if all that could be taken is there; 130 if it was stopped; else 1."""
+        """The exit status: 0 if every readable document is stored, 130 if the ingest was stopped, else 1."""
         if self.outcome.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.skipped and self.stats.quarantined
@@ -169,13 +169,13 @@ class Summary:
 
     @property
     def _refused(self) -> bool:
-        """What is missing was not deleted, although that was asked for."""
+        """Whether missing documents stay although `delete_missing` is set."""
         return self.delete_missing and self.outcome.missing > 0
 
     def as_json(self) -> str:
         """The summary as one line of JSON."""
         stats, outcome = self.stats, self.outcome
-        facts = {
+        fields = {
             "collection": self.collection,
             "store": self.place,
             "documents": stats.documents,
@@ -195,7 +195,7 @@ class Summary:
             "documents_unclear": stats.unclear,
             "stopped": outcome.stopped,
         }
-        return orjson.dumps(facts).decode()
+        return orjson.dumps(fields).decode()
 
     def in_words(self) -> str:
         """The summary as a few lines for people."""

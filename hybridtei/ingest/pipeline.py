@@ -1,8 +1,8 @@
-"""Documents from files into a collection: read and cut, embed, store, each while the others work, two batches between them.
+"""Documents from files into a collection, in three concurrent stages with queues of two batches: read and cut, embed, store.
 
-The encoder is the slow part and never waits: while it computes, the next batch is read and the last one written. Threads do
-the work, the event loop only passes it on. A kill at any moment loses at most the batches on their way, and the same command
-goes on from the ledger; ids are made of source and chunk, so what is sent twice is stored once.
+The encoder is the slow part and never waits: while it computes, the next batch is read and the last one written. Threads do the
+work, the event loop passes it on. A kill at any moment loses at most the batches in the queues, and the same command goes on
+from the ledger; ids are made of source and chunk, so a second upsert replaces the first.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from hybridtei.tasks.embed import Embedder
 
 log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
-BETWEEN = 2  # batches that wait between two stages
-SAMPLE_DOCUMENTS = 256  # looked for at the start, to see whether the collection is the one the ledger tells of
+QUEUE_BATCHES = 2  # between two stages
+SAMPLE_DOCUMENTS = 256  # retrieved at the start, to check that the collection is the ledger's
 
 
 @runtime_checkable
 class Pipeline(Protocol):
-    """What reads and embeds elsewhere, beyond this process: batches come out as they would here, those of a file in its order.
+    """Reads and embeds in other processes: the batches are those of this process, and those of a file are in its order.
 
-    `embedded` counts in the preparation what it skips, puts what it cannot read into its quarantine, and ends early if asked.
+    `embedded` counts skipped documents in the preparation's stats, puts rejections into its quarantine, and ends early once
+    `asked_to_stop` is set.
     """
 
     def embedded(self, preparation: Preparation, asked_to_stop: asyncio.Event) -> AsyncGenerator[Embedded]: ...
@@ -49,14 +50,16 @@ class Pipeline(Protocol):
 
 
 class Stopping:
-    """Asked for by the first SIGINT or SIGTERM: what is embedded now is still stored, no more is read. A second one cancels."""
+    """Stops an ingest: after the first SIGINT or SIGTERM nothing more is read, and embedded batches are stored; a second
+    cancels.
+    """
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """While within; only the main thread can."""
+        """Handles both signals within the block; only the main thread can."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         handled = []
 
@@ -88,24 +91,23 @@ async def ingest(
     patience_s: float = 0.0,
     quiet: bool = True,
 ) -> Outcome:
-    """Store every document of the sources that is not stored yet; a bad one goes into quarantine and stops nothing.
+    """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
 
     Raises CollectionMismatch before anything is done, StoreError where the store fails for longer than its patience,
-    ConnectionError where an embedding server does or answers something else, BackendError where most texts fail. What was
-    stored before stays, unless a new version of it is stored, or the source lacks it and `preparation.delete_missing` is set.
+    ConnectionError where an embedding server does or is another program, BackendError where most texts fail. Stored documents
+    stay, unless a new version of them is stored, or the source lacks them and `preparation.delete_missing` is set.
     """
     ledger = preparation.ledger
-    strangers = await _agree(store, name, schema, ledger)
-    settled = (await store.describe(name)) or schema
+    has_unknown_points = await _agree(store, name, schema, ledger)
     writer = Writer(
         store=store,
         name=name,
-        schema=settled,
+        schema=(await store.describe(name)) or schema,
         ledger=ledger,
         quarantine=preparation.quarantine,
         settings=preparation.settings,
         stats=preparation.stats,
-        strangers=strangers,
+        has_unknown_points=has_unknown_points,
         patience_s=patience_s,
     )
     stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=quiet)
@@ -124,7 +126,7 @@ async def ingest(
 
 
 async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int, int]:
-    """(documents that are stored and no longer in the source, how many were deleted)."""
+    """(stored documents that the source no longer has, number of deleted documents)."""
     keys = await asyncio.to_thread(missing_from_source, preparation)
     if not preparation.delete_missing or not may_delete(preparation):
         return len(keys) + preparation.stats.missing, 0
@@ -133,7 +135,7 @@ async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int
 
 
 async def _agree(store: Store, name: str, schema: CollectionSchema, ledger: Ledger) -> bool:
-    """Make the ledger and the collection tell the same; whether the collection has points that the ledger does not know."""
+    """Make the ledger agree with the collection. Returns whether the collection has points that are not in the ledger."""
     existing = await create_if_missing(store, name, schema)
     if existing is None:
         ledger.clear()
@@ -169,8 +171,8 @@ async def _flow(
     *,
     heads: frozenset[Head],
 ) -> None:
-    prepared: asyncio.Queue[Batch | None] = asyncio.Queue(BETWEEN)
-    embedded: asyncio.Queue[Embedded | None] = asyncio.Queue(BETWEEN)
+    prepared: asyncio.Queue[Batch | None] = asyncio.Queue(QUEUE_BATCHES)
+    embedded: asyncio.Queue[Embedded | None] = asyncio.Queue(QUEUE_BATCHES)
     loop = asyncio.get_running_loop()
 
     def show(done_bytes: int) -> None:
@@ -217,7 +219,7 @@ def _embedded(encode: Callable[[Sequence[str]], Embeddings], batch: Batch) -> Em
 
 
 async def _together(*stages: Any) -> None:
-    """All of them to their ends, or the first failure of one, the others cancelled."""
+    """Runs all stages to their ends; the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for stage in stages:
@@ -227,10 +229,9 @@ async def _together(*stages: Any) -> None:
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The store's, where several failed: it is the one that can be mended."""
-    ours = failures.subgroup(StoreError)
-    found: BaseException = (ours or failures).exceptions[0]
-    return found
+    """The store's error, where several stages failed: it tells what to do."""
+    first: BaseException = (failures.subgroup(StoreError) or failures).exceptions[0]
+    return first
 
 
 @contextmanager
@@ -243,7 +244,7 @@ def _thread(name: str) -> Iterator[ThreadPoolExecutor]:
 
 
 def missing_from_source(preparation: Preparation) -> list[str]:
-    """Keys, once the whole source was read: of documents that left their file, and of files that left the source."""
+    """Keys of stored documents that left their file, or whose file left the source, once the whole source was read."""
     present = {file.label for file in preparation.files}
     labels = {source_of(key) for key in preparation.ledger.stored_keys()}
     gone = {label for label in labels if _is_below(label, preparation.label) and not _may_be_there(label, present, preparation)}
@@ -251,7 +252,7 @@ def missing_from_source(preparation: Preparation) -> list[str]:
 
 
 def may_delete(preparation: Preparation) -> bool:
-    """Whether the source yielded a document at all: an empty or unreadable one must not empty the collection."""
+    """Whether the source has a document at all: an empty or unreadable one must not empty the collection."""
     return preparation.stats.documents + preparation.stats.skipped > 0
 
 
@@ -260,7 +261,7 @@ def _is_below(label: str, root: str) -> bool:
 
 
 def _may_be_there(label: str, present: Set[str], preparation: Preparation) -> bool:
-    """The file was found, or it is below a folder that could not be read."""
+    """Whether the file is in the source, or below a folder that could not be read."""
     parts = label.split("/")
     above = ("/".join(parts[:count]) for count in range(1, len(parts)))
     return label in present or any(preparation.quarantine.of(folder) for folder in above)

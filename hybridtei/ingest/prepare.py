@@ -1,13 +1,13 @@
-"""Sources become batches of chunks for the encoder: read, compared with the ledger, cut, counted. Runs in a thread of its own.
+"""Sources as batches of chunks for the encoder: read, compared with the ledger, cut, counted. Runs in a thread of its own.
 
-Batches are a few hundred chunks, because the encoder puts like lengths together within what it is given, and few enough tokens
-that a kill loses seconds of work. Nothing here knows the store or the encoder.
+Batches are a few hundred chunks, because the encoder groups chunks of like lengths, and few enough tokens that a kill loses
+seconds of work. Knows neither store nor encoder.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -24,7 +24,7 @@ GROUP_DOCUMENTS, GROUP_CHARACTERS = 128, 500_000  # cut at a time, by several th
 
 @dataclass(slots=True, eq=False)
 class PendingDocument:
-    """A document on its way. `failed`: it is in quarantine, and what is left of it is not wanted any more. `stored`: the
+    """A document between reader and store. `failed`: it is in quarantine, and its other chunks are dropped. `stored`: the
     collection holds a version of it."""
 
     document: Document
@@ -36,7 +36,7 @@ class PendingDocument:
 
 @dataclass(frozen=True, slots=True)
 class PendingChunk:
-    """A chunk, and whose it is."""
+    """A chunk and its document."""
 
     pending: PendingDocument
     chunk: Chunk
@@ -48,8 +48,8 @@ class PendingChunk:
 
 @dataclass(slots=True)
 class Batch:
-    """Chunks to embed together. `files`: those of which nothing is left to come, with their numbers of documents. `done_bytes`:
-    of the whole source, once this is stored."""
+    """Chunks to embed together. `files`: those that end in this batch, with their numbers of documents. `done_bytes`: of the
+    whole source, once this batch is stored."""
 
     pieces: list[PendingChunk] = field(default_factory=list)
     files: list[tuple[SourceFile, int]] = field(default_factory=list)
@@ -63,11 +63,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What an ingest reads, and how. `settings`: bytes that differ wherever vectors or chunks would; at most 64.
+    """The files of an ingest, and how they are read. `settings`: at most 64 bytes that differ wherever vectors or chunks do.
 
-    `label`: of the source, with which the labels of its files begin. `delete_missing`: stored documents that the source no
-    longer holds are to be deleted, so files that lack some are read although they are unchanged. `missing`: keys of such
-    documents, of the files that were read.
+    `label`: the source's, with which the labels of its files begin. `delete_missing`: stored documents that the source no
+    longer holds are deleted, so files that lack some are read although they are unchanged. `missing`: keys of such documents,
+    of the files that were read.
     """
 
     files: Sequence[SourceFile]
@@ -77,7 +77,6 @@ class Preparation:
     quarantine: Quarantine
     settings: bytes
     stats: IngestStats
-    progress: Callable[[int], None] = lambda done_bytes: None
     label: str = ""
     delete_missing: bool = False
     missing: list[str] = field(default_factory=list)
@@ -88,7 +87,7 @@ class Preparation:
         return sum(file.size for file in self.files)
 
     def batches(self) -> Iterator[Batch]:
-        """Full batches, and a last one; in the order of the source. Raises LoadError where a kind of file needs a library."""
+        """Full batches, and a last one, in the order of the source. Raises LoadError where a kind of file needs a library."""
         batch, before = Batch(), 0
         finished = self.finished_files()
         unseen = self._stored_in({file.label for file in self.files if file.label not in finished})
@@ -110,8 +109,6 @@ class Preparation:
                             yield batch
                             batch = Batch(done_bytes=batch.done_bytes)
                 batch.done_bytes = before + read_bytes
-                if not batch.pieces:
-                    self.progress(batch.done_bytes)
             before += file.size
             batch.done_bytes = before
             batch.files.append((file, documents + self.stats.skipped))
@@ -119,7 +116,7 @@ class Preparation:
             yield batch
 
     def finished_files(self) -> dict[str, FinishedFile]:
-        """Files that need not be read, by label: unchanged, with every document stored. Counts what they no longer hold."""
+        """Unchanged files with every document stored, by label. Counts stored documents that they no longer hold."""
         stored = Counter(source_of(key) for key in self.ledger.stored_keys())
         finished: dict[str, FinishedFile] = {}
         self.stats.missing = 0
@@ -133,24 +130,24 @@ class Preparation:
 
     def _stored_in(self, labels: Set[str]) -> dict[str, set[str]]:
         """Keys of the stored documents of these files, by label."""
-        found: dict[str, set[str]] = {}
+        keys: dict[str, set[str]] = {}
         for key in self.ledger.stored_keys():
             if (label := source_of(key)) in labels:
-                found.setdefault(label, set()).add(key)
-        return found
+                keys.setdefault(label, set()).add(key)
+        return keys
 
     def _groups(self, file: SourceFile, unseen: set[str]) -> Iterator[tuple[list[PendingDocument], int]]:
-        """Documents that have to be stored, some at a time, and the bytes of the file behind them. `unseen`: keys of the
-        stored documents of the file; those that it no longer holds are noted."""
+        """(documents to store, bytes of the file that were read), a group at a time. `unseen`: keys of the file's stored
+        documents; those that it no longer holds are noted."""
         seen: set[bytes] = set()
         group: list[PendingDocument] = []
         characters = unchanged = read_bytes = nameless = 0
-        for found, read_bytes in documents_of(file, self.options):
-            if found.document_id is None:
+        for document, read_bytes in documents_of(file, self.options):
+            if document.document_id is None:
                 nameless += 1
             else:
-                unseen.discard(document_key(found.source, found.document_id))
-            pending = self._pending(found, seen)
+                unseen.discard(document_key(document.source, document.document_id))
+            pending = self._pending(document, seen)
             if pending is not None:
                 group.append(pending)
                 characters += len(pending.document.text)
@@ -165,29 +162,30 @@ class Preparation:
             self.missing.extend(unseen)
         yield group, read_bytes
 
-    def _pending(self, found: Document | Rejection, seen: set[bytes]) -> PendingDocument | None:
-        if isinstance(found, Rejection):
-            self.quarantine.add(found)
+    def _pending(self, document: Document | Rejection, seen: set[bytes]) -> PendingDocument | None:
+        if isinstance(document, Rejection):
+            self.quarantine.add(document)
             return None
-        name = blake2b(found.document_id.encode(), digest_size=16).digest()
+        name = blake2b(document.document_id.encode(), digest_size=16).digest()
         if name in seen:
-            reason = f"the id {found.document_id!r} was there before: the first of that name is kept"
-            self.quarantine.add(Rejection(found.source, found.location, reason, excerpt(found.text), found.document_id))
+            self._reject(document, f"the id {document.document_id!r} was there before: the first of that name is kept")
             return None
         seen.add(name)
-        digest = found.digest(self.settings)
-        stored = self.ledger.get(found.key)
+        digest = document.digest(self.settings)
+        stored = self.ledger.get(document.key)
         if stored is not None and stored.digest == digest:
             self.stats.skipped += 1
             return None
-        return PendingDocument(found, digest, 0)
+        return PendingDocument(document, digest, 0)
+
+    def _reject(self, document: Document, reason: str) -> None:
+        text = excerpt(document.text)
+        self.quarantine.add(Rejection(document.source, document.location, reason, text, document.document_id))
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
             pending.chunks = len(chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
-                found = pending.document
-                reason = "its text becomes no token of the model's"
-                self.quarantine.add(Rejection(found.source, found.location, reason, excerpt(found.text), found.document_id))
+                self._reject(pending.document, "its text becomes no token of the model's")
                 continue
             yield [PendingChunk(pending, chunk) for chunk in chunks]

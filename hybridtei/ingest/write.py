@@ -1,4 +1,4 @@
-"""Embedded chunks into a collection, and into the ledger once the store has them: all that an ingest changes in a store.
+"""Embedded chunks into a collection, and into the ledger once the store has them: every change of an ingest to a store.
 
 A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk that
 cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that is
@@ -38,8 +38,8 @@ RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """`strangers`: the collection holds points that the ledger does not know, so documents new to it may be there already.
-    `patience_s`: how long a change is tried again where the store does not do so itself."""
+    """`has_unknown_points`: the collection holds points that are not in the ledger, so documents new to it may be stored
+    already. `patience_s`: how long a change is retried where the store does not retry itself."""
 
     store: Store
     name: str
@@ -48,13 +48,13 @@ class Writer:
     quarantine: Quarantine
     settings: bytes
     stats: IngestStats
-    strangers: bool
+    has_unknown_points: bool
     patience_s: float = 0.0
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
     _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
 
     async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
-        """All of a batch is stored and noted when this returns, but for documents that wait for chunks of later batches.
+        """Stores and notes a batch, but for documents that wait for chunks of later batches.
 
         `embeddings`: a row for each piece without a reason against it. Raises StoreError; then nothing of the batch is noted,
         whatever of it is stored. Raises BackendError, after what is good was stored, where more than half of the last 50 texts
@@ -63,8 +63,8 @@ class Writer:
         await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
         kept = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
         points, objections = await asyncio.to_thread(_checked_points, kept, embeddings, self.schema)
-        found = iter(objections)
-        reasons = [next(found) if reason is None else reason for reason in reasons]
+        remaining = iter(objections)
+        reasons = [next(remaining) if reason is None else reason for reason in reasons]
         for piece, reason in zip(batch.pieces, reasons, strict=True):
             if reason is not None:
                 self._fail(piece, reason)
@@ -76,13 +76,13 @@ class Writer:
         self._stop_if_most_fail(reasons)
 
     def close(self) -> None:
-        """Forgets the chunks that wait for the rest of their document."""
+        """Drops the chunks that wait for the rest of their document."""
         for held in self._held.values():
             held.close()
         self._held.clear()
 
     async def delete_documents(self, keys: Sequence[str]) -> None:
-        """Documents that the ledger knows are gone from the collection, and then from the ledger."""
+        """Deletes documents from the collection, and then from the ledger."""
         for start in range(0, len(keys), IDS_AT_ONCE):
             part = keys[start : start + IDS_AT_ONCE]
             chunks = {key: stored.chunks for key in part if (stored := self.ledger.get(key)) is not None}
@@ -96,7 +96,7 @@ class Writer:
         embeddings: Embeddings,
         complete: Collection[PendingDocument],
     ) -> list[PendingChunk]:
-        """Those pieces that are stored now."""
+        """Stores pieces, but for those that wait. Returns the stored ones."""
         waiting = [place for place, piece in enumerate(pieces) if self._waits(piece, complete)]
         await asyncio.to_thread(self._hold, [pieces[place] for place in waiting], embeddings, waiting)
         stored: list[PendingChunk] = []
@@ -112,7 +112,7 @@ class Writer:
 
     @staticmethod
     def _waits(piece: PendingChunk, complete: Collection[PendingDocument]) -> bool:
-        """The collection holds the document, and not every chunk of the new version is here."""
+        """Whether the collection holds the document, and chunks of the new version are still to come."""
         return piece.pending.stored and not piece.pending.failed and piece.pending not in complete
 
     def _hold(self, pieces: list[PendingChunk], embeddings: Embeddings, rows: list[int]) -> None:
@@ -126,7 +126,7 @@ class Writer:
             await retry_unavailable(lambda: self.store.upsert(self.name, points), self.patience_s)
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
-        """The document is not wanted any more."""
+        """Puts the document into quarantine, once, and drops its chunks."""
         if piece.pending.failed:
             return
         piece.pending.failed = True
@@ -137,42 +137,41 @@ class Writer:
         self.quarantine.add(Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
 
     async def _find_stored(self, begun: Sequence[PendingDocument]) -> None:
-        """Mark those of the documents that the collection holds, in whatever version."""
+        """Marks the documents of which the collection holds a version."""
         for pending in begun:
             pending.stored = self._known(pending) > 0
-        asked = {point_id(one.document.key, 0): one for one in begun if self.strangers and not one.stored}
-        for name in await self._present(list(asked)):
-            asked[name].stored = True
+        unknown = {point_id(one.document.key, 0): one for one in begun if self.has_unknown_points and not one.stored}
+        for name in await self._present(list(unknown)):
+            unknown[name].stored = True
 
     async def _delete_stale(self, complete: Collection[PendingDocument]) -> None:
-        """Chunks that a longer version had. Where no ledger knows how many, the store is asked: a payload may say anything."""
+        """Deletes chunks of a longer version, which the store is searched for where the ledger does not have their number."""
         stale = [point_id(one.document.key, number) for one in complete for number in range(one.chunks, self._known(one))]
-        strangers = {point_id(one.document.key, one.chunks): one for one in complete if one.stored and not self._known(one)}
-        for name in await self._present(list(strangers)):
-            stale += await self._chunks_from(strangers[name])
+        unknown = {point_id(one.document.key, one.chunks): one for one in complete if one.stored and not self._known(one)}
+        for name in await self._present(list(unknown)):
+            stale += await self._chunks_from(unknown[name])
         await self._delete(stale[::-1])  # the last first, so that a kill leaves no gap that would hide the rest
 
     async def _chunks_from(self, pending: PendingDocument) -> list[str]:
-        """Ids of the document's stored chunks behind its new version's; they are numbered without gaps."""
-        found: list[str] = []
+        """Ids of the document's stored chunks after those of its new version; they are numbered without gaps."""
+        stale: list[str] = []
         while True:
-            first = pending.chunks + len(found)
+            first = pending.chunks + len(stale)
             ids = [point_id(pending.document.key, number) for number in range(first, first + IDS_AT_ONCE)]
             present = await self._present(ids)
-            found += [name for name in ids if name in present]
+            stale += [name for name in ids if name in present]
             if len(present) < len(ids):
-                return found
+                return stale
 
     async def _present(self, ids: Sequence[str]) -> set[str]:
-        """Those of the ids that the collection has."""
-        found: set[str] = set()
+        """The ids that the collection has."""
+        present: set[str] = set()
         for start in range(0, len(ids), IDS_AT_ONCE):
-            part = ids[start : start + IDS_AT_ONCE]
-            found |= {str(record.id) for record in await self.store.retrieve(self.name, part, with_payload=False)}
-        return found
+            present |= await _present_ids(self.store, self.name, ids[start : start + IDS_AT_ONCE])
+        return present
 
     async def _delete_failed(self, batch: Batch) -> None:
-        """Every chunk of documents that failed in this batch or before, and of which there was no version before."""
+        """Deletes every chunk of documents that failed in this batch or before, and of which there was no version before."""
         failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed and not piece.pending.stored)
         await self._delete([point_id(one.document.key, number) for one in failed for number in range(one.chunks)])
 
@@ -206,7 +205,7 @@ class Writer:
 def _checked_points(
     pieces: Sequence[PendingChunk], embeddings: Embeddings, schema: CollectionSchema
 ) -> tuple[list[models.PointStruct], list[str | None]]:
-    """The points of the pieces, and for each why no store should take it, or None."""
+    """The points of the pieces, and for each the message of InvalidPoint, or None."""
     points = _points(pieces, embeddings)
     return points, [_objection(point, schema) for point in points]
 
@@ -228,7 +227,7 @@ def _points(pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[mode
 
 
 async def create_if_missing(store: Store, name: str, schema: CollectionSchema) -> CollectionSchema | None:
-    """The collection's schema; None where there was none, and it was made by this one. Does not check whether it fits."""
+    """The collection's schema, unchecked; None where there was none, and this call created it."""
     existing = await store.describe(name)
     if existing is None:
         await store.create(name, schema)
@@ -236,20 +235,24 @@ async def create_if_missing(store: Store, name: str, schema: CollectionSchema) -
 
 
 async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: int | None = None) -> list[str]:
-    """Keys of documents that the ledger knows and the collection does not hold whole; `sample`: look at about so many only."""
-    wanted = list(ledger.items())
-    if sample is not None and len(wanted) > sample:
-        wanted = [wanted[i] for i in np.linspace(0, len(wanted) - 1, sample, dtype=int)]
-    chunks_of = ((key, number) for key, chunks in wanted for number in range(chunks))
+    """Keys of documents in the ledger that the collection does not hold whole; `sample`: the number of documents to check."""
+    documents = list(ledger.items())
+    if sample is not None and len(documents) > sample:
+        documents = [documents[i] for i in np.linspace(0, len(documents) - 1, sample, dtype=int)]
+    chunks_of = ((key, number) for key, chunks in documents for number in range(chunks))
     missing: dict[str, None] = {}
     while part := list(islice(chunks_of, IDS_AT_ONCE)):
         ids = [point_id(key, number) for key, number in part]
-        found = {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
-        missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in found)
+        present = await _present_ids(store, name, ids)
+        missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in present)
     return list(missing)
 
 
-MAX_HELD_BYTES = 64_000_000  # of vectors in memory; what is more goes to a temporary file
+async def _present_ids(store: Store, name: str, ids: Sequence[str]) -> set[str]:
+    return {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
+
+
+MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file
 
 
 class BufferedDocument:
@@ -266,11 +269,11 @@ class BufferedDocument:
         self._parts.append((list(pieces), len(frame)))
 
     def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
-        """As they were added."""
+        """(pieces, rows) in the order in which they were added."""
         self._vectors.seek(0)
         for pieces, size in self._parts:
             yield pieces, frames.decode(self._vectors.read(size))
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Frees the memory and the file."""
         self._vectors.close()

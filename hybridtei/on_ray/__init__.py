@@ -1,7 +1,7 @@
-"""Beyond one machine, on Ray: an ingest whose encoders are actors, and a Serve application of many replicas. Extra `ray`.
+"""Several machines, by Ray: an ingest whose encoders are actors, and a Serve application of many replicas. Extra `ray`.
 
-A package called `ray` here would hide the real one from scripts that run in this folder, hence the name. Nothing else of
-hybridtei knows that Ray exists, but for the command that starts an ingest.
+A package called `ray` would hide the real one from scripts that run in this folder, hence the name. Only `ingest.run` imports
+this package, for `--engine ray`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["application"]
 def __getattr__(name: str) -> Any:
     """`application`, which Serve's configuration files name as `hybridtei.on_ray:application`."""
     if name in __all__:
-        from hybridtei.on_ray import cluster as serving
+        from hybridtei.on_ray import cluster
 
-        return getattr(serving, name)
+        return getattr(cluster, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
