@@ -159,46 +159,35 @@ def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfi
 
 def litestar_route(route: Route) -> BaseRouteHandler:
     """What Litestar serves for a route. Other methods never reach it: see `HttpMiddleware`."""
-    errors: Mapping[Any, Any] = error_handlers(route.error)
-    if route.method == "GET":
-        return _get_route(route, errors)
+    errors: Any = error_handlers(route.error)
     work: Work = as_handler(route.handler) if route.target == "model" else route.handler
-    if "{" in route.path:
 
-        @post(route.path, exception_handlers=dict(errors))
-        async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
-            form = form_of(request.scope)
-            reply = await reply_of(route, work, request.scope, request.receive, form)
-            return _response(*encode(reply.answer, form))
-
-        return handle_request
-
-    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(asgi_handler(route, work))
-
-
-def _get_route(route: Route, errors: Mapping[Any, Any]) -> BaseRouteHandler:
-    async def response_of(scope: Any) -> ASGIResponse:
+    async def response_of(scope: Any, receive: Receive) -> ASGIResponse:
+        form = form_of(scope)
+        if route.method == "POST":
+            return _response(*encode((await reply_of(route, work, scope, receive, form)).answer, form))
         if route.role is not None:
             check_key(scope, None)
         content = await route.handler(scope)
         if isinstance(content, Reply):
-            body, headers = encode(content.answer, form_of(scope))
-            return _response(body, headers)
+            return _response(*encode(content.answer, form))
         media_type = [] if content.media_type is None else [(b"content-type", content.media_type.encode())]
         return _response(content.body, [*media_type, *content.headers], content.status)
 
     if "{" in route.path:
 
-        @get(route.path, exception_handlers=dict(errors))
         async def handle_request(request: Request[Any, Any, Any]) -> ASGIResponse:
-            return await response_of(request.scope)
+            return await response_of(request.scope, request.receive)
 
-        return handle_request
+        handler: Any = get if route.method == "GET" else post
+        return handler(route.path, exception_handlers=errors)(handle_request)  # type: ignore[no-any-return]
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await (await response_of(scope))(scope, receive, send)
+        await (await response_of(scope, receive))(scope, receive, send)
 
-    return asgi(route.path, copy_scope=False, exception_handlers=dict(errors))(handle)
+    return asgi(route.path, copy_scope=False, exception_handlers=errors)(
+        handle if route.method == "GET" else asgi_handler(route, work)
+    )
 
 
 def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int = 200) -> ASGIResponse:

@@ -31,7 +31,7 @@ FIXED_ARRAY, FIXED_LIMIT, LIMIT_16 = 0x90, 16, 1 << 16
 
 
 class Packed:
-    """An answer, or part of one, that is MessagePack already."""
+    """An answer, or part of one, that is MessagePack already. No dataclass: encoders would write its fields."""
 
     __slots__ = ("body",)
 
