@@ -31,8 +31,8 @@ RESERVE = 8  # of so many permits, one is not given to those who wait
 GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
 
 
-def most_of_turns(permits: int) -> int:
-    """How many of all `permits` requests of several turns may hold together."""
+def max_of_turns(permits: int) -> int:
+    """Return how many of all `permits` requests of several turns may hold together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -53,30 +53,31 @@ class Bounds:
 
     @property
     def turns(self) -> bool:
-        """Whether the permits are held for several turns."""
+        """Whether the permits are held for several chunks, one after the other."""
         return self.permits < self.inputs
 
     @classmethod
     def whole(cls, inputs: int) -> Self:
-        """One chunk, with a permit an input."""
+        """Return the bounds of one chunk, with a permit an input."""
         return cls(inputs, max(inputs, 1), 1, inputs)
 
     @classmethod
     def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
-        """For more inputs than the `largest` request may have, where all `permits` together may be fewer than that.
+        """Return bounds for more inputs than the `largest` request may have, where all `permits` together may be fewer than
+        that.
 
         As many inputs are inside at once as `MAX_CHUNKS_AT_ONCE` ordinary requests hold. The answer grows with the request, so
         it is bounded too.
         """
         if inputs <= min(largest, permits):
             return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
-        most = most_of_turns(permits)
-        chunk = min(largest, most)
-        at_once = min(MAX_CHUNKS_AT_ONCE, most // chunk)
+        available = max_of_turns(permits)
+        chunk = min(largest, available)
+        at_once = min(MAX_CHUNKS_AT_ONCE, available // chunk)
         return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
 
     def in_chunks(self, chunk: int) -> Self:
-        """With the same permits, but so many inputs a chunk: for tasks whose inputs cost less than their permits."""
+        """Return bounds of the same permits and so many inputs a chunk, for tasks whose inputs cost less than their permits."""
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
@@ -106,7 +107,7 @@ class Admission:
 
     @property
     def free(self) -> int:
-        """Permits that nobody holds."""
+        """How many permits are free."""
         return self.permits - sum(self._taken)
 
     @property
@@ -122,7 +123,7 @@ class Admission:
         if carrier is self and inputs <= carried:
             yield
             return
-        left = self.permits - most_of_turns(self.permits) if turns else 0
+        left = self.permits - max_of_turns(self.permits) if turns else 0
         if self._take(inputs, left) < inputs:
             raise Overloaded
         try:
@@ -131,9 +132,9 @@ class Admission:
             self.give_back(inputs)
 
     async def wait(self, inputs: int) -> int:
-        """Take a permit an input, as soon as there are so many; -> how many: never more than those who wait may have.
+        """Wait for a permit an input and return how many were taken: never more than waiting callers may hold.
 
-        First come, first served; the first in line gathers what others give back.
+        First come, first served; the first in line collects what others give back.
         """
         inputs = min(inputs, self.permits - self._reserve)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
@@ -149,14 +150,14 @@ class Admission:
         return inputs
 
     def give_back(self, permits: int) -> None:
-        """Free permits that were taken here."""
+        """Free permits that were taken in this process."""
         self._taken[self._place] -= permits  # no other process writes here, so no lock
         if self._waiting:
             self._serve()
 
     @asynccontextmanager
     async def held(self, inputs: int) -> AsyncIterator[None]:
-        """Wait, and carry the permits within."""
+        """Wait for the permits and carry them within."""
         permits = await self.wait(inputs)
         try:
             with self.carrying(inputs):
@@ -166,7 +167,7 @@ class Admission:
 
     @contextmanager
     def carrying(self, inputs: int) -> Iterator[None]:
-        """So many inputs within, and in tasks started there, need no permits of their own."""
+        """Let so many inputs within, and in tasks started there, take no permits of their own."""
         before = _carried.set((self, inputs))
         try:
             yield
@@ -174,11 +175,11 @@ class Admission:
             _carried.reset(before)
 
     def clear(self, place: int) -> None:
-        """The process at `place` has ended, and holds nothing any more."""
+        """Free the permits of the process at `place`, which has ended."""
         self._taken[place] = 0
 
     def _take(self, permits: int, left: int, *, fewer: bool = False) -> int:
-        """Take them, or none, or with `fewer` as many as there are; `left` stay free. How many were taken."""
+        """Take all permits or none, or with `fewer` as many as are free; `left` stay free. Return how many were taken."""
         if self._descriptor is not None:  # for a microsecond; the kernel frees the lock of a process that ends with it
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
@@ -207,7 +208,7 @@ PLACE_BYTES = 8
 
 
 def shared_memory(places: int) -> int:
-    """A file without a name, to be inherited: its descriptor."""
+    """Return the descriptor of an unnamed file for child processes to inherit."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("permits")
     else:
@@ -219,7 +220,7 @@ def shared_memory(places: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A task, by when it should be done, and how many wanted it cancelled before."""
+    """A task, its deadline, and how often it had been cancelled before."""
 
     task: asyncio.Task[Any]
     deadline: float
@@ -237,11 +238,11 @@ class Deadlines:
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._running: dict[_Running, None] = {}  # who began first stands first
+        self._running: dict[_Running, None] = {}  # in order of beginning
         self._timer: asyncio.TimerHandle | None = None
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Raises TimedOut, once it has been cancelled and is done with that."""
+        """Await the work. Raises TimedOut once it has been cancelled and has ended."""
         task = asyncio.current_task()
         if not self._seconds or task is None:
             return await work
@@ -259,7 +260,7 @@ class Deadlines:
             self._running.pop(running, None)
 
     def close(self) -> None:
-        """Nobody is late any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._running.clear()

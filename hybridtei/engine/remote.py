@@ -1,7 +1,7 @@
 """A model's engine from another process: `RemoteEngine` asks over a socket, `EngineServer` answers.
 
-Many requests are under way at once, each with a number. A caller that leaves is told to the engine, which drops what has not
-run; a process that ends leaves with all its requests. `now_ns` may cross, since the clock is one for the whole machine.
+Many requests run at once, each with a number. A cancelled request is cancelled at the engine, which drops what has not run; so
+are all requests of a process that ends. `now_ns` may cross, since the clock is the machine's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunMessage:
         )
 
     def encodings(self) -> list[Encoding]:
-        """As they were, but that token types of zeros may stand for none, which mean the same."""
+        """Return the request's encodings; token types of zeros may stand for None, which means the same."""
         ids, types = self.input_ids, self.token_type_ids
         cuts = [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
         return [
@@ -66,14 +66,14 @@ class RunMessage:
 
 @dataclass(frozen=True, slots=True)
 class ProbeMessage:
-    """Is the engine well?"""
+    """Asks whether the engine is healthy."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelMessage:
-    """Nobody waits for this request any more."""
+    """Cancels a request."""
 
     number: int
 
@@ -90,7 +90,7 @@ class DoneMessage:
 
 @dataclass(frozen=True, slots=True)
 class FailedMessage:
-    """A request's end otherwise: the name of a class in `errors`, and its message."""
+    """A request's failure: the name of a class in `errors`, and its message."""
 
     number: int
     kind: str
@@ -112,7 +112,7 @@ class FailedMessage:
 
 @dataclass(slots=True)
 class RemoteBackend:
-    """What is known, where the model is not, of the backend that runs it."""
+    """A description of a backend in another process."""
 
     spec: ModelSpec
     name: str
@@ -128,14 +128,14 @@ class RemoteBackend:
         raise BackendError("the model is in another process")
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """No lane comes here."""
+        """See `Backend.enter_lane`: never called."""
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
 class RemoteEngine:
-    """See `engine.EngineClient`; `metrics` are counted where the engine is, so these stay at nothing."""
+    """See `engine.EngineClient`. Its `metrics` stay at 0, since batches are counted where the engine is."""
 
     def __init__(self, end: socket.socket) -> None:
         self.metrics = BatchMetrics(Registry())
@@ -152,11 +152,11 @@ class RemoteEngine:
         return False
 
     async def start(self) -> None:
-        """Answers will arrive on the running loop."""
+        """Open the channel on the running loop."""
         await self._channel.open(self._end)
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Fail what still waits. No pass runs here to be waited for."""
+        """Fail what still waits and close the channel."""
         self._fail()
         self._channel.close()
 
@@ -199,7 +199,7 @@ class RemoteEngine:
 
     def _cut(self) -> None:
         if not self._closed:
-            self.dead = BackendError("the way to the engine is lost")
+            self.dead = BackendError("the connection to the engine is lost")
         self._fail()
 
     def _fail(self) -> None:
@@ -209,7 +209,7 @@ class RemoteEngine:
 
 
 class EngineServer:
-    """At the engine, for one process that asks it: takes requests to the engine, and answers back."""
+    """Serves one `RemoteEngine`: gives its requests to the engine, and sends the answers back."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -220,7 +220,7 @@ class EngineServer:
         await self._channel.open(end)
 
     def close(self) -> None:
-        """What is under way is dropped."""
+        """Close the channel and cancel its requests."""
         self._channel.close()
         self._left()
 
@@ -242,7 +242,7 @@ class EngineServer:
             else:
                 request = await self._engine.run(message.encodings(), message.heads, message.now_ns)
                 answer = DoneMessage(message.number, request.outputs(), request.queue_ns, request.inference_ns)
-        except Exception as error:  # whatever it is, someone waits for it
+        except Exception as error:  # any error is answered, since the caller waits
             answer = FailedMessage.of(message.number, error)
         self._channel.send(answer)
 
@@ -265,7 +265,7 @@ JOIN_BYTES = 16 * 1024  # below, one copy costs less than several buffers to wri
 
 
 class Channel(asyncio.BufferedProtocol):
-    """One end. `received`: called with each value that comes; `lost`: once, when the other end is gone or this one closed."""
+    """One end of a socket. `received`: called with each value that arrives; `lost`: once, when either end is closed."""
 
     def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._received = received
@@ -276,11 +276,11 @@ class Channel(asyncio.BufferedProtocol):
         self._filled = 0
 
     async def open(self, end: socket.socket) -> None:
-        """Use a connected socket, which is the channel's from now on."""
+        """Take over a connected socket."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
 
     def send(self, value: Any) -> None:
-        """Nothing happens if the other end is gone."""
+        """Send a value, unless the other end is gone."""
         if self._transport is None or self._transport.is_closing():
             return
         pieces = encode(value)
@@ -290,7 +290,7 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.writelines(pieces)
 
     def close(self) -> None:
-        """Once what was sent is written."""
+        """Close the socket once everything sent is written."""
         if self._transport is not None:
             self._transport.close()
 
@@ -323,5 +323,5 @@ class Channel(asyncio.BufferedProtocol):
         self._filled = len(rest)
 
     def _size(self, at: int) -> int | None:
-        """Of the frame that begins there, if it can be told yet."""
+        """Return the size of the frame that begins there, or None while its prefix is incomplete."""
         return int(PREFIX.unpack_from(self._room, at)[0]) if self._filled - at >= PREFIX.size else None

@@ -32,8 +32,8 @@ from hybridtei.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 
 MEGABYTE = 1_000_000
 BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine digits, comma
-PANIC = "PanicException"  # what Rust code raises when it gives up: no Exception, so that few would catch it
-SIDE_QUEUE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
+PANIC = "PanicException"  # of Rust code that panics; not an Exception, so few would catch it
+MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
 
 T = TypeVar("T")
 Start = Callable[[], Coroutine[Any, Any, T]]
@@ -50,7 +50,7 @@ class Answered(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Done(Generic[T]):
-    """A chunk's answer, its inputs, how many tokens ran for each encoding; how long it was tokenised, and its other times."""
+    """A chunk's answer, how many inputs it has, the tokens of each encoding, and its times; tokenisation as a sum."""
 
     answer: T
     size: int
@@ -73,9 +73,9 @@ class EngineService:
         engine: EngineClient | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """`device`: whose lanes it shares with other models; without one it has lanes of its own.
+        """`device`: its lanes are shared with other models; without one, the model has lanes of its own.
 
-        `engine`, `admission`: where the engine is in another process, the way to it and the permits that all who ask it share.
+        `engine`, `admission`: where the engine is in another process, its client, and the permits that all clients share.
         """
         self.model = model
         self.backend = backend
@@ -93,18 +93,18 @@ class EngineService:
         self._closing = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
-        self._beside = Admission(SIDE_QUEUE)
+        self._beside = Admission(MAX_ASIDE)
         self._deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
-        """Take a place on the device; answers will arrive on the running loop."""
+        """Join the device; requests complete on the running loop."""
         await self.engine.start()
         if self._own_device is not None:
             self._own_device.start()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Let running batches end, fail what still waits, and give the model's memory back. A batch that takes longer than
-        `seconds` is left alone, with the memory."""
+        """Fail what still waits, let running batches end, and free the model's memory, unless a batch takes longer than
+        `seconds`."""
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
         await self.engine.stop(seconds)
@@ -112,11 +112,11 @@ class EngineService:
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
-            pool.shutdown(wait=False)  # what it still holds ends there, and is refused at the queue
+            pool.shutdown(wait=False)  # its remaining work ends there, and is refused at the queue
 
     @property
     def reader(self) -> TextReader:
-        """How the model reads texts: limits, prompts, tokens."""
+        """The model's reader of texts: limits, prompts, tokens."""
         return self.model.reader
 
     @property
@@ -126,12 +126,12 @@ class EngineService:
 
     @property
     def dead(self) -> BackendError | None:
-        """Why its lanes have ended, if they did so by themselves; or why they cannot be reached."""
+        """Why its lanes have ended by themselves, or cannot be reached; None while they serve."""
         return self.engine.dead
 
     async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
-        """Admit, split what is large, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`:
-        how a large request goes through; without them it is one chunk.
+        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: how a large
+        request is split; without them it is one chunk.
 
         The permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
         BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, that of the first chunk by place.
@@ -193,38 +193,38 @@ class EngineService:
         return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Run work that needs no pass where it cannot hold up what does. Raises Overloaded if much waits there already, and
-        TimedOut."""
+        """Run work that needs no pass on a thread of its own, so that it delays no pass. Raises Overloaded if `MAX_ASIDE`
+        pieces are inside, and TimedOut."""
         with self._beside.inside(1):
             return await self._deadlines.within(self._in(self._side_pool, work))
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that asks others besides this engine, within the bound of time of a request. Raises TimedOut."""
+        """Await work that asks other services too, within a request's bound of time. Raises TimedOut."""
         return await self._deadlines.within(work)
 
     def check_answer(self, numbers: int) -> None:
-        """Raises AnswerTooLarge if so many numbers would pass `--max-answer-bytes` as JSON."""
-        size, most = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
-        if size > most:
+        """Raises AnswerTooLarge if so many numbers would exceed `--max-answer-bytes` as JSON."""
+        size, limit = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
+        if size > limit:
             raise AnswerTooLarge(
-                f"the answer would take about {size} bytes > maximum allowed {most} (max-answer-bytes): send fewer inputs"
+                f"the answer would take about {size} bytes > maximum allowed {limit} (max-answer-bytes): send fewer inputs"
             )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """If the caller goes before the work began, it never runs. Raises Unhealthy."""
+        """Run work on a pool; a caller that is cancelled before it began cancels it. Raises Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
         with _panicking():
             return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
-        """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
+        """Return if the last pass went well; else a pass of one token decides. Raises Unhealthy."""
         await self.engine.check_health()
 
 
-def too_many_numbers(most: int) -> RequestRefused:
-    """Of an answer that would not fit into memory with those of others."""
-    return RequestRefused(f"the answer would hold more than {most} numbers: send fewer inputs at once")
+def too_many_numbers(limit: int) -> RequestRefused:
+    """Return the error for an answer of more than `limit` numbers."""
+    return RequestRefused(f"the answer would hold more than {limit} numbers: send fewer inputs at once")
 
 
 def _check_numbers(numbers: int, bounds: Bounds) -> None:
@@ -233,7 +233,8 @@ def _check_numbers(numbers: int, bounds: Bounds) -> None:
 
 
 async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
-    """All results, of which `at_once` are worked on at once. Raises what the first by place raises, and starts no more then."""
+    """Return all results in order; `at_once` run concurrently. Raises what the first by place raises, and starts no more
+    then."""
     done: list[T] = []
     running: list[asyncio.Task[T]] = []
     try:
@@ -244,15 +245,14 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
         while running:
             done.append(await running.pop(0))
     finally:
-        for left in running:
-            left.cancel()
+        for unfinished in running:
+            unfinished.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     return done
 
 
 def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
-    """As if all chunks had been one: tokenisation as a mean over the inputs of what it took altogether; of the other times,
-    which are means of each chunk, the mean."""
+    """Join chunks into the answer that one chunk would have had. Times are means over all inputs."""
     inputs = max(task.size, 1)
     timings = Timings(
         sum(one.timings.tokenization_ns for one in done) // inputs,
@@ -265,7 +265,7 @@ def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
 
 @contextmanager
 def _panicking() -> Iterator[None]:
-    """A tokenizer that gives up harms its own request only. Raises TokenizerError."""
+    """Turn a panic of the tokenizer into a TokenizerError, which fails its own request only."""
     try:
         yield
     except BaseException as error:

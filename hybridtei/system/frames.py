@@ -32,7 +32,7 @@ _WIDTH = struct.Struct("<I")
 
 
 def frame(message: Any) -> bytes:
-    """The message's bytes, its length in front. Arrays in it are float32[n], float32[n, d] or uint32[n]."""
+    """Return the message's bytes behind their length. Its arrays are float32[n], float32[n, d] or uint32[n]."""
     body = _ENCODER.encode(message)
     if len(body) >= MAX_FRAME:
         raise ValueError(f"a message of {len(body)} bytes, allowed are {MAX_FRAME}")
@@ -40,23 +40,23 @@ def frame(message: Any) -> bytes:
 
 
 def encoded(part: Any) -> msgspec.Raw:
-    """A part of a message, to be framed as it is."""
+    """Encode a part of a message, to be framed as it is."""
     return msgspec.Raw(_ENCODER.encode(part))
 
 
 def unframe(body: bytes) -> Any:
-    """What was framed; arrays are read-only."""
+    """Return the message of a frame's body; its arrays are read-only."""
     return _DECODER.decode(body)
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The body of the next frame; blocks until it is whole. Raises EOFError if the other end is closed."""
+    """Block until the next frame is whole and return its body. Raises EOFError if the other end is closed."""
     (length,) = HEADER.unpack(receive_exactly(connection, HEADER.size))
     return receive_exactly(connection, length)
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """The next `size` bytes; blocks until they are there. Raises EOFError if the other end is closed."""
+    """Block until `size` bytes are there and return them. Raises EOFError if the other end is closed."""
     buffer = bytearray(size)
     view, done = memoryview(buffer), 0
     while done < size:
@@ -103,7 +103,7 @@ Buffer = bytes | memoryview
 
 
 def encode(value: Any) -> list[Buffer]:
-    """A frame, in pieces; large arrays are not copied."""
+    """Return a frame in pieces; large arrays are not copied."""
     arrays = _Arrays()
     head = msgspec.msgpack.encode(_plain(value, arrays))
     size = PREFIX.size + _aligned(len(head)) + arrays.size
@@ -111,21 +111,21 @@ def encode(value: Any) -> list[Buffer]:
 
 
 def decode(frame: Buffer) -> Any:
-    """The value of a whole frame, whose arrays live as long as the frame."""
+    """Return the value of a whole frame; its arrays are views of the frame."""
     _, head = PREFIX.unpack_from(frame)
     tree = msgspec.msgpack.decode(memoryview(frame)[PREFIX.size : PREFIX.size + head])
     return _value(tree, frame, PREFIX.size + _aligned(head))
 
 
 class _Arrays:
-    """Bytes of arrays, one behind the other."""
+    """The bytes of arrays, one behind the other."""
 
     def __init__(self) -> None:
         self.pieces: list[Buffer] = []
         self.size = 0
 
     def add(self, array: NDArray[Any]) -> int:
-        """Where it will lie behind the head."""
+        """Add an array and return its place behind the head."""
         at = self.size
         for piece in _padded(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):
             self.pieces.append(piece)
@@ -143,9 +143,9 @@ def _padded(piece: Buffer) -> list[Buffer]:
 
 
 def _plain(value: Any, arrays: _Arrays) -> Any:
-    """What msgpack knows: a list begins with what it stands for, and everything else is itself."""
+    """Return the value in msgpack's types: lists begin with a tag, everything else stands for itself."""
     kind: Any = type(value)
-    tag, names = _sort(kind)
+    tag, names = _tag_of(kind)
     if tag == "plain":
         return value
     if tag == "array":
@@ -177,8 +177,8 @@ def _value(tree: Any, frame: Buffer, arrays_at: int) -> Any:
 
 
 @cache
-def _sort(kind: Any) -> tuple[str, Sequence[str]]:
-    """What a value of this type is sent as; of a record, the names of its fields."""
+def _tag_of(kind: Any) -> tuple[str, Sequence[str]]:
+    """Return the tag of values of this type, and for records the names of their fields."""
     if kind in PLAIN:
         return "plain", ()
     if is_dataclass(kind):
@@ -190,7 +190,7 @@ def _sort(kind: Any) -> tuple[str, Sequence[str]]:
             return tag, ()
     if kind.__name__ in SEQUENCES:
         return kind.__name__, ()
-    raise TypeError(f"{kind} does not travel")
+    raise TypeError(f"{kind} cannot be sent")
 
 
 @cache
@@ -200,26 +200,26 @@ def _name(kind: Any) -> str:
 
 @cache
 def _kind(name: str) -> Any:
-    """What makes a record of its fields, or an enum's member of its value."""
+    """Return the function that makes a record of its fields, or an enum's member of its value."""
     module, _, qualname = name.partition(":")
     kind = getattr(import_module(module), qualname) if module.startswith(PACKAGE) else None
-    if not isinstance(kind, type) or _sort(kind)[0] not in ("record", "enum"):
-        raise TypeError(f"{name} does not travel")
+    if not isinstance(kind, type) or _tag_of(kind)[0] not in ("record", "enum"):
+        raise TypeError(f"{name} cannot be sent")
     return kind if issubclass(kind, Enum) else _maker(kind)
 
 
 def _maker(kind: type) -> Callable[..., Any]:
-    names = _sort(kind)[1]
+    names = _tag_of(kind)[1]
     return lambda *values: kind(**dict(zip(names, values, strict=True)))
 
 
 def send_now(end: socket.socket, value: Any) -> None:
-    """Blocks until it is written."""
+    """Block until the value is written."""
     end.sendall(b"".join(encode(value)))
 
 
 def receive_now(end: socket.socket) -> Any:
-    """Blocks until a value is there. Raises EOFError if the other end is gone."""
+    """Block until a value is there and return it. Raises EOFError if the other end is gone."""
     prefix = receive_exactly(end, PREFIX.size)
     return decode(prefix + receive_exactly(end, PREFIX.unpack(prefix)[0] - PREFIX.size))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine.admission import Admission, most_of_turns, shared_memory
+from hybridtei.engine.admission import Admission, max_of_turns, shared_memory
 from hybridtei.errors import Overloaded
 
 
@@ -65,7 +65,7 @@ def test_large_ones_leave_a_quarter_to_small_ones(kind):
 
 @given(st.integers(1, 1000))
 def test_a_house_of_any_size_lets_large_ones_in(permits):
-    admission, most = Admission(permits), most_of_turns(permits)
+    admission, most = Admission(permits), max_of_turns(permits)
     with admission.inside(most, turns=True):
         assert 0 <= admission.free == permits - most
     assert admission.free == permits

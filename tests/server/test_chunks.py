@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.engine import admission as permits_of
-from hybridtei.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, most_of_turns
+from hybridtei.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
 from hybridtei.engine.service import in_order
 from hybridtei.tasks.classify import Classify
 from tests.server.conftest import LABELS, labelled
@@ -165,7 +165,7 @@ def test_bounds_are_kept_and_chunks_lose_nothing(inputs, largest, permits):
     assert 1 <= made.at_once <= MAX_CHUNKS_AT_ONCE
     assert made.permits <= min(permits, inputs)
     assert made.chunk * made.at_once <= permits
-    assert made.permits <= most_of_turns(permits) or not made.turns
+    assert made.permits <= max_of_turns(permits) or not made.turns
 
 
 def test_order_and_the_first_failure_by_place():

@@ -62,7 +62,7 @@ def run_workers(
 
 
 class _Worker:
-    """One process, as seen from here."""
+    """One worker process and its connections."""
 
     def __init__(self, process: subprocess.Popen[bytes], supervisor: Supervisor) -> None:
         self.process = process
@@ -79,7 +79,7 @@ class _Worker:
         self.control.send(setup)
 
     async def ready_or_gone(self) -> bool:
-        """Which of them."""
+        """Wait for either; return whether it is ready."""
         await _first(self.ready.wait(), self.gone.wait())
         return self.ready.is_set()
 
@@ -92,10 +92,10 @@ class _Worker:
             self.control.send(Drain())
         else:
             self.process.kill()
-            self.gone.set()  # the line to it may not even be open
+            self.gone.set()  # its connection may not be open yet
 
     async def ended(self, limit: float | None = None) -> int:
-        """Its status, once it is gone; it is killed after `limit` seconds."""
+        """Return its exit status once it is gone; kill it after `limit` seconds."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone.wait(), limit)
         end = monotonic() + GRACE_SECONDS
@@ -119,7 +119,7 @@ class _Worker:
 
 
 class Supervisor:
-    """All workers, and the engine."""
+    """Starts, watches, replaces and drains the workers of one engine."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Supervisor:
         self.service = service
         self._server = server
         self._registry = registry
-        self._ended = Registry()  # what dead workers had counted: a sum must not fall
+        self._ended = Registry()  # metrics of dead workers: a sum must not fall
         self._listening = listening
         self._metrics_port = metrics_port
         self._setup = Setup(
@@ -152,7 +152,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until a signal, or the engine's end."""
+        """Serve until a signal or the engine's end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -183,24 +183,24 @@ class Supervisor:
             raise self.service.dead
 
     def scraped(self, worker: _Worker, number: int) -> None:
-        """A worker was asked for the metrics of all."""
+        """Answer a worker that asks for the metrics of all."""
         task = asyncio.create_task(self._expose(worker, number))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _on_signal(self, number: int) -> None:
-        if self._stopping.is_set() and number == signal.SIGINT:  # who asks twice does not want to wait
+        if self._stopping.is_set() and number == signal.SIGINT:  # a second interrupt does not wait for requests
             for worker in self._workers.values():
                 worker.process.kill()
         self._stopping.set()
 
     def _forward_signal(self, number: int) -> None:
-        """To read files again is each worker's own to do."""
+        """Pass a signal on to the workers, which read their files again."""
         for worker in self._workers.values():
             worker.process.send_signal(number)
 
     async def _start_worker(self, place: int) -> _Worker:
-        """Start a worker's process at a place."""
+        """Start a worker process at a place."""
         (engine, engine_there), (control, control_there) = socket.socketpair(), socket.socketpair()
         with engine_there, control_there:
             inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
@@ -215,7 +215,7 @@ class Supervisor:
         return worker
 
     async def _all_ready(self) -> bool:
-        """False if told to stop before. Raises LoadError if one ends."""
+        """Wait until all are ready; return False if stopped before. Raises LoadError if one ends."""
         for worker in self._workers.values():
             await _first(worker.ready_or_gone(), self._stopping.wait())
             if self._stopping.is_set():
@@ -242,13 +242,13 @@ class Supervisor:
                     keeper.result()
 
     async def _keep(self, place: int) -> None:
-        """Replace whoever dies at a place."""
+        """Replace each worker that dies at a place."""
         while True:
             worker = self._workers[place]
             status = await worker.ended()
             if self._stopping.is_set():
                 return
-            log.error("HTTP worker %d ended with status %d; another takes its place", worker.process.pid, status)
+            log.error("HTTP worker %d ended with status %d; another is started", worker.process.pid, status)
             self._admission.clear(place)
             self._ended.absorb(worker.readings)
             worker.readings = ()
@@ -262,12 +262,12 @@ class Supervisor:
         asking.control.send(Exposition(number, await self._exposition(asking)))
 
     async def _exposition(self, asking: _Worker | None = None) -> str:
-        """The metrics of all; who asks has told its own."""
+        """Return the metrics of all workers as text; the asking worker has sent its own."""
         others = [worker for worker in self._workers.values() if worker is not asking and worker.serving]
         for worker in others:
             worker.counted.clear()
             worker.control.send(Count())
-        with suppress(TimeoutError):  # for who is too busy, its last word counts
+        with suppress(TimeoutError):  # of a worker too busy to answer, the last metrics count
             await asyncio.wait_for(asyncio.gather(*(worker.counted.wait() for worker in others)), COUNT_SECONDS)
         total = Registry()
         for readings in (self._registry.readings(), self._ended.readings(), *(w.readings for w in self._workers.values())):
@@ -282,13 +282,13 @@ class Supervisor:
 
 
 def _described(backend: Backend, max_input_length: int) -> RemoteBackend:
-    """A worker warns of no limit that was warned of here: it is told the model has it."""
+    """Describe the backend to workers, with the reader's limit, so that no worker warns of it again."""
     spec = dataclasses.replace(backend.spec, max_input_length=max_input_length)
     return RemoteBackend(spec, backend.name, backend.dtype, backend.padding, backend.busy_tokens, tuple(backend.lanes))
 
 
 async def _first(*waits: object) -> None:
-    """Whichever ends first."""
+    """Wait until one of them ends."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

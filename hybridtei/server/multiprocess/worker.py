@@ -33,7 +33,7 @@ from hybridtei.server.run import DrainingServer, reloader, settings_of
 from hybridtei.system.frames import receive_now, send_now
 
 REPORT_SECONDS = 1.0
-SCRAPE_SECONDS = 2.0  # after which a worker tells what it knows by itself
+SCRAPE_SECONDS = 2.0  # after which a worker answers with its own metrics
 HASTE_SECONDS = 1.0  # for answers that say the engine is gone
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """To a worker, first: all that it has to know. The specification comes along, since to read it takes the model's files,
-    and some of those take torch."""
+    """To a worker, first: its whole configuration. The specification is sent too, since reading it needs the model's files, and
+    some of those need torch."""
 
     backend: RemoteBackend
     budget_tokens: int
@@ -53,7 +53,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From a worker: it could serve."""
+    """From a worker: it is ready to serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,19 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """To a worker: what have you counted?"""
+    """To a worker: asks for its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """From a worker, when asked and once in a while, so that little is forgotten if it dies."""
+    """From a worker, when asked and every second, so that little is lost if it dies."""
 
     readings: Sequence[Reading]
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """From a worker: somebody asks for the metrics of all."""
+    """From a worker: a client asks for the metrics of all."""
 
     number: int
     readings: Sequence[Reading]
@@ -104,7 +104,7 @@ class SharedRegistry(Registry):
 
 
 class ControlClient:
-    """A worker's end of the line to the process with the engine."""
+    """A worker's connection to the process with the engine."""
 
     def __init__(self, end: socket.socket, registry: SharedRegistry) -> None:
         self.server: WorkerServer | None = None
@@ -121,7 +121,7 @@ class ControlClient:
         self._reporting = asyncio.create_task(self._report())
 
     async def close(self) -> None:
-        """Not before the last word is said."""
+        """Send the last metrics, and wait until the connection is closed."""
         if self._reporting is not None:
             self._reporting.cancel()
         self.server = None
@@ -159,12 +159,12 @@ class ControlClient:
     def _lost(self) -> None:
         self._closed.set()
         if self.server is not None:
-            log.critical("the engine's process is gone, and so is this one")
+            log.critical("the engine's process is gone; this worker ends")
             self.server.abandon()
 
 
 class WorkerServer(DrainingServer):
-    """Tells nobody that it listens; drains when told to, by the supervisor or by a signal."""
+    """A server that drains when the supervisor or a signal says so."""
 
     def __init__(
         self,
@@ -181,14 +181,15 @@ class WorkerServer(DrainingServer):
         control.server = self
 
     def announce(self) -> None:
-        """The other process does."""
+        """Log nothing: the supervisor announces the address."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Upstream takes a second signal for impatience, but Ctrl-C reaches every process, and then comes the order too."""
+        """Exit once. uvicorn would take a second signal for a forced exit, but Ctrl-C reaches every process besides the
+        order."""
         self.should_exit = True
 
     def abandon(self) -> None:
-        """End with haste: there is nobody left to wait for."""
+        """Exit within `HASTE_SECONDS`, since the engine is gone."""
         self.abandoned = self.should_exit = True
         self._drain_seconds = min(self._drain_seconds, HASTE_SECONDS)
 
@@ -236,7 +237,7 @@ def _application(setup: Setup, registry: Registry, engine: socket.socket, permit
 
 def _serve(app: Any, setup: Setup, control: ControlClient, listening: socket.socket) -> int:
     async def up_to_date(scope: Any, receive: Any, send: Any) -> None:
-        """Metrics are fetched before the route that tells them, which cannot wait."""
+        """Fetch the metrics of all workers before the route that returns them, which cannot wait."""
         if scope["type"] == "http" and scope["path"] == "/metrics":
             await control.fetch()
         await app(scope, receive, send)
