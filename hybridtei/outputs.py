@@ -115,7 +115,7 @@ def _concat(pieces: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadOutputs(Columns):
-    """What one pass computed, raw; a head that no request needs is None. All floats are float32.
+    """The raw outputs of one pass; a head that no request asked for is None. All floats are float32.
 
     dense         [n, d]     pooled, projected
     token_weights n × [t_i]  lexical weight of each token, >= 0 (BGE-M3's sparse head)
@@ -149,7 +149,7 @@ class HeadOutputs(Columns):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings(Columns):
-    """What a caller gets: one entry an input in every column that was asked for. All floats are float32.
+    """A caller's vectors: one entry an input in every column that was asked for. All floats are float32.
 
     dense        [n, d]
     sparse       n rows of (indices, values); `sparse.to_scipy()` gives a csr_array
@@ -184,7 +184,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much a request asks for: inputs, their characters, and whether they came as a list."""
+    """The size of a request: inputs, their characters, and whether they came as a list."""
 
     inputs: int
     characters: int
@@ -193,7 +193,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost: characters and tokens summed over its inputs, and its times."""
+    """The cost of a request: characters and tokens summed over its inputs, and its times."""
 
     load: Load
     lengths: list[int]
@@ -202,12 +202,11 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Of all inputs."""
         return sum(self.lengths)
 
     @staticmethod
     def total(usages: Sequence[Usage]) -> Usage:
-        """Of a request that went through the engine several times: sums, and means over all inputs."""
+        """Return the usage of a request that ran the engine several times: sums, and means over all inputs."""
         inputs = sum(one.load.inputs for one in usages)
         return Usage(
             Load(inputs, sum(one.load.characters for one in usages), is_batch=True),

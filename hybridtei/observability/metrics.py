@@ -37,7 +37,7 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one metric has counted: `values` by labels, or a histogram's `counts` below each of `bounds`, and their `total`."""
+    """One metric's state: `values` by labels, or a histogram's `counts` below each of `bounds`, and the sum `total`."""
 
     kind: str
     name: str
@@ -103,7 +103,7 @@ class Gauge(Counter):
 
 
 class Observed(_Metric):
-    """A level that is read only when `/metrics` is asked for."""
+    """A level that is read only for `/metrics`."""
 
     kind = "gauge"
 
@@ -177,7 +177,7 @@ class Registry:
         return self._add(Gauge(name, self._lock))
 
     def observed(self, name: str, read: Callable[[], float]) -> Observed:
-        """`read`: from any thread; it must not count anything itself."""
+        """`read` is called from any thread and must not count anything."""
         return self._add(Observed(name, self._lock, read))
 
     def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:
@@ -200,7 +200,7 @@ class Registry:
             return [metric.reading() for metric in self._metrics]
 
     def absorb(self, readings: Iterable[Reading]) -> None:
-        """Add what was counted elsewhere; a metric that is not known yet is declared."""
+        """Add readings of another registry; declare metrics that this one lacks."""
         known = {metric.name: metric for metric in self._metrics}
         for reading in readings:
             metric = known.get(reading.name) or self._declare(reading)

@@ -1,7 +1,7 @@
-"""Spans: the handler at work, how long it took, and the handler around it; for log lines and traces.
+"""Spans for log lines and traces: a handler's work on one request, its times, and the handler around it.
 
-The log reads the current span here, and knows no server. Each request runs in a task of its own, so the current
-span is a variable of the context and need not be passed from function to function.
+`CURRENT` is the running request's span: each request runs in a task of its own, so a context variable holds it, and the log
+reads it without knowing a server. `OtlpRecorder` exports spans where a collector is configured.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """One handler's work on one request. `timings` and `total_ns` are there once it has been computed; `identity` belongs to
-    whoever exports it; `caller` is the name of the key that the request came with, if keys have names."""
+    """One handler's work on one request.
+
+    `timings` and `total_ns` are set once the engine has answered; `identity` belongs to the recorder; `caller` is the name of
+    the request's API key, if keys have names.
+    """
 
     name: str
     outer: Span | None = None
@@ -42,11 +45,11 @@ class Span:
     caller: str | None = field(default_factory=CALLER.get)
 
     def computed(self, timings: Timings, total_ns: int) -> None:
-        """The engine's account of the request."""
+        """Set the engine's times of the request."""
         self.timings, self.total_ns = timings, total_ns
 
     def fields(self) -> dict[str, str]:
-        """TEI's, in its order; none before there is an account. The caller's, which TEI has not, comes first."""
+        """Return TEI's fields in its order, none before the engine has answered; the caller's, which TEI lacks, comes first."""
         caller = {} if self.caller is None else {"key": self.caller}
         if self.timings is None:
             return caller
@@ -59,7 +62,7 @@ class Span:
         }
 
     def from_outermost(self) -> list[Span]:
-        """Those around it, and then itself."""
+        """Return the spans around this one, outermost first, and then itself."""
         chain = [self]
         while (outer := chain[-1].outer) is not None:
             chain.append(outer)
@@ -70,7 +73,7 @@ CURRENT: ContextVar[Span | None] = ContextVar("hybridtei.span", default=None)
 
 
 def human(duration_ns: int) -> str:
-    """As Rust writes a duration: `1.5s`, `5.123ms`, `72.01µs`, `15ns`; exact, without zeros at the end."""
+    """Format a duration as Rust does: `1.5s`, `5.123ms`, `72.01µs`, `15ns`; exact, without trailing zeros."""
     for unit_ns, digits, unit in ((SECOND_NS, 9, "s"), (MILLISECOND_NS, 6, "ms"), (MICROSECOND_NS, 3, "µs")):
         if duration_ns >= unit_ns:
             whole, rest = divmod(duration_ns, unit_ns)
@@ -89,18 +92,18 @@ PROPAGATED = (b"traceparent", b"tracestate")  # W3C's headers
 
 
 class Recorder(Protocol):
-    """Receives spans that have ended."""
+    """Records spans from begin to end."""
 
     def begin(self, span: Span, headers: dict[str, str]) -> None:
         """Give a span its identity; `headers`: the caller's, of which an outermost span is a child."""
 
     def end(self, span: Span, error: BaseException | None) -> None:
-        """A span is over, well or not."""
+        """Record the end of a span, with its error if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Who records a request's spans, and whose span it comes from."""
+    """The recorder of a request's spans, and the headers that name its parent."""
 
     recorder: Recorder
     headers: dict[str, str]
@@ -110,16 +113,16 @@ ARRIVED: ContextVar[Arrival | None] = ContextVar("hybridtei.arrived", default=No
 
 
 def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """To be called in a request's own task, before its handler. `headers`: names in lower case."""
+    """Set the recorder of the running task's request; call it before the handler. `headers`: names in lower case."""
     if recorder is not None:
         known = {name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED}
         ARRIVED.set(Arrival(recorder, known))
 
 
 def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
-    """A decorator: the coroutine is a span of this name; once it has been computed, the log says so, as TEI does.
+    """Decorate a coroutine as a span of this name; log its success once the engine has answered, as TEI does.
 
-    After a failure the span stays the current one, so that whoever tells of the error tells it within.
+    After a failure the span stays the current one, so that the error is logged within it.
     """
 
     def decorate(work: Work[P, T]) -> Work[P, T]:
@@ -152,33 +155,33 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
 
 
 def passes_on(work: W) -> W:
-    """A decorator: the coroutine is no span of its own, since it hands the request on to a handler that is one."""
+    """Decorate a coroutine that makes no span, since it passes the request to a handler that does."""
     work.span_name = None  # type: ignore[attr-defined]
     return work
 
 
 def as_handler(work: Work[P, T]) -> Work[P, T]:
-    """The same, as a span named after itself, unless it says otherwise."""
+    """Return the coroutine as a span named after itself, unless it is decorated already."""
     return work if hasattr(work, "span_name") else handler(work.__name__)(work)
 
 
 CLOSE_SECONDS = 3.0  # for the last batch
-MESSAGE_MOST = 1000  # characters of an error
+MAX_MESSAGE_CHARACTERS = 1000  # characters of an error
 
 
 def require() -> None:
-    """Raises LoadError if what sends traces is not installed."""
+    """Raises LoadError if OpenTelemetry's exporter is not installed."""
     try:
         found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.grpc")
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise LoadError("--otlp-endpoint wants an extra that is not installed: pip install 'hybridtei[otlp]'")
+        raise LoadError("--otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'")
 
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """A span's place among others: contexts of the SDK's."""
+    """A span's context and its parent's, as the SDK's `SpanContext`s."""
 
     context: Any
     parent: Any
@@ -206,7 +209,7 @@ class OtlpRecorder:
         self._random = random.Random()
 
     def begin(self, span: Span, headers: dict[str, str]) -> None:
-        """Its ids, and its parent: the span around it, or the caller's."""
+        """Give the span its ids and its parent: the span around it, or the caller's."""
         from opentelemetry import trace
 
         outer: _Identity | None = None if span.outer is None else span.outer.identity
@@ -227,7 +230,7 @@ class OtlpRecorder:
         span.identity = _Identity(context, parent if is_child else None, outer is None)
 
     def end(self, span: Span, error: BaseException | None) -> None:
-        """Keep it for the next batch."""
+        """Queue the span for the next batch."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -241,7 +244,7 @@ class OtlpRecorder:
                 self._resource,
                 span.fields(),
                 kind=SpanKind.SERVER if identity.is_outermost else SpanKind.INTERNAL,
-                status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, _told(error)),
+                status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, _message(error)),
                 start_time=now_ns - (perf_counter_ns() - span.began_ns),
                 end_time=now_ns,
                 instrumentation_scope=self._scope,
@@ -249,18 +252,18 @@ class OtlpRecorder:
         )
 
     async def close(self) -> None:
-        """Send what waits, if the collector takes it within about `CLOSE_SECONDS`."""
+        """Send the queued spans, within about `CLOSE_SECONDS`."""
         last = threading.Thread(target=self._batches.shutdown, name="otlp-close", daemon=True)
         last.start()
         await asyncio.to_thread(last.join, CLOSE_SECONDS)
         if last.is_alive():
-            self._exporter.shutdown()  # or it would try for as long as it likes
+            self._exporter.shutdown()  # or it would retry without end
 
 
 def recorder_for(endpoint: str | None, service_name: str) -> OtlpRecorder | None:
-    """None without an endpoint. Raises LoadError."""
+    """Return None without an endpoint. Raises LoadError."""
     return None if endpoint is None else OtlpRecorder(endpoint, service_name)
 
 
-def _told(error: BaseException) -> str:
-    return str(error)[:MESSAGE_MOST] if isinstance(error, HybridTeiError) else type(error).__name__
+def _message(error: BaseException) -> str:
+    return str(error)[:MAX_MESSAGE_CHARACTERS] if isinstance(error, HybridTeiError) else type(error).__name__

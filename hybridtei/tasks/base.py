@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What tasks need to know of a loaded model. `query_weights` float32[v]: of one that looks its queries up."""
+    """A loaded model as tasks see it. `query_weights` float32[v]: of a model that looks its queries up."""
 
     spec: ModelSpec
     reader: TextReader
@@ -24,7 +24,7 @@ class Model:
 
 
 class Chunk(Protocol[Answer]):
-    """What goes through the engine at once: a whole task, or some inputs of one that was split."""
+    """The part of a task that goes through the engine at once: all of its inputs, or some."""
 
     @property
     def size(self) -> int: ...
@@ -44,7 +44,7 @@ class Chunk(Protocol[Answer]):
 
 
 class Task(Protocol[Answer]):
-    """What a caller can ask; asking the same twice gives the same answer. `ListTask` has what most tasks share."""
+    """What a caller can ask of a model; equal tasks have equal answers. `ListTask` has what most tasks share."""
 
     needs_first: ClassVar[bool]
 
@@ -73,11 +73,11 @@ class ListTask:
         return len(self.inputs)
 
     def for_model(self, spec: ModelSpec) -> Any:
-        """The task that answers this one on a model."""
+        """Return the task that answers this one on a model."""
         return self
 
     def split(self, max_inputs: int) -> Iterator[Self]:
-        """The same task about at most `max_inputs` inputs each, in order; always at least one."""
+        """Yield the same task for at most `max_inputs` inputs each, in order; at least once."""
         if len(self.inputs) <= max_inputs:
             yield self
             return
@@ -85,17 +85,17 @@ class ListTask:
             yield replace(self, inputs=self.inputs[begin : begin + max_inputs])  # type: ignore[type-var,unused-ignore]
 
     def knowing(self, first: Any) -> Self:
-        """With what the answer of the first chunk spares this one."""
+        """Return the chunk with what it can reuse of the first chunk's answer."""
         return self
 
     def join(self, answers: Sequence[Any]) -> Any:
-        """One answer from those of all chunks, in order."""
+        """Return one answer from those of all chunks, in order."""
         return [item for answer in answers for item in answer]
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """How many numbers the answer holds at most of those that it has for each of so many tokens."""
+        """Return an upper bound of the numbers that the answer holds for so many tokens; 0 where they are few."""
         return 0
 
     def numbers(self, answer: Any) -> int:
-        """How many numbers an answer holds, about; 0 where they are few."""
+        """Return about how many numbers an answer holds; 0 where they are few."""
         return 0

@@ -32,7 +32,7 @@ class Classified:
     labels: tuple[str, ...]
 
     def best_first(self, row: int) -> list[Prediction]:
-        """All labels of one input, in TEI's order."""
+        """Return all labels of one input, in TEI's order."""
         scores = self.scores[row]
         return [Prediction(self.labels[i], float(scores[i])) for i in best_first(scores)]
 
@@ -68,7 +68,7 @@ class Classify(ListTask):
         return Classified(scores, model.spec.labels)
 
     def join(self, answers: Sequence[Classified]) -> Classified:
-        """All rows, in order."""
+        """See `ListTask.join`."""
         return Classified(np.concatenate([answer.scores for answer in answers]), answers[0].labels)
 
 
@@ -92,12 +92,12 @@ def softmax(logits: Floats) -> Floats:
 
 
 def refuse_nan(values: Floats) -> Floats:
-    """The values. Raises NotANumber if any is none: half precision overflows to it, and a sort would hide it."""
+    """Return the values. Raises NotANumber if one is NaN: half precision overflows to it, and a sort would hide it."""
     if np.isnan(values).any():
         raise NotANumber
     return values
 
 
 def best_first(scores: Floats) -> NDArray[np.intp]:
-    """Places of float32[n] in descending order. TEI sorts stably upwards and turns that round: ties in reverse order."""
+    """Return the places of float32[n] in descending order, ties in reverse: TEI reverses a stable ascending sort."""
     return np.argsort(scores, kind="stable")[::-1]

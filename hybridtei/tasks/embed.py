@@ -38,8 +38,7 @@ class Embedder(Protocol):
 class Embed(ListTask):
     """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
 
-    `input_type` matters to models that read queries otherwise than documents; None is "document" to those that must choose, and
-    to others names no prompt.
+    `input_type` is for models that read queries otherwise than documents; for them None means "document", for others no prompt.
     """
 
     inputs: Sequence[Input]
@@ -74,24 +73,24 @@ class Embed(ListTask):
         return encodings
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
-        """Tokenise, and no more. Raises RequestError."""
+        """Tokenise without further checks. Raises RequestError."""
         late, reader = model.spec.late, model.reader
         if late is not None and self.prompt_name is None:
             side = late.query if self.input_type == "query" else late.document
             return read_side(
                 reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
             )
-        named = self.input_type if self.input_type in (reader.prompts.table or ()) else None
+        prompt_of_type = self.input_type if self.input_type in (reader.prompts.table or ()) else None
         return reader.read(
             self.inputs,
             truncate=self.truncate,
             direction=self.direction,
-            prompt_name=self.prompt_name or named,
+            prompt_name=self.prompt_name or prompt_of_type,
             allow_empty=allow_empty,
         )
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """How many numbers the answer holds at most of those that it has for each of so many tokens."""
+        """See `ListTask.max_numbers`."""
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
@@ -99,7 +98,7 @@ class Embed(ListTask):
         return tokens * (states + min(self.dimensions or width, width))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """Cut, normalise and merge what the pass computed for this task."""
+        """Cut, normalise and merge the outputs of the pass."""
         outputs = outputs.only(self.heads)
         return Embeddings(
             dense=self._dense(outputs.dense),
@@ -109,11 +108,11 @@ class Embed(ListTask):
         )
 
     def join(self, answers: Sequence[Embeddings]) -> Embeddings:
-        """All rows, in order."""
+        """See `ListTask.join`."""
         return Embeddings.concat(answers)
 
     def numbers(self, answer: Embeddings) -> int:
-        """How many numbers the answer holds."""
+        """See `ListTask.numbers`."""
         return answer.numbers
 
     def _width(self, spec: ModelSpec) -> int:
@@ -134,7 +133,7 @@ class Embed(ListTask):
 
 
 def _scored(spec: ModelSpec, input_type: InputType | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
-    """Of a late-interaction model, without the tokens that only the model should see."""
+    """Return the rows without the tokens that a late-interaction model skips, such as punctuation."""
     side = None if spec.late is None else spec.late.query if input_type == "query" else spec.late.document
     if rows is None or side is None or not side.skipped:
         return rows
@@ -151,7 +150,8 @@ def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs
 
 
 def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
-    """As the model's pooling has it: a second logarithm; and no special tokens where queries are looked up, and have none."""
+    """Apply the model's second logarithm, if it has one; remove special tokens where queries are looked up, since those have
+    none."""
     assert spec.sparse is not None
     if spec.sparse.double_log:
         vectors = replace(vectors, values=np.log1p(vectors.values))
@@ -164,7 +164,7 @@ def _listed(heads: frozenset[Head]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LookUp(ListTask):
-    """What `task` asks, without a pass: it wants no head of one."""
+    """Answers `task` without a pass: its `heads` are empty."""
 
     task: Embed
 
@@ -193,17 +193,17 @@ class LookUp(ListTask):
         return map(LookUp, self.task.split(max_inputs))
 
     def join(self, answers: Sequence[Embeddings]) -> Embeddings:
-        """All rows, in order."""
+        """See `ListTask.join`."""
         return Embeddings.concat(answers)
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """The weights of each query's words."""
+        """Return the weights of each query's words."""
         assert model.query_weights is not None
         rows = [np.unique(encoding.input_ids) for encoding in encodings]
         rows = [row[model.query_weights[row] != 0] for row in rows]
-        found = Ragged.from_rows(rows)
+        words = Ragged.from_rows(rows)
         return Embeddings(
-            sparse=SparseVectors(found.values, model.query_weights[found.values], found.offsets, len(model.query_weights))
+            sparse=SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
         )
 
 
@@ -211,14 +211,14 @@ SMALLEST_NORM = 1e-12
 
 
 def unit(rows: Floats) -> Floats:
-    """Rows scaled to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
+    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
     scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
     return np.asarray(rows * scale[:, None])
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:
-    """The first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
+    """Return the first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
     return rows if dimensions is None else rows[:, :dimensions]
 
 
@@ -249,12 +249,13 @@ def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) 
 
 
 def ranges_of(rows: Floats) -> Floats:
-    """The range of each dimension among these: float32[n, d] -> float32[2, d]."""
+    """Return the least and the greatest value of each dimension: float32[n, d] -> float32[2, d]."""
     return np.stack([rows.min(axis=0), rows.max(axis=0)])
 
 
 def read_ranges(path: str | Path) -> dict[str, Floats]:
-    """Of a `.npz` file: `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; of a `.npy`: `dense`.
+    """Read a `.npz` file of `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; or a `.npy` of
+    `dense`.
 
     Raises LoadError.
     """
@@ -288,7 +289,7 @@ def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Col
 
 
 def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
-    """The same vectors, less some of their columns."""
+    """Return the vectors without some of their columns."""
     kept = ~np.isin(vectors.indices, list(removed))
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
     lengths = np.bincount(row[kept], minlength=len(vectors))

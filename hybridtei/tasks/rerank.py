@@ -28,14 +28,13 @@ INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents; `query`: what later chunks need not compute again."""
+    """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse."""
 
     scores: Floats
     query: Embeddings | None = None
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:
-        """All documents of all parts."""
         return Scored(np.concatenate([part.scores for part in parts]), parts[0].query)
 
 
@@ -67,15 +66,15 @@ class _Question(ListTask):
         yield self if begin == 0 else replace(self, documents=self.documents[begin:])
 
     def join(self, answers: Sequence[Scored]) -> Scored:
-        """The scores of all documents, in order."""
+        """See `ListTask.join`."""
         return Scored.concat(answers)
 
     def cut_documents(self, model: Model) -> Sequence[str]:
-        """The documents, each cut to `max_document_tokens`."""
-        most = self.max_document_tokens
-        if most is None:
+        """Return the documents, each cut to `max_document_tokens`."""
+        limit = self.max_document_tokens
+        if limit is None:
             return self.documents
-        return model.reader.cut_to(self.documents, most)
+        return model.reader.cut_to(self.documents, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,7 @@ class RerankByVectors(_Question):
         return PRESETS.get(self.weights, Weights()) if isinstance(self.weights, str) else self.weights or Weights()
 
     def knowing(self, first: Scored) -> Self:
-        """With the query's vectors."""
+        """Return the question with the query's vectors."""
         return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
@@ -229,13 +228,13 @@ def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) 
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
-    """Whether there is more to compare than one dense vector."""
+    """Whether the model has more to compare than one dense vector."""
     kinds = spec.heads & set(VECTORS)
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
 def declared_weights(spec: ModelSpec) -> Weights | None:
-    """What the model's maker found to do best, since the scales of its sparse scores are its own."""
+    """Return the weights that the checkpoint declares, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else Weights(shares.dense, shares.sparse, shares.multivector)
 
@@ -253,7 +252,7 @@ def rerank_task(
     mean: bool | None = None,
     max_document_tokens: int | None = None,
 ) -> Ranking:
-    """The task that fits the model; its `check` says whether the model can rank at all."""
+    """Return the task that fits the model; its `check` raises if the model cannot rank."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
         weights = declared_weights(spec) if weights is None else weights
@@ -265,7 +264,7 @@ def rerank_task(
 
 @dataclass(frozen=True, slots=True)
 class RerankPairs:
-    """Several questions, of which each scores documents of its own; it has no chunk but theirs."""
+    """Several questions, each about documents of its own; its chunks are theirs."""
 
     needs_first: ClassVar[bool] = False
     questions: Sequence[Ranking]
@@ -276,7 +275,7 @@ class RerankPairs:
         return sum(question.size for question in self.questions)
 
     def for_model(self, spec: ModelSpec) -> Self:
-        """This task, on every model."""
+        """See `Task.for_model`: this task, on every model."""
         return self
 
     def check(self, spec: ModelSpec) -> None:
@@ -287,11 +286,11 @@ class RerankPairs:
             question.check(spec)
 
     def split(self, max_inputs: int) -> Iterator[Ranking]:
-        """The chunks of each question, in order."""
+        """Yield the chunks of each question, in order."""
         return (chunk for question in self.questions for chunk in question.split(max_inputs))
 
     def join(self, answers: Sequence[Scored]) -> Scored:
-        """The scores of all documents, in order."""
+        """See `ListTask.join`."""
         return Scored.concat(answers)
 
 

@@ -84,14 +84,16 @@ class TextReader:
         truncate: bool,
         direction: Direction = "right",
     ) -> list[Encoding]:
-        """One question a pair (query, document), as the template puts it. What it puts in is spelled out: no text of a user's
-        becomes a special token. Raises RequestError as `read` does."""
+        """Return one encoding a pair (query, document), laid into the template. Texts of users never become special tokens.
+
+        Raises RequestError as `read` does.
+        """
         ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, direction))
-        told = template.instruction if instruction is None else instruction
+        instruction = template.instruction if instruction is None else instruction
         prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
         pieces = self.tokenizer.around_specials(template.body)
         slots = [piece for piece, special in pieces if not special]
-        filled = [_filled(slot, told, item.text) for item in ready for slot in slots]
+        filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
         raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else [])
         encodings = []
         for _ in ready:
@@ -107,13 +109,13 @@ class TextReader:
     def _fitted_question(
         self, prefix: list[int], body: list[int], suffix: list[int], truncate: bool, direction: Direction
     ) -> Encoding:
-        given, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
-        if room < 1 or (given > self.max_input_length and not truncate):
-            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {given}")
+        total, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
+        if room < 1 or (total > self.max_input_length and not truncate):
+            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
         return self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
 
     def locate(self, texts: Sequence[str], *, truncate: bool, direction: Direction = "right") -> list[LocatedEncoding]:
-        """One encoding a text, whose tokens know their places in it; without prompts. Raises RequestError as `read` does."""
+        """Return one encoding a text, with each token's place in it; without prompts. Raises RequestError as `read` does."""
         ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, direction)))
         bodies = [str(item.text) for item in ready]
         if self.lowercase:
@@ -131,25 +133,25 @@ class TextReader:
         return encodings
 
     def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The beginning of each text, of at most so many tokens. What no model input can hold is cut off before it is read."""
-        most = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
+        """Cut each text to so many tokens. Characters beyond any model input are cut off before tokenising."""
+        limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
         cut: list[str] = []
-        for some in _portions([text[:most] for text in texts]):
+        for some in _portions([text[:limit] for text in texts]):
             raws = self.tokenizer.encode(some, add_special_tokens=False, offsets=True)
             cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
         return cut
 
     def tokens(self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None) -> list[list[Token]]:
-        """Every token of every text, never cut. Raises RequestError."""
+        """Return every token of every text, never cut. Raises RequestError."""
         ready, refused = _until_refused(texts, lambda text: self._prepare(text, False, "right", prompt_name))
         if refused is not None:
             raise refused
         return self.tokenizer.tokens([str(item.text) for item in ready], add_special_tokens=add_special_tokens)
 
     def check_ids(self, input_ids: Sequence[int], field: str) -> None:
-        """Of ids to be spelled out. Raises InvalidInput for more of them than an input may have characters."""
-        if len(input_ids) > self._most_characters:
-            raise InvalidInput(f"`{field}` must have less than {self._most_characters} ids. Given: {len(input_ids)}")
+        """Raises InvalidInput for more ids to decode than an input may have characters."""
+        if len(input_ids) > self._max_characters:
+            raise InvalidInput(f"`{field}` must have less than {self._max_characters} ids. Given: {len(input_ids)}")
 
     def _prepare(
         self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None, *, allow_empty: bool = False
@@ -172,19 +174,19 @@ class TextReader:
             raise EmptyInput("`inputs` cannot be empty")
         if self.prompts.named(None) is not None:
             raise InvalidInput("`prompt_name` cannot be set with dual inputs")
-        limit, given = self._most_characters, len(item[0]) + len(item[1])
-        if given > limit:
+        limit, total = self._max_characters, len(item[0]) + len(item[1])
+        if total > limit:
             if not truncate:
-                raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {given}")
+                raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {total}")
             item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
         return _Ready((item[0].lower(), item[1].lower()) if self.lowercase else item)
 
     @property
-    def _most_characters(self) -> int:
+    def _max_characters(self) -> int:
         return self.max_input_length * CHARACTERS_PER_TOKEN
 
     def _bounded(self, item: T, truncate: bool, direction: Direction) -> T:
-        limit = self._most_characters
+        limit = self._max_characters
         if len(item) > limit and not truncate:
             raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
         return _cut(item, limit, direction)
@@ -222,7 +224,7 @@ class TextReader:
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
-    """All texts, in order, so many at once as hold `PORTION_CHARACTERS`; one that holds more by itself."""
+    """Yield all texts in order, in portions of at most `PORTION_CHARACTERS`; a longer text is a portion of its own."""
     begin = characters = 0
     for place, text in enumerate(texts):
         size = len(text) if isinstance(text, str) else sum(map(len, text))
@@ -253,14 +255,14 @@ def _some(text: str) -> str:
 
 
 def _cut(item: T, limit: int, direction: Direction) -> T:
-    """At most `limit` characters (or ids)."""
+    """Return at most `limit` characters or ids, from the start or the end."""
     if len(item) <= limit:
         return item
     return item[-limit:] if direction == "left" else item[:limit]
 
 
 def _lowered(text: str) -> str:
-    """In small letters, each in its place: a capital whose small form has another length stays."""
+    """Lowercase a text without moving its characters: a capital whose small form has another length stays."""
     return "".join(small if len(small := letter.lower()) == 1 else letter for letter in text)
 
 
@@ -280,7 +282,8 @@ def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> 
 def read_side(
     reader: TextReader, inputs: Sequence[Input], side: Side, *, truncate: bool, direction: Direction, allow_empty: bool = False
 ) -> list[Encoding]:
-    """One encoding an input, in order. Raises RequestError as `TextReader.read` does."""
+    """Return one encoding an input, in order, with the marker and expansion of its side. Raises RequestError as
+    `TextReader.read` does."""
     longest = min(reader.max_input_length, side.length or reader.max_input_length)
     if side.expansion is not None:
         floor = min(side.expansion.length, reader.max_input_length)

@@ -61,7 +61,7 @@ class Tokenizer:
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
 
     def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:
-        """All texts and pairs, whole; with their tokens' places in them only for `offsets`. Raises TokenizerError."""
+        """Tokenise texts and pairs, uncut; token offsets are computed only for `offsets`. Raises TokenizerError."""
         try:
             if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
                 return [self._raw.encode(texts[0], add_special_tokens=add_special_tokens)]
@@ -71,7 +71,7 @@ class Tokenizer:
             raise _refusal(texts, error) from error
 
     def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
-        """To at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
+        """Cut to at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
 
         Equal to the tokenizer's own truncation: the text's tokens are cut first, then the template is laid around. Of a pair
         the longer side is cut first.
@@ -86,7 +86,7 @@ class Tokenizer:
     def cut_located(
         self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
     ) -> LocatedEncoding:
-        """`cut`, with each token's place in `text`; what was tokenised begins there at the character `shift`."""
+        """Cut as `cut` does, with each token's place in `text`; the tokenised part begins at character `shift`."""
         encoding = self.cut(raw, max_length, direction)
         special = np.array(raw.special_tokens_mask, dtype=bool)
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
@@ -108,11 +108,11 @@ class Tokenizer:
         return mask.index(0) if 0 in mask else len(mask)
 
     def id_of(self, token: str | None) -> int | None:
-        """Of a token of the vocabulary."""
+        """Return the id of a token of the vocabulary."""
         return None if token is None else self._raw.token_to_id(token)
 
     def around_specials(self, text: str) -> list[tuple[str, bool]]:
-        """A trusted text in pieces, in order, and whether each is a special token."""
+        """Split a trusted text into pieces, in order; each with whether it is a special token."""
         added = {token.content for token in self._raw.get_added_tokens_decoder().values()}
         if not added:
             return [(text, False)]
@@ -134,7 +134,7 @@ class Tokenizer:
         return Tokenizer(raw, has_token_types=self._has_token_types)
 
     def text_of(self, input_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text whose tokens the ids are. Raises InvalidInput on an id that the vocabulary does not have."""
+        """Return the text of the ids. Raises InvalidInput on an id outside the vocabulary."""
         unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
             last = self.vocab_size - 1
@@ -143,15 +143,15 @@ class Tokenizer:
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of the ids; ids outside the vocabulary are left out."""
+        """Return the text of the ids; ids outside the vocabulary are left out."""
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
     def pieces(self, input_ids: NDArray[np.int64]) -> list[str]:
-        """The vocabulary's own spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
+        """Return the vocabulary's spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
         return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
 
     def tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
-        """Every token of every text, with its place in the text."""
+        """Return every token of every text, with its place in the text."""
         try:
             encodings = self._raw.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         except Exception as error:
@@ -170,7 +170,7 @@ def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
 
 
 def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np.intp] | None:
-    """Places of the tokens that fit, or None where all do."""
+    """Return the places of the tokens that fit, or None where all do."""
     if len(raw) <= max_length:
         return None
     special = np.array(raw.special_tokens_mask, dtype=bool)
@@ -186,7 +186,7 @@ def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each side of a pair fit: the longer side gives way first, then both have half.
+    """Return how many tokens of each side of a pair fit: the longer side is cut first, then both have half.
 
     Source: `longest_first` of the tokenizers library; an odd token goes to the longer side, to the second where both are alike.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from hybridtei.trunk.layout import PackedLayout
 
 UNBOUNDED = 0  # a window of none
-_told = threading.local()
+_current = threading.local()
 
 
 class Opaque:
@@ -34,12 +34,12 @@ class Opaque:
 @contextmanager
 def meant(layout: PackedLayout) -> Iterator[None]:
     """Within, this thread's `Opaque` means that layout."""
-    before = getattr(_told, "layout", None)
-    _told.layout = layout
+    before = getattr(_current, "layout", None)
+    _current.layout = layout
     try:
         yield
     finally:
-        _told.layout = before
+        _current.layout = before
 
 
 @cache
@@ -58,7 +58,7 @@ _KEPT: list[Any] = []
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, causal: bool) -> Tensor:
-    layout: PackedLayout = _told.layout
+    layout: PackedLayout = _current.layout
     return layout.attend(q, k, v, scale=scale, window=None if window == UNBOUNDED else window, causal=causal).contiguous()
 
 
