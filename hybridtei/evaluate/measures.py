@@ -56,10 +56,10 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
 
 
 def judgements_file(folder: Path, split: str) -> Path:
-    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, telling which splits there are."""
-    wanted = folder / FOLDER / f"{split}.tsv"
-    if wanted.is_file():
-        return wanted
+    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, which lists the splits."""
+    path = folder / FOLDER / f"{split}.tsv"
+    if path.is_file():
+        return path
     if (folder / FLAT).is_file():
         return folder / FLAT
     splits = sorted(path.stem for path in (folder / FOLDER).glob("*.tsv"))
@@ -123,7 +123,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a way achieved: measures by name, and milliseconds a query without its embedding, float64[queries]."""
+    """The result of a way: measures by name, and milliseconds a query without its embedding, float64[queries]."""
 
     name: str
     measures: Mapping[str, float]
@@ -150,7 +150,7 @@ class Evaluation:
 
 
 def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) -> list[Way]:
-    """Every way that a collection with these vectors can be searched. `shares`: the model says what its kinds weigh."""
+    """Every way to search a collection with these vectors. `shares`: the checkpoint declares the weights of its vectors."""
     both, multi = frozenset({Head.DENSE, Head.SPARSE}), frozenset({Head.MULTIVECTOR})
     weights = None if shares else "m3"
     listed = [
@@ -190,7 +190,7 @@ async def evaluate(
     shares = spec.multivector is not None and spec.multivector.shares is not None
     listed = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
     embedded, embed_ms = await _embedded(searcher, collection, judged, advance)
-    # of a document's chunks only one counts, so more are asked for
+    # of a document's chunks only one counts, so more are searched
     depth = min(4 * DEPTH if several else DEPTH, max(points, 1), MAX_LIMIT)
     results = []
     for way in listed:
@@ -246,15 +246,15 @@ async def _run(
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
         began = perf_counter_ns()
-        found = await searcher.find(collection, text, embedded[done - 1], 0, options, rank=rank)
+        result = await searcher.find(collection, text, embedded[done - 1], 0, options, rank=rank)
         times.append(since(began))
-        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in result.hits])
         advance(way.name, done)
     return run, np.array(times)
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
-    """Documents, best first, with scores that keep that order: a measure that sorts by equal scores would find its own."""
+    """Documents, the best first, with strictly descending scores, since measures order equal scores as they like."""
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
 
 
@@ -265,13 +265,13 @@ def require_measures() -> None:
 
 
 def measure(run: Run, judged: Judgements) -> dict[str, float]:
-    """nDCG@10 (linear gains), MRR@10 and recall@100, means over all judged queries; one without an answer counts 0."""
+    """nDCG@10 (linear gains), MRR@10 and recall@100, means over all judged queries; one without a result counts 0."""
     import ir_measures
     from ir_measures import RR, R, nDCG
 
     named = {"nDCG@10": nDCG @ 10, "MRR@10": RR @ 10, "recall@100": R @ 100}
     # a query without any document would be left out of the mean
-    asked = {query: run.get(query) or {"": 0.0} for query in judged.queries}
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
-    found = ir_measures.calc_aggregate(list(named.values()), relevance, asked)
-    return {name: float(found[measure]) for name, measure in named.items()}
+    means = ir_measures.calc_aggregate(list(named.values()), relevance, complete)
+    return {name: float(means[measure]) for name, measure in named.items()}

@@ -34,7 +34,7 @@ COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
 
 
 def check_chart(path: Path) -> None:
-    """Before minutes of work. Raises InvalidInput for another kind of file, LoadError without the library."""
+    """Raises InvalidInput for a file of another kind, LoadError without the library, before minutes of work."""
     if path.suffix.lower() not in CHART_KINDS:
         raise InvalidInput(f"{path}: a chart should end in {', '.join(CHART_KINDS)}")
     if not path.resolve().parent.is_dir():
@@ -44,7 +44,7 @@ def check_chart(path: Path) -> None:
 
 
 def write_chart(evaluation: Evaluation, path: Path) -> None:
-    """Draw it; the ending says as what. Raises as `check_chart` does, and OSError."""
+    """Draw a chart in the format of the path's ending. Raises as `check_chart` does, and OSError."""
     check_chart(path)
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
@@ -118,7 +118,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """What the command was asked. `rerank`: a reranker's folder or hub id."""
+    """Options of the command. `rerank`: a reranker's folder or hub id."""
 
     folder: Path
     collection: str
@@ -128,32 +128,32 @@ class EvaluateOptions:
 
 
 def run_evaluation(
-    request: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+    options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
 ) -> Evaluation:
     """Measure a collection, ingested before if it is not there. Raises HybridTeiError or OSError."""
     require_measures()
-    check_name(request.collection)
-    judged = read_judgements(request.folder, request.split)
+    check_name(options.collection)
+    judged = read_judgements(options.folder, options.split)
     store = with_default(store)
-    if not asyncio.run(_is_there(store, request.collection)):
-        tell(f"{request.collection} is not there yet: ingesting {request.folder}, a point a document")
+    if not asyncio.run(_exists(store, options.collection)):
+        tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
         # judgements are of whole documents, and published figures of what a model reads of each
         ingesting = IngestOptions(
-            source=str(request.folder), collection=request.collection, chunking=False, quiet=request.quiet, model_named=True
+            source=str(options.folder), collection=options.collection, chunking=False, quiet=options.quiet, model_named=True
         )
         summary = run_ingest(ingesting, model, engine, store, tell=tell)
         tell(summary.in_words())
         if summary.status:
             raise StoreError("the ingest did not come to its end: run the same command again")
-    tell(f"evaluating {request.collection} in {place_of(store)}")
+    tell(f"evaluating {options.collection} in {place_of(store)}")
     reranker = None
-    if request.rerank is not None:
-        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=request.rerank, revision=None), engine=engine)
+    if options.rerank is not None:
+        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=options.rerank, revision=None), engine=engine)
     encoder = Encoder.load(config=model, engine=engine)
-    return asyncio.run(_evaluate(request, judged, store, encoder=encoder, reranker=reranker, model_id=model.model_id))
+    return asyncio.run(_evaluate(options, judged, store, encoder=encoder, reranker=reranker, model_id=model.model_id))
 
 
-async def _is_there(config: StoreConfig, collection: str) -> bool:
+async def _exists(config: StoreConfig, collection: str) -> bool:
     store = open_store(config)
     assert store is not None
     try:
@@ -163,7 +163,7 @@ async def _is_there(config: StoreConfig, collection: str) -> bool:
 
 
 async def _evaluate(
-    request: EvaluateOptions,
+    options: EvaluateOptions,
     judged: Judgements,
     config: StoreConfig,
     *,
@@ -176,8 +176,8 @@ async def _evaluate(
     try:
         searcher = Searcher(store, query_model(encoder, model_id))
         rank = None if reranker is None else rank_by(reranker)
-        with _Bars(len(judged.queries), quiet=request.quiet) as bars:
-            return await evaluate(searcher, request.collection, judged, rank=rank, advance=bars.advance)
+        with _Bars(len(judged.queries), quiet=options.quiet) as bars:
+            return await evaluate(searcher, options.collection, judged, rank=rank, advance=bars.advance)
     finally:
         await store.close()
 

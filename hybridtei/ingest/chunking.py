@@ -1,4 +1,4 @@
-"""What a document is before it is vectors, and what of it stands in a point's payload: the one place that names the keys.
+"""Documents, their chunks, and the payload of a chunk's point, whose keys are named here.
 
 A point is one chunk of one document:
 
@@ -40,7 +40,7 @@ TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, TITLE, METADATA = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document as a reader found it; `location` says where in the source, for people."""
+    """One document as a reader returns it; `location`: its place in the source, for messages."""
 
     source: str
     document_id: str
@@ -51,7 +51,7 @@ class Document:
 
     @property
     def key(self) -> str:
-        """What the ids of its points are made of."""
+        """The key from which the ids of its points are made."""
         return document_key(self.source, self.document_id)
 
     @property
@@ -60,14 +60,14 @@ class Document:
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
     def digest(self, settings: bytes) -> bytes:
-        """16 bytes that change whenever what would be stored does; `settings`: of model and chunking."""
+        """16 bytes that change whenever the stored points would; `settings`: of model and chunking."""
         content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
         return blake2b(content, digest_size=16, key=settings).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Something of a source that could not become a document, and why. `document_id`: of what it should have been, if known."""
+    """A part of a source that is no document, and the reason. `document_id`: the id of the record, if it has one."""
 
     source: str
     location: str
@@ -78,7 +78,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document; `tokens` as the model will read it, special tokens included."""
+    """A piece of a document; `tokens`: as the model reads it, special tokens included."""
 
     number: int
     text: str
@@ -87,7 +87,7 @@ class Chunk:
 
 
 def document_key(source: str, document_id: str) -> str:
-    """Source and id as one string, unlike that of any other pair."""
+    """Source and id as one string, unique to the pair."""
     return orjson.dumps([source, document_id]).decode()
 
 
@@ -98,7 +98,7 @@ def source_of(key: str) -> str:
 
 
 def payload_of(document: Document, chunk: Chunk, chunks: int) -> dict[str, Any]:
-    """What is stored beside the vectors of a chunk."""
+    """The payload of a chunk's point."""
     payload: dict[str, Any] = {
         TEXT: chunk.text,
         DOCUMENT_ID: document.document_id,
@@ -114,9 +114,9 @@ def payload_of(document: Document, chunk: Chunk, chunks: int) -> dict[str, Any]:
     return payload
 
 
-DEFAULT_TOKENS = 512  # of models that read more: what is found should be short enough to show
+DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show
 OVERLAP_SHARE = 8  # by default, a chunk repeats at most an eighth of the one before
-LEAST_TOKENS = 8
+MIN_TOKENS = 8
 CHARACTERS_PER_TOKEN = 32
 SECTION_CHARACTERS = 50_000  # a longer text is cut before it is split: splitting a book in one go takes minutes
 
@@ -131,12 +131,12 @@ class ChunkSettings:
 
 
 def settings_for(model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False) -> ChunkSettings:
-    """Chunks as asked for, or as suit the model: what it can read, but 512 tokens at most. Raises InvalidInput."""
+    """The settings of chunks; by default what the model reads, 512 tokens at most. Raises InvalidInput."""
     longest = longest_document(model)
     tokens = min(longest, DEFAULT_TOKENS) if tokens is None else tokens
     room = tokens - tokens_around(model)
-    if not whole and (tokens > longest or room < LEAST_TOKENS):
-        least = LEAST_TOKENS + tokens_around(model)
+    if not whole and (tokens > longest or room < MIN_TOKENS):
+        least = MIN_TOKENS + tokens_around(model)
         raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {least} and {longest}, what the model reads")
     overlap = room // OVERLAP_SHARE if overlap is None else overlap
     if not 0 <= overlap <= room // 2 and not whole:
@@ -158,7 +158,7 @@ def tokens_around(model: Model) -> int:
 
 
 class Chunker:
-    """Cuts texts; thread-safe. `raw`: the model's tokenizer as the splitter wants it. Raises LoadError without the splitter."""
+    """Cuts texts; thread-safe. `raw`: the model's tokenizer for the splitter. Raises LoadError without the splitter."""
 
     def __init__(self, model: Model, raw: RawTokenizer, settings: ChunkSettings) -> None:
         try:
@@ -200,11 +200,11 @@ class Chunker:
             return [(start, text, min(count + self.around, self._longest))]
         if count <= self._room and len(text) <= self._room * CHARACTERS_PER_TOKEN:
             return [(start, text, count + self.around)]
-        found = [
+        cuts = [
             (start + at + cut, part) for at, piece in self._splitter.chunk_indices(text) for cut, part in self._short(piece)
         ]
-        lengths = self._counts([piece for _, piece in found])
-        return [(at, piece, length + self.around) for (at, piece), length in zip(found, lengths, strict=True)]
+        lengths = self._counts([piece for _, piece in cuts])
+        return [(at, piece, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
 
     def _short(self, piece: str) -> Iterator[tuple[int, str]]:
         most = self._room * CHARACTERS_PER_TOKEN

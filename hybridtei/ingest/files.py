@@ -72,7 +72,7 @@ def _plain(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """Left as written, for that is how it reads best; a heading of the first level that opens it is its title."""
+    """The Markdown as it is; a heading of the first level in the first line is the title."""
     text = _utf8(data).strip()
     first, _, rest = text.partition("\n")
     heading = HEADING.match(first)
@@ -80,7 +80,7 @@ def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """What a reader sees of it, a block a line; scripts, styles and the head left out."""
+    """The visible text, a block a line, without scripts, styles and the head."""
     try:
         from selectolax.lexbor import LexborHTMLParser
     except ImportError as error:
@@ -98,7 +98,7 @@ def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _html_text(data: bytes) -> str:
-    """UTF-8, or else what the page says it is."""
+    """The page's text, in UTF-8 or else the encoding that it declares."""
     try:
         return _utf8(data)
     except Unfit:
@@ -112,12 +112,12 @@ def _html_text(data: bytes) -> str:
 
 
 def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The text of its pages; raises Unfit for those of pictures only."""
+    """The text of all pages. Raises Unfit for a PDF without text."""
     try:
         import pypdf
     except ImportError as error:
         raise LoadError(NEEDS_EXTRA.format(kind="PDF", package="pypdf")) from error
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it tells of every oddity it can live with
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every oddity
     try:
         reader = pypdf.PdfReader(BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -162,8 +162,7 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read: its label in ids and payloads, its size, and when it was changed. `unreadable`: why it cannot be read; it
-    may be a folder then."""
+    """A file to read: `label` in ids and payloads, `size` in bytes. `unreadable`: why it, or the folder, cannot be read."""
 
     path: Path
     label: str
@@ -187,18 +186,17 @@ def source_files(source: Path, name: str | None = None, quarantine: Path | None 
         raise InvalidInput(f"{source}: no such file or folder")
     if root.suffix.lower() not in KINDS:
         raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
-    found = root.stat()
-    yield SourceFile(root, label, found.st_size, found.st_mtime_ns)
+    status = root.stat()
+    yield SourceFile(root, label, status.st_size, status.st_mtime_ns)
 
 
 def label_of(source: Path, name: str | None = None) -> str:
-    """What the labels of all its files begin with; a single file's label."""
+    """The label of a single file, and the beginning of the labels of a folder's files."""
     return name or _printable(source.resolve().name) or "root"
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
-    """What a file holds, and after each document how many bytes of the file are behind it. Raises LoadError without the library
-    that its kind needs."""
+    """(document or rejection, bytes of the file read so far) of a file. Raises LoadError without the library of its kind."""
     suffix = file.path.suffix.lower()
     try:
         if file.unreadable is not None:
@@ -225,29 +223,26 @@ def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | N
         if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
             continue
         try:
-            found = entry.stat()
-            if stat.S_ISDIR(found.st_mode):
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
                 below = [] if entry.is_symlink() else sorted(entry.iterdir())
-            elif not stat.S_ISREG(found.st_mode):  # a pipe would be waited for until for ever
+            elif not stat.S_ISREG(status.st_mode):  # reading a pipe might block for ever
                 continue
         except OSError as error:
             if error.errno not in GONE:
                 yield SourceFile(entry, here, 0, 0, error.strerror or str(error))
             continue
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, here, quarantine)
         elif _is_within(entry, root):
-            yield SourceFile(entry, here, found.st_size, found.st_mtime_ns)
+            yield SourceFile(entry, here, status.st_size, status.st_mtime_ns)
 
 
 def _is_within(entry: Path, root: Path) -> bool:
-    """Of links, where they lead."""
+    """Whether the entry, or the target of a link, is below the root."""
     return Path(os.path.realpath(entry)).is_relative_to(root)
 
 
 def _printable(name: str) -> str:
-    """A file system's name may be no text at all."""
+    """The name as valid Unicode, which a file system does not guarantee."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-__all__ = ["Document", "SourceFile", "documents_of", "label_of", "source_files"]

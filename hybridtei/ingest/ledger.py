@@ -1,4 +1,4 @@
-"""What an ingest writes beside the collection: a ledger of what the store acknowledged, a quarantine of what failed.
+"""The files of an ingest beside the collection: a ledger of stored documents, a quarantine of rejected ones.
 
 The ledger is a file of JSON lines that only grows; the last line about a document wins. Lines are written after the store has
 answered, and are on the disk before the next batch is sent: a document may be stored and not noted, which costs a repetition of
@@ -32,7 +32,7 @@ from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as it was when the store took it."""
+    """The version of a document that is stored."""
 
     digest: bytes
     chunks: int
@@ -40,7 +40,7 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class FinishedFile:
-    """A file all of whose documents were stored, none quarantined."""
+    """A file whose documents are all stored, none quarantined."""
 
     size: int
     modified_ns: int
@@ -49,7 +49,7 @@ class FinishedFile:
 
 
 class Ledger:
-    """One process at a time. Raises InvalidInput if another has it."""
+    """A ledger, locked by one process. Raises InvalidInput if another process has locked it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +65,12 @@ class Ledger:
         self._read()
 
     def __len__(self) -> int:
-        """How many documents the store holds."""
+        """The number of stored documents."""
         return len(self._documents)
 
     @property
     def chunks(self) -> int:
-        """Points that all of them have."""
+        """The number of points of all stored documents."""
         return sum(stored.chunks for stored in self._documents.values())
 
     def items(self) -> Iterator[tuple[str, int]]:
@@ -78,33 +78,29 @@ class Ledger:
         return ((key, stored.chunks) for key, stored in self._documents.items())
 
     def stored_keys(self) -> Collection[str]:
-        """The keys of the documents that the store holds."""
+        """The keys of all stored documents."""
         return self._documents.keys()
 
     def get(self, key: str) -> StoredDocument | None:
-        """The document as it is stored, if it is."""
+        """The stored version of a document, or None."""
         return self._documents.get(key)
 
     def finished(self, file: SourceFile, settings: bytes) -> FinishedFile | None:
         """The file's entry, if it is unchanged and was read with the same settings."""
-        found = self._files.get(file.label)
-        same = found is not None and (found.size, found.modified_ns, found.digest) == (
-            file.size,
-            file.modified_ns,
-            settings.hex(),
-        )
-        return found if same else None
+        entry = self._files.get(file.label)
+        current = (file.size, file.modified_ns, settings.hex())
+        return entry if entry is not None and (entry.size, entry.modified_ns, entry.digest) == current else None
 
     def add(self, documents: Sequence[tuple[str, bytes, int]]) -> None:
-        """Note (key, digest, chunks) of documents that the store has; on the disk when this returns."""
+        """Note (key, digest, chunks) of stored documents; on the disk when this returns."""
         self._write([{"d": key, "h": digest.hex(), "n": chunks} for key, digest, chunks in documents])
 
     def remove(self, keys: Sequence[str], *, files_are_whole: bool = False) -> None:
-        """Note that the store has these no more, or never had. `files_are_whole`: no file of the source holds them either."""
+        """Note that these are not stored. `files_are_whole`: no file of the source holds them either."""
         self._write([{"d": key, "n": 0, **({"w": True} if files_are_whole else {})} for key in keys])
 
     def finish(self, files: Sequence[tuple[SourceFile, int]], settings: bytes) -> None:
-        """Note of (file, documents) that all of these are stored, and none of the file is in quarantine."""
+        """Note (file, documents) of files whose documents are all stored, none in quarantine."""
         self._write(
             [
                 {"f": file.label, "s": file.size, "m": file.modified_ns, "h": settings.hex(), "n": documents}
@@ -113,13 +109,13 @@ class Ledger:
         )
 
     def clear(self) -> None:
-        """Forget everything: the collection is a new one."""
+        """Delete all entries, for a new collection."""
         self._file.truncate(0)
         self._documents.clear()
         self._files.clear()
 
     def close(self) -> None:
-        """Let others have it."""
+        """Unlock and close the file."""
         self._file.close()
 
     def _write(self, entries: Sequence[dict[str, Any]]) -> None:
@@ -166,12 +162,12 @@ def _lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-MOST_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
-MOST_FIRST_BYTES = 100_000
+MAX_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MAX_FIRST_BYTES = 100_000
 
 
 class Quarantine:
-    """The file is there only if something is in it. Raises InvalidInput where a file of that name holds something else."""
+    """The file of rejections, created at the first. Raises InvalidInput where the path is a file of another kind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -184,19 +180,19 @@ class Quarantine:
         return self._counts.total()
 
     def of(self, source: str) -> int:
-        """How many of a file."""
+        """The number of rejections of a file."""
         return self._counts[source]
 
     def add(self, rejected: Rejection) -> None:
-        """Note it; of one file, only the first 10,000 are written down."""
+        """Count a rejection; of one file, only the first 10,000 are written."""
         self._counts[rejected.source] += 1
         count = self._counts[rejected.source]
-        if count > MOST_PER_SOURCE + 1:
+        if count > MAX_PER_SOURCE + 1:
             return
         entry = {
             "source": rejected.source,
             "location": rejected.location,
-            "reason": rejected.reason if count <= MOST_PER_SOURCE else f"and more: only {MOST_PER_SOURCE} of a file are listed",
+            "reason": rejected.reason if count <= MAX_PER_SOURCE else f"and more: only {MAX_PER_SOURCE} of a file are listed",
             "excerpt": rejected.excerpt,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +201,7 @@ class Quarantine:
 
 
 def _is_quarantine(path: Path) -> bool:
-    """By its first line, which may be torn."""
+    """Whether the first line, which may be incomplete, is a rejection's."""
     with path.open("rb") as file:
-        first = file.readline(MOST_FIRST_BYTES)
+        first = file.readline(MAX_FIRST_BYTES)
     return not first or (first.startswith(b'{"source":') and b'"location":' in first)

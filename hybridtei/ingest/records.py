@@ -1,4 +1,4 @@
-"""How large a thing a reader takes, and the settings all readers share."""
+"""What all readers share: options and bounds, lines of a bounded length, and the fields of a record."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: ReadOptions) -> ReadOptions:
-        """These fields alone of what may have more."""
+        """These fields of options that may have more."""
         return ReadOptions(**{name: getattr(options, name) for name in ReadOptions.__struct_fields__})
 
 
 def excerpt(data: bytes | str) -> str:
-    """The first characters of a record, printable, for people."""
+    """The first characters of a record, printable."""
     if isinstance(data, bytes):
         data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
     start = data[:EXCERPT_CHARACTERS]
@@ -85,7 +85,7 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
 
 
 def decode_line(line: Line) -> str:
-    """Its text. Raises ValueError, which names the byte of the file that is not UTF-8."""
+    """The line's text. Raises ValueError, which names the byte of the file that is not UTF-8."""
     try:
         return line.data.decode()
     except UnicodeDecodeError as error:
@@ -97,7 +97,7 @@ TITLE_FIELD = "title"
 
 
 class Unfit(ValueError):
-    """Why a record is no document; becomes the reason in the quarantine. `document_id`: of the record, if it has one."""
+    """Why a record is no document: the reason in the quarantine. `document_id`: of the record, if it has one."""
 
     document_id: str | None = None
 
@@ -149,7 +149,7 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
 
 
 def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
-    """As JSON has it: dates as ISO 8601, what JSON has no word for as text. Raises Unfit."""
+    """The metadata in JSON's types: dates as ISO 8601, other types as text. Raises Unfit."""
     if not rest:
         return {}
     for name, value in rest.items():
@@ -165,7 +165,7 @@ def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
 
 
 def _check_finite(value: Any, path: str, depth: int) -> None:
-    """JSON would turn NaN into null without a word."""
+    """Raises Unfit for NaN and infinity, which JSON would turn into null."""
     if depth > 50:
         raise Unfit(f"`{path[:80]}…` is nested deeper than 50 levels")
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,8 @@
-"""Parquet, a row a document; a small file may stand for gigabytes, so nothing is unfolded before its size is known.
+"""Files of many documents: Parquet and CSV, a row a document, and JSON Lines, a line a document.
 
-Strings stay references into their column's dictionary until a row was measured. The footer tells how large a column's pages
-and how long its lists can be, and a row group that would be large without being large in the file is not opened.
+A small Parquet file may unfold to gigabytes, so its sizes are checked first. Strings stay references into their column's
+dictionary until their row is measured. The footer has the sizes of a column's pages and bounds of its lists; a row group that
+would be large without being large in the file is not opened.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
 
 
 def _check_group(file: Any, group: int, options: ReadOptions) -> None:
-    """Raises Unfit for a row group that would unfold to far more than it is."""
-    found = file.metadata.row_group(group)
-    for place in range(found.num_columns):
-        column, declared = found.column(place), file.schema.column(place)
+    """Raises Unfit for a row group that would unfold to far more bytes than it has."""
+    metadata = file.metadata.row_group(group)
+    for place in range(metadata.num_columns):
+        column, declared = metadata.column(place), file.schema.column(place)
         width = WIDTHS.get(column.physical_type, declared.length)
         if width > options.max_record_bytes:
             raise Unfit(f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are {options.max_record_bytes}")
@@ -85,7 +86,7 @@ def _from_batch_row(batch: Any, row: int, number: int, source: str, options: Rea
 
 
 def _size(cells: Any) -> int:
-    """Bytes that cells would take if nothing were shared among them."""
+    """Bytes of cells if they shared nothing."""
     from pyarrow import compute, types
 
     kind = cells.type
@@ -103,7 +104,7 @@ def _size(cells: Any) -> int:
 
 
 def _dictionary_size(places: IntArray, texts: Any) -> int:
-    """From the offsets alone: to take the texts themselves would copy them."""
+    """Bytes of dictionary texts, from their offsets alone: taking the texts would copy them."""
     if not len(places):
         return 0
     kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")
@@ -112,7 +113,7 @@ def _dictionary_size(places: IntArray, texts: Any) -> int:
 
 
 def _span(cells: Any) -> tuple[int, int]:
-    """Where the entries of a map's cells lie, and how many they are."""
+    """(first entry, number of entries) of a map's cells."""
     offsets = cells.offsets
     return offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
 
@@ -123,7 +124,7 @@ Progress = tuple[Found, int]  # and how many bytes of the file are behind it
 
 
 def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """An object or a string a line; lines without an id are called after their number. Blank lines count as nothing."""
+    """An object or a string a line; a line without an id has its number as id. Blank lines are skipped."""
     with path.open("rb") as file:
         for line in bounded_lines(file, options.max_record_bytes):
             if line.is_whole and not line.data.strip():
@@ -155,7 +156,7 @@ def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
 
 
 def document_of(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
-    """The document that a record holds. Raises Unfit, with the record's id where it has one."""
+    """The document of a record. Raises Unfit, with the record's id where it has one."""
     try:
         document_id, text, title, metadata = text_and_rest(record, options, fallback)
     except Unfit as error:
@@ -165,12 +166,12 @@ def document_of(record: Mapping[str, Any], source: str, location: str, fallback:
 
 
 def rejection(source: str, location: str, error: ValueError, written: bytes | str) -> Rejection:
-    """`written`: the record as the source has it."""
+    """The rejection of a record; `written`: its bytes or text in the source."""
     return Rejection(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
 
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """Rows under a header; commas in .csv, tabs in .tsv. Cells are strings and stay so."""
+    """Rows under a header; commas in .csv, tabs in .tsv. All cells are strings."""
     csv.field_size_limit(options.max_record_bytes)  # of the process: the module has no other
     with path.open("rb") as file:
         lines = _CsvLines(file, options.max_record_bytes)
@@ -205,7 +206,7 @@ def _from_row(header: list[str], row: list[str], source: str, location: str, opt
 
 
 class _CsvLines:
-    """Lines of text for csv.reader. One that cannot be taken is emptied or mended, and `raise_if_broken` tells of it."""
+    """Lines of text for csv.reader. A broken line is replaced, and `raise_if_broken` raises its error."""
 
     def __init__(self, file: Any, max_bytes: int) -> None:
         self._lines = bounded_lines(file, max_bytes)

@@ -25,7 +25,6 @@ import orjson
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.outputs import Embeddings
 
 Side = Literal["query", "document"]
 REQUEST_TEXTS = 16
@@ -33,7 +32,7 @@ TIMEOUT_S = 300.0
 
 
 class HybridSparseEmbeddings:
-    """What `langchain_qdrant.SparseEmbeddings` is, by its methods. `source`: an `Encoder`, or a server's URL.
+    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, or a server's URL.
 
     A server is asked at `/embed_sparse`, in requests of `REQUEST_TEXTS` texts. `query_prompt`, `document_prompt`: names of the
     server's prompts; an encoder knows by itself what to put before a query.
@@ -71,7 +70,7 @@ class HybridSparseEmbeddings:
         return await asyncio.to_thread(self.embed_query, text)
 
     def close(self) -> None:
-        """Let go of connections; an encoder stays open, since it is somebody else's."""
+        """Closes connections; an encoder stays open, since its owner closes it."""
         if self._client is not None:
             self._client.close()
 
@@ -81,17 +80,17 @@ class HybridSparseEmbeddings:
 
     def _rows(self, texts: list[str], side: Side) -> list[tuple[list[int], list[float]]]:
         if self._encoder is not None:
-            found: Embeddings = self._encoder.encode(texts, ("sparse",), input_type=side)
-            assert found.sparse is not None
-            rows = (found.sparse.row(i) for i in range(len(texts)))
+            sparse = self._encoder.encode(texts, ("sparse",), input_type=side).sparse
+            assert sparse is not None
+            rows = (sparse.row(i) for i in range(len(texts)))
             return [(indices.tolist(), values.tolist()) for indices, values in rows]
         return [
             row
             for begin in range(0, len(texts), REQUEST_TEXTS)
-            for row in self._asked(texts[begin : begin + REQUEST_TEXTS], side)
+            for row in self._request(texts[begin : begin + REQUEST_TEXTS], side)
         ]
 
-    def _asked(self, texts: list[str], side: Side) -> list[tuple[list[int], list[float]]]:
+    def _request(self, texts: list[str], side: Side) -> list[tuple[list[int], list[float]]]:
         assert self._client is not None
         body: dict[str, Any] = {"inputs": texts, "truncate": True}
         if self._prompts[side] is not None:

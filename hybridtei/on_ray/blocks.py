@@ -89,29 +89,29 @@ def message_of(
 
 
 class Receiver:
-    """Batches of one reader, as they were; to be given them in order."""
+    """Batches of one reader, as they were; to be message them in order."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self._files = files
         self._open: dict[str, PendingDocument] = {}  # documents of which more is to come
 
-    def batch(self, given: BatchMessage) -> Batch:
+    def batch(self, message: BatchMessage) -> Batch:
         """The pieces share a `PendingDocument` where they are of one document, in earlier batches too."""
-        pending = [self._pending(one) for one in given.documents]
-        pieces = [PendingChunk(pending[place], chunk) for place, chunk in given.pieces]
+        pending = [self._pending(one) for one in message.documents]
+        pieces = [PendingChunk(pending[place], chunk) for place, chunk in message.pieces]
         for piece in pieces:
             if piece.is_last:
                 self._open.pop(piece.pending.document.key, None)
-        files = [(self._files[place], documents) for place, documents in given.files]
-        return Batch(pieces, files, given.done_bytes, sum(piece.chunk.tokens for piece in pieces))
+        files = [(self._files[place], documents) for place, documents in message.files]
+        return Batch(pieces, files, message.done_bytes, sum(piece.chunk.tokens for piece in pieces))
 
     def _pending(self, one: DocumentMessage) -> PendingDocument:
         return self._open.setdefault(one.document.key, PendingDocument(one.document, one.digest, one.chunks))
 
 
-def encode_batch(given: BatchMessage) -> bytes:
+def encode_batch(message: BatchMessage) -> bytes:
     """A block as MessagePack."""
-    return msgspec.msgpack.encode(given)
+    return msgspec.msgpack.encode(message)
 
 
 def decode_batch(data: bytes) -> BatchMessage:

@@ -68,7 +68,7 @@ def _isolated() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Ray itself would try for minutes, and then end the process. Addresses without a port are left to it."""
+    """Raises ConnectionError where nothing listens: Ray would try for minutes, and then end the process."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -79,7 +79,7 @@ def _reach(address: str) -> None:
 
 
 def limit_threads(processors: int) -> None:
-    """Let this process compute with so many threads: Ray counts processors and fences none."""
+    """Limits this process to so many threads, which Ray does not."""
     from threadpoolctl import threadpool_limits
 
     os.environ[GRANTED] = str(processors)
@@ -113,7 +113,7 @@ class QueuedTokens:
 
 
 TOKENS_PER_REPLICA = 16_384  # a few seconds' work of a processor
-INTERVAL_S, LOOK_BACK_S = 1.0, 5.0  # a queue is told of so often, and its mean over so long is gone by
+INTERVAL_S, LOOK_BACK_S = 1.0, 5.0  # between two readings of a queue; of which the mean is taken
 SERVES_OWN = frozenset(
     {"hostname", "port", "grpc_port", "http_workers", "uds_path", "header_limit", "header_timeout", "max_connections"}
     | {"certfile", "keyfile", "prometheus_port"}
@@ -150,15 +150,15 @@ class Replica:
         self._application = create_app(self._service, server, model, registry=registry)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve's question for the application, which it starts and stops."""
+        """The application, which Serve starts and stops."""
         return self._application
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's question for what its policy goes by."""
+        """The metrics of Serve's autoscaling policy."""
         return {one.name: one.values[""] for one in self._registry.readings() if one.name == WAITING_TOKENS}
 
     async def check_health(self) -> None:
-        """Serve's question whether to go on with this replica. Raises Unhealthy."""
+        """Raises Unhealthy where Serve should replace this replica."""
         await self._service.check_health()
 
 

@@ -72,13 +72,13 @@ class RayPipeline:
             blocks = in_order(self._arrivals(preparation, groups))
             try:
                 while not asked_to_stop.is_set():
-                    found = await loop.run_in_executor(thread, _next, blocks)
-                    if found is None:
+                    block = await loop.run_in_executor(thread, _next, blocks)
+                    if block is None:
                         break
-                    reader, (given, vectors) = found
-                    _note(preparation, given)
-                    batch = received[reader].batch(given)
-                    done_bytes[reader], complete[reader] = batch.done_bytes, given.is_last
+                    reader, (message, vectors) = block
+                    _note(preparation, message)
+                    batch = received[reader].batch(message)
+                    done_bytes[reader], complete[reader] = batch.done_bytes, message.is_last
                     batch.done_bytes = sum(done_bytes)
                     yield batch, *vectors
             finally:
@@ -94,11 +94,11 @@ class RayPipeline:
         from hybridtei.on_ray.dataset import arrivals
 
         stored, finished = stored_documents(preparation.ledger), preparation.finished_files()
-        given = [(group, LedgerSnapshot(stored, _of(group, finished))) for group in groups]
+        snapshots = [(group, LedgerSnapshot(stored, _of(group, finished))) for group in groups]
         config = ReaderConfig(
             self._model, self._engine, preparation.options, preparation.chunker.settings, preparation.settings
         )
-        return arrivals(config, given, self.heads, self._workers)
+        return arrivals(config, snapshots, self.heads, self._workers)
 
 
 def _of(files: list[SourceFile], finished: Mapping[str, FinishedFile]) -> dict[str, FinishedFile]:
@@ -111,13 +111,13 @@ def _processors() -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def _note(preparation: Preparation, given: BatchMessage) -> None:
-    """What the reader found beside the batch."""
-    preparation.stats.skipped += given.skipped
-    preparation.stats.files += given.files_begun
-    preparation.stats.unclear += given.unclear
-    preparation.missing.extend(given.missing)
-    for rejected in given.rejected:
+def _note(preparation: Preparation, message: BatchMessage) -> None:
+    """Adds the reader's counts and rejections."""
+    preparation.stats.skipped += message.skipped
+    preparation.stats.files += message.files_begun
+    preparation.stats.unclear += message.unclear
+    preparation.missing.extend(message.missing)
+    for rejected in message.rejected:
         preparation.quarantine.add(rejected)
 
 
@@ -155,7 +155,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """What a ledger knew when the ingest began: of all documents, and of the files of one reader."""
+    """A ledger's entries when the ingest began: of all documents, and of the files of one reader."""
 
     documents: Mapping[str, StoredDocument]
     files: Mapping[str, FinishedFile]
@@ -171,22 +171,22 @@ class LedgerSnapshot:
 
 
 class Rejections:
-    """What a reader would put into quarantine, until it is sent."""
+    """A reader's rejections until they are sent."""
 
     def __init__(self) -> None:
-        self._found: list[Rejection] = []
+        self._pending: list[Rejection] = []
 
     def add(self, rejected: Rejection) -> None:
-        self._found.append(rejected)
+        self._pending.append(rejected)
 
     def taken(self) -> list[Rejection]:
-        """Those since the last time."""
-        found, self._found = self._found, []
-        return found
+        """The rejections since the last call."""
+        taken, self._pending = self._pending, []
+        return taken
 
 
 def stored_documents(ledger: Ledger) -> dict[str, StoredDocument]:
-    """All that a ledger knows now."""
+    """All documents of a ledger."""
     return {key: stored for key, _ in ledger.items() if (stored := ledger.get(key)) is not None}
 
 

@@ -105,7 +105,7 @@ def _refuse(where: str, **fields: object) -> None:
 
 
 def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
-    """What the row has, as Qdrant's input. Query expansion and all: of a multi-vector every row counts."""
+    """The row's vectors as Qdrant's input; a multi-vector with all its rows, those of query expansion included."""
     vectors: dict[str, Any] = {}
     if query.dense is not None:
         vectors[DENSE] = _finite(query.dense[row], DENSE).tolist()
@@ -148,7 +148,7 @@ def _legs(
     legs: Sequence[str] | None,
     weights: Mapping[str, float] | Sequence[float] | str | None,
 ) -> tuple[list[str], list[float] | None]:
-    """Which representations take part and how much they weigh; those that weigh nothing take no part."""
+    """(legs, their weights or None), without legs whose weight is 0."""
     if mode == "dbsf":
         _refuse("mode 'dbsf', which cannot weigh", weights=weights)
     if legs is None:
@@ -195,10 +195,10 @@ def _weights_of(legs: Sequence[str], weights: Mapping[str, float] | Sequence[flo
 
 
 def _scored_by_each(
-    vectors: Mapping[str, Any], legs: Sequence[str], found: list[models.Prefetch], candidates: int
+    vectors: Mapping[str, Any], legs: Sequence[str], prefetches: list[models.Prefetch], candidates: int
 ) -> list[models.Prefetch]:
-    """Each leg scores what any leg found. A multi-vector would scan everything: it scores what the others found."""
-    finders = [prefetch for prefetch, leg in zip(found, legs, strict=True) if leg != MULTIVECTOR] or found
+    """Each leg scores the candidates of all legs. A multi-vector brings none unless it is alone: it would scan everything."""
+    finders = [prefetch for prefetch, leg in zip(prefetches, legs, strict=True) if leg != MULTIVECTOR] or prefetches
     limit = min(candidates * len(finders), MAX_LIMIT)
     return [models.Prefetch(prefetch=finders, query=vectors[leg], using=leg, limit=limit) for leg in legs]
 

@@ -72,7 +72,7 @@ class Searcher:
         self._searchable: dict[str, CollectionSchema] = {}  # the schemas that were checked last
 
     async def schema(self, collection: str) -> CollectionSchema:
-        """The collection's, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
+        """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
         schema = await self._schemas.of(collection)
         if self._searchable.get(collection) is not schema:
             check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
@@ -80,7 +80,7 @@ class Searcher:
         return schema
 
     async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
-        """Every vector of the queries that the collection can be searched by, one row a query, from one pass."""
+        """The queries' vectors of every kind that the collection has, one row a query, from one pass."""
         schema = await self.schema(collection)
         return fit_to_schema(await self.model.embed(queries, common_heads(schema, self.model.spec)), schema)
 

@@ -24,7 +24,7 @@ def test_it_is_written_anew_and_only_if_there_is_something(tmp_path):
 
 
 def test_a_file_of_nothing_else_does_not_fill_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PER_SOURCE", 3)
+    monkeypatch.setattr(module, "MAX_PER_SOURCE", 3)
     quarantine = Quarantine(tmp_path / "q.jsonl")
     for number in range(10):
         quarantine.add(Rejection("s", f"line {number}", "why"))
