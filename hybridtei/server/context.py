@@ -1,4 +1,4 @@
-"""What handlers share: the engine, the settings, the counters; and the one way a request goes through the engine."""
+"""What handlers share: a model's engine, settings and counters, and the one way of a task through the engine."""
 
 from __future__ import annotations
 

@@ -202,24 +202,24 @@ BOUNDS: dict[tuple[str, ...], Schema] = {
 ALSO_REQUIRED = {"CohereText": ["text"]}
 
 
-def _given(*names: str, **kinds: Schema) -> Schema:
+def _requires(*names: str, **kinds: Schema) -> Schema:
     """A schema that requires fields, not null, and of these kinds."""
     return {"required": [*names], "properties": {**{name: {"not": NULL} for name in names}, **kinds}}
 
 
 def _pairs(first: str, second: str, first_full: Schema, second_full: Schema) -> list[Schema]:
     """Both fields are there, and a text on one side at least is not empty."""
-    return [_given(first, second, **{first: first_full}), _given(first, second, **{second: second_full})]
+    return [_requires(first, second, **{first: first_full}), _requires(first, second, **{second: second_full})]
 
 
 FULL_DOCUMENT = _any_of(FULL_TEXT, {"type": "object", "properties": {"text": FULL_TEXT}, "required": ["text"]})
 # Of each struct: forms of which a request has one at least.
 ALTERNATIVES = {
-    "CohereEmbedRequest": [_given("texts"), _given("inputs")],
+    "CohereEmbedRequest": [_requires("texts"), _requires("inputs")],
     "RerankRequest": _pairs("query", "texts", FULL_TEXT, TEXTS),
     "DocumentsRequest": _pairs("query", "documents", FULL_TEXT, _list_of(FULL_DOCUMENT)),
     "ScoreRequest": [
-        {**form, "not": _any_of(*(_given(name) for name in others))}
+        {**form, "not": _any_of(*(_requires(name) for name in others))}
         for first, second, others in (
             ("text_1", "text_2", ("queries", "documents")),
             ("text_1", "documents", ("queries", "text_2")),
@@ -229,8 +229,8 @@ ALTERNATIVES = {
         for form in _pairs(first, second, FULL_SIDE, FULL_SIDE)
     ],
     "SearchRequest": [
-        {**_given("query"), "not": _given("queries")},
-        {**_given("queries"), "not": _given("query")},
+        {**_requires("query"), "not": _requires("queries")},
+        {**_requires("queries"), "not": _requires("query")},
     ],
 }
 

@@ -1,7 +1,10 @@
-"""The models behind one server: which one answers a request, and how they come and go.
+"""The models behind one server, which of them answers a request, and what requests for the vector store share.
 
-A request that names a model gets that one, whatever it can do; one that names none gets the first that can do the job. A server
-of one model takes every name, as TEI does: clients send whatever their configuration holds.
+A request that names a model gets that one, whatever it can do; one that names none gets the first that has the capability. A
+server of one model takes every name, as TEI does: clients send whatever their configuration holds.
+
+A request for the store has permits of its own and the time of a request: a slow store holds up neither the models nor more
+requests than there are permits.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def row_of(error: Exception) -> Row:
 class ErrorResponse(Struct, frozen=True):
     """Every error but schema errors, which are plain text, and 401, 404 and 405, which have no body."""
 
-    takes_body_errors: ClassVar[bool] = False  # whether a body that was refused unread is told so, too, and not in plain text
+    takes_body_errors: ClassVar[bool] = False  # whether errors of bodies have this form too, and not plain text
 
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
@@ -120,7 +120,7 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
 
 
 def logged_row(error: Exception) -> tuple[Row, str]:
-    """(row, whole message) of an error that a client is told of; the log hears of it here."""
+    """Log an error; return its row and its whole message for the client."""
     log.error("%.1000s", error)
     row = row_of(error)
     return row, row.prefix + str(error)

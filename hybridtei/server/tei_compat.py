@@ -1,7 +1,7 @@
-"""Why a body is not what a route takes, in TEI's words and with TEI's places: `texts[0]: invalid type: integer `1`, …`.
+"""Why a body does not fit a route, in TEI's words and with TEI's places: `texts[0]: invalid type: integer `1`, …`.
 
-Clients are known to show these words, and some look for them. Only bodies that msgspec refused come here, and only short ones:
-the reading is done in Python, and longer bodies than any person would type get msgspec's words.
+Clients show these words, and some look for them. Only short bodies that msgspec refused are read here, in Python; the errors
+of longer ones have msgspec's words.
 """
 
 from __future__ import annotations
@@ -283,12 +283,12 @@ def _wrong(reader: JsonReader, expected: str) -> Mistake:
     """Of a value of another type. Arrays and objects are not read for it; a value that is no JSON is told first."""
     first = reader.peek()
     if first == b"[":
-        given = "sequence"
+        kind = "sequence"
     elif first == b"{":
-        given = "map"
+        kind = "map"
     else:
-        given = _shown(reader.value())
-    return _shape(f"invalid type: {given}, expected {expected}", reader.at)
+        kind = _shown(reader.value())
+    return _shape(f"invalid type: {kind}, expected {expected}", reader.at)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Cohere's embeddings, versions 1 and 2, which ask alike."""
+"""Embeddings as Cohere's clients ask for them: versions 1 and 2 differ in their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings request and answer, with `outputs` of ours; and Ollama's."""
+"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours; and as Ollama's do."""
 
 from __future__ import annotations
 

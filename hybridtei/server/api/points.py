@@ -1,4 +1,7 @@
-"""Texts into a collection: each point checked by itself, so that a bad one is named and harms no other."""
+"""Texts into a collection: each point is checked by itself, so that an error names it and harms no other.
+
+Texts go through the engine in chunks, so that a large upsert holds no more permits than an ordinary request.
+"""
 
 from __future__ import annotations
 

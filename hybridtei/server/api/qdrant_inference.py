@@ -1,4 +1,4 @@
-"""What an open-source Qdrant server sends to the service that embeds for it, and what it reads.
+"""Embeddings for an open-source Qdrant server, which asks a service to embed its documents and queries.
 
 Such a server has `inference: {address, timeout, token}` in its configuration, and asks for every `Document` in an upsert (then
 `inference` is "update") or a query ("search"). Answers are matched to inputs by place.

@@ -1,4 +1,4 @@
-"""Scores of pairs, as vLLM's clients ask for them."""
+"""Scores of pairs of texts, as vLLM's clients ask for them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Searches and new points over the server's vector store: which model embeds, and its place in the engine's queue.
+"""`/search` over the server's vector store: a query is embedded as any short request is, in the express lane.
 
-A query is embedded as any short request is, in the express lane; what is to be stored goes through in parts, so that a large
-upsert holds no more permits than an ordinary request. The whole, the store included, has permits of its own and the time of
-a request: a slow store holds up neither the models nor more requests than there are permits. qdrant-client is an extra: nothing
-here imports it before it is needed.
+qdrant-client is an extra: nothing here imports it before it is needed.
 """
 
 from __future__ import annotations
@@ -152,7 +149,7 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
-    """The reranker that is wanted: True for the first that is loaded. Raises InvalidInput where there is none, UnknownModel."""
+    """The reranker of this name, or the first that is loaded. Raises InvalidInput without a reranker, UnknownModel."""
     if name is False:
         return None
     rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]

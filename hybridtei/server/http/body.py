@@ -1,10 +1,10 @@
 """The bytes of a request's body, refused in TEI's order: content type, size, syntax, shape; `decoding` makes a struct of them.
 
-These refusals are plain text on every route.
+These errors are plain text on every route. A compressed body is held to the payload limit while it is decompressed.
 
-Bodies are also read although their heads carried no key, because it may stand in the body. Anybody can send them, so what is
-held of all of them is bounded, half of it for one peer, and so are their number for each peer and the time they take. A body
-that comes whole with its head costs nothing here; most do.
+A body is also read if its head carried no key, because the key may stand in the body. Anybody can send such bodies, so their
+bytes, number and time are bounded, half of the bytes for one peer. A body that comes whole with its head, as most do, costs
+nothing here.
 """
 
 from __future__ import annotations

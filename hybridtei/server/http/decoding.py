@@ -1,7 +1,6 @@
 """The bytes of a body -> a struct, with TEI's words for what is wrong.
 
-Two of TEI's habits need work: bytes after the JSON value are ignored, and a known field given twice is an error, which no fast
-JSON library reports.
+TEI ignores bytes after the JSON value, and refuses a known field that stands twice, which no fast JSON library reports.
 """
 
 from __future__ import annotations
