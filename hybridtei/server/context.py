@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -15,7 +15,7 @@ from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
-from hybridtei.engine.service import Answered, EngineService, too_many_numbers
+from hybridtei.engine.service import EngineService, too_many_numbers
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.observability.tracing import CURRENT
@@ -89,10 +89,6 @@ class Context:
             return Bounds.whole(inputs)
         return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
 
-    def run(self, task: Task[T], load: Load, bounds: Bounds | None = None) -> Coroutine[Any, Any, Answered[T]]:
-        """Run a task in the engine, within `bounds`, or those of its number of inputs."""
-        return self.service.run(task, characters=load.characters, bounds=bounds or self.bounds(load.inputs))
-
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
         """Count an error that is raised within. Of some routes TEI counts nothing else."""
@@ -126,56 +122,56 @@ class Context:
         if refusal is None and most is not None and numbers > most:
             refusal = too_many_numbers(most)
         try:
-            answer, usage = await self.measured(lambda: self.run(task, load), load, refusal=refusal)
+            answer, usage = await self.run(task, load, refusal=refusal)
         except EmptyInput as error:
             raise error if field is None or not load.is_batch else error.named(field) from None
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
-    async def measured(
+    async def run(
         self,
-        work: Callable[[], Coroutine[Any, Any, Answered[T]]],
+        task: Task[T],
         load: Load,
+        bounds: Bounds | None = None,
         *,
         scope: Scope = "embed",
         refusal: HybridTeiError | None = None,
-        checked: bool = True,
+        checks_size: bool = True,
+        checks_model: bool = False,
     ) -> tuple[T, Usage]:
-        """Do work for a request, and count it under `scope`. Raises HybridTeiError. `checked`: the batch size matters."""
+        """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
+
+        `bounds`: without them, those of its number of inputs. `refusal`: raised under the permits, in place of running.
+        `checks_size`: of batches, against the server's limit. `checks_model`: before the permits, as TEI does on some routes.
+        """
         began_ns = perf_counter_ns()
         self.metrics.began(load.inputs, is_batch=load.is_batch, scope=scope)
         with self.counting_failures():
-            if checked and load.is_batch:
+            if checks_size and load.is_batch:
                 self.check_batch(load.inputs)
+            if checks_model:
+                task.check(self.service.model.spec)
+            bounds = bounds or self.bounds(load.inputs)
             if refusal is not None:
-                with self.service.admission.inside(self.bounds(load.inputs).permits):
+                with self.service.admission.inside(bounds.permits):
                     raise refusal
             try:
-                answered = await work()
+                result = await self.service.run(task, characters=load.characters, bounds=bounds)
             except asyncio.CancelledError:
                 self.metrics.dropped()
                 raise
-        usage = Usage(load, answered.lengths, answered.timings, began_ns)
+        usage = Usage(load, result.lengths, result.timings, began_ns)
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
-        return answered.answer, usage
-
-    async def run_checked(self, task: Task[T], load: Load) -> tuple[T, Usage]:
-        """Run a task, and count it under `predict`. Checks the model before the permits, as TEI does on these routes."""
-
-        def work() -> Coroutine[Any, Any, Answered[T]]:
-            task.check(self.service.model.spec)
-            return self.run(task, load)
-
-        return await self.measured(work, load, scope="predict")
+        return result.answer, usage
 
     async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.measured(lambda: self.run(task, load, bounds), load, scope="predict", checked=False)
+        return await self.run(task, load, bounds, scope="predict", checks_size=False)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
         """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises what the first chunk that fails raises."""
         bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
-        return await self.measured(lambda: self.run(task, load, bounds), load, checked=False)
+        return await self.run(task, load, bounds, checks_size=False)
 
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
         """What `write` makes of an answer; made aside where there is much of it."""

@@ -178,7 +178,7 @@ def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> t
 
 
 async def _classify(context: Context, task: Classify, texts: Texts, write: Write[Classified]) -> Reply:
-    answer, usage = await context.run_checked(task, texts.load)
+    answer, usage = await context.run(task, texts.load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
 
@@ -303,7 +303,7 @@ async def _tag(context: Context, task: Tag, write: Write[list[Tagged]], *, is_ba
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-    answer, usage = await context.run_checked(task, load)
+    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
 
 

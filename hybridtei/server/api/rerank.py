@@ -165,7 +165,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(CHUNK_DOCUMENTS)
-    scored, usage = await context.measured(lambda: context.run(task, load, bounds), load, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict")
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:

@@ -95,7 +95,7 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
         task = Embed(list(queries), heads, input_type="query")
         load = Load(len(queries), sum(map(len, queries)), is_batch=request.query is None)
-        answer, usage = await context.measured(lambda: context.run(task, load), load)
+        answer, usage = await context.run(task, load)
         usages.append(usage)
         return answer
 
