@@ -1,4 +1,4 @@
-"""Kills an ingest again and again, and counts what is there in the end: every document exactly once, or status 1.
+"""Kills an ingest again and again, and counts the stored documents: each exactly once, or status 1.
 
     python conformance/kill_ingest.py [--texts 20000] [--kills 10] [--seed 0] [--qdrant-url URL]
 

@@ -1,4 +1,4 @@
-"""What lines of `strace -f -y` tell of look-ups, of connections, and of files that were made outside some folders."""
+"""Reads lines of `strace -f -y`: DNS look-ups, connections, and files that were made outside some folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path) -> Iterator[Finding]:
-    """What nobody asked for, call by call. `folders`: below these, files may be made, and so may folders above them."""
+    """Yield the unexpected calls. `folders`: files may be made below these, and folders above them."""
     for line in lines:
         if (found := CALL.match(line)) is None:
             continue
@@ -68,5 +68,5 @@ def _outside(paths: Sequence[str], folders: Sequence[Path]) -> Iterator[Finding]
 
 
 def _paths(rest: str, working_folder: Path) -> list[str]:
-    """The paths among a call's arguments: relative ones joined to the folder that `-y` tells, or the working one."""
+    """Return the paths among a call's arguments: relative ones joined to the folder that `-y` names, or the working one."""
     return [os.path.normpath(os.path.join(working_folder, folder, path)) for folder, path in QUOTED.findall(rest)]

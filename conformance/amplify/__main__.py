@@ -1,4 +1,4 @@
-"""The largest amplifier: which single request makes the server's memory grow most, or its event loop stand still longest.
+"""The largest amplifier: the single request that makes the server's memory grow most, or blocks its event loop longest.
 
     python -m conformance.amplify [--seconds 100] [--seed 18] [--findings FILE] [--no-grpc]
     python -m conformance.amplify --replay 'REQUEST'        one request, as a line of a report tells it
@@ -95,7 +95,7 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
 
 
 def told(case: Case) -> str:
-    """A line of the report."""
+    """Return a line of the report."""
     cost = case.cost
     figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
     return f"{figures} {cost.status:>7}  {case.request.told()}"

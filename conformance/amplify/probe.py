@@ -1,4 +1,4 @@
-"""What one request costs the process that serves it: memory at its peak, and how long the event loop stood still.
+"""The cost of one request to its server process: peak memory, and how long the event loop was blocked.
 
 Runs inside that process, and is told over a socket when a request begins and when it has ended. Memory is that of this process
 alone: what the owner of an embedded store maps is what it stores. The surprise is how a stall is counted: a timer on the loop

@@ -1,4 +1,4 @@
-"""Requests over gRPC: messages with their fields made large, for every method that there is."""
+"""Requests over gRPC: messages with large fields, for every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the request that costs the most: every route in turn, then more like the worst that were found."""
+"""The search for the most expensive request: every route in turn, then variants of the most expensive ones."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Measure = Callable[[Request], Cost]
 
 @dataclass(frozen=True)
 class Case:
-    """A request and what it cost."""
+    """A request and its cost."""
 
     request: Request
     cost: Cost
 
     @property
     def excess(self) -> float:
-        """How many times the bound, by the worse of its two measures; above 1 is too much."""
+        """The larger of its two measures as a multiple of the bound; above 1 is too much."""
         return max(self.cost.growth_bytes / MOST_BYTES, self.cost.stall_seconds / MOST_SECONDS)
 
 
 @dataclass
 class Found:
-    """All requests that were tried, by route; and those that were asked again."""
+    """All requests that were sent, by route, and those that were repeated."""
 
     tried: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ def search(
     kept: Sequence[Request],
     calls: Callable[[], Request] | None,
 ) -> Found:
-    """Try the kept requests, then drawn ones for so long; then ask the worst again. `calls`: draws calls over gRPC."""
+    """Send the stored requests, then random ones for `seconds`; then repeat the most expensive. `calls` draws gRPC calls."""
     found = Found()
     for request in kept:
         found.add(Case(request, measure(request)))
@@ -82,7 +82,7 @@ def _drawn(shapes: Shapes, draw: Random, found: Found, calls: Callable[[], Reque
 
 
 def _elite(cases: Sequence[Case]) -> list[Case]:
-    """The worst of each measure, of different routes."""
+    """Return the most expensive requests by each measure, of different routes."""
     plain = [case for case in cases if case.request.method != "RPC"]
     return [
         *_worst(plain, lambda case: case.cost.growth_bytes, ELITE),
@@ -100,7 +100,7 @@ def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> l
 
 
 def suspects(cases: Sequence[Case]) -> list[Case]:
-    """The worst of every route that is beyond a bound, and some that are not."""
+    """Return the most expensive request of every route above a bound, and some of other routes."""
     chosen: dict[str, Case] = {}
     for of, most in ((_growth, MOST_BYTES), (_stall, MOST_SECONDS)):
         worst = _worst(cases, of, len(cases))
@@ -119,7 +119,7 @@ def _stall(case: Case) -> float:
 
 
 def _again(measure: Measure, case: Case) -> Case:
-    """With the least of its repetitions: what is seen once may be a neighbour's doing, or come of what was asked before."""
+    """Return it with the least cost of its repetitions: other programs and earlier requests also cost."""
     cost = measure(case.request)
     for _ in range(REPEATS - 1):
         cost = cost.least(measure(case.request))

@@ -40,7 +40,7 @@ class Route:
 
 
 def routes(document: Mapping[str, Any]) -> list[Route]:
-    """All that an OpenAPI document tells of."""
+    """Return all operations of an OpenAPI document."""
     found = []
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -63,7 +63,7 @@ class Shapes:
         self._sites = {route.path: [*self._fields(route.schema)] for route in self.routes if route.schema is not None}
 
     def fresh(self, route: Route) -> Request:
-        """A request for a route, made large."""
+        """Return a large request for a route."""
         if route.schema is None:
             return self._bodiless(route)
         body = self._base(route)
@@ -74,7 +74,7 @@ class Shapes:
         return self._dressed(Request(route.method, route.path, fitted(body)))
 
     def changed(self, request: Request) -> Request:
-        """A request like another one."""
+        """Return a variant of a request."""
         route = next((one for one in self.routes if one.path == route_of(request)), None)
         roll = self._draw.random()
         if route is None or route.schema is None:
@@ -95,7 +95,7 @@ class Shapes:
         return Request(route.method, route.path, headers={**headers, name: long})
 
     def _dressed(self, request: Request) -> Request:
-        """With other ways over the wire."""
+        """Return the request with another coding of its body and answer."""
         ways: tuple[dict[str, Any], ...] = (
             {"coding": "gzip"},
             {"coding": "zstd"},
@@ -132,7 +132,7 @@ class Shapes:
     def _fields(
         self, schema: Mapping[str, Any], path: tuple[Step, ...] = ()
     ) -> Iterator[tuple[tuple[Step, ...], Mapping[str, Any]]]:
-        """Every place of a body, and the schemas of what may stand there."""
+        """Yield every path of a body, and the schemas of its values."""
         for variant in self._variants(schema):
             if path and variant.get("type") != "null":
                 yield path, variant
@@ -156,7 +156,7 @@ class Shapes:
         return False if kind == "boolean" else NAMES.get(name, "hybrid search")
 
     def _grown(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...] = ()) -> Any:
-        """Much of what a schema allows, or a little more than that."""
+        """Return a large value that a schema allows, or one slightly above."""
         kind = schema.get("type")
         makers: dict[Any, Callable[[], Any]] = {
             "string": lambda: self._string(schema, size, path),

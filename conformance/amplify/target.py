@@ -1,4 +1,4 @@
-"""A server in a process of its own with a probe inside, and what each request costs it."""
+"""A server in a process of its own with a probe inside, and the cost of each request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGEST_ANSWER = 2**31
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a request: memory beyond rest, request and encoded answer; the longest stall; and what came of it."""
+    """The cost of a request: memory beyond idle, request and encoded answer; the longest stall; and its outcome."""
 
     growth_bytes: int
     stall_seconds: float
@@ -39,7 +39,7 @@ class Cost:
     seconds: float = 0.0
 
     def least(self, other: Cost) -> Cost:
-        """Of the same request, sent again."""
+        """Return the smaller cost of two runs of one request."""
         growth = min(self.growth_bytes, other.growth_bytes)
         return Cost(growth, min(self.stall_seconds, other.stall_seconds), other.status, other.answer_bytes, other.seconds)
 
@@ -55,7 +55,7 @@ class Target:
         self._lines = lines
 
     def measure(self, request: Request) -> Cost:
-        """Send a request when nothing else is asked, and read all of its answer."""
+        """Send a request while no other runs, and read all of its answer."""
         if request.method == "RPC":
             from conformance.amplify.rpc import call  # needs grpcio
 
@@ -71,7 +71,7 @@ class Target:
         return Cost(told["growth_bytes"] - answered - sent, told["stall_seconds"], status, answered, seconds)
 
     def ask(self, request: Request) -> Reply | None:
-        """The answer to a request, without looking at what it costs; None if none came."""
+        """Return the answer to a request without measuring it; None if there is none."""
         outcome = asyncio.run(Peer(self.host, self.port).ask(Shot("amplify", request.pieces(), request.copies)))
         return outcome.replies[0] if outcome.replies else None
 

@@ -1,4 +1,4 @@
-"""Bodies in HTTP of every kind: honest, lying, chunked, ancient, compressed, pipelined, half sent, or none at all."""
+"""HTTP requests of every kind: valid, with a wrong length, chunked, HTTP/1.0, compressed, pipelined, half sent, or empty."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ LENGTHS = (
 def request(
     path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, method: bytes = b"POST", version: bytes = b"1.1"
 ) -> bytes:
-    """An honest request with a Content-Length."""
+    """Return a valid request with a Content-Length."""
     lines = [b"%b %b HTTP/%b" % (method, path, version), b"Host: fuzz", b"Content-Length: %d" % len(body)]
     return b"\r\n".join([*lines, *(b"%b: %b" % field for field in headers)]) + b"\r\n\r\n" + body
 
@@ -235,7 +235,7 @@ class Generator:
         return Shot("long path", (request(path, b""),), answers=UNKNOWN)
 
     def headers(self) -> Shot:
-        """Many, long or strange."""
+        """Return headers that are many, long or unusual."""
         draw = self._draw
         path, body = self._json()
         many = [(b"X-%d" % number, b"y") for number in range(draw.choice((90, 96, 99, 101, 500, 3000)))]
@@ -289,7 +289,7 @@ class Generator:
         )
 
     def length(self) -> Shot:
-        """A Content-Length that lies, or is no number, or stands there twice, or beside chunks."""
+        """Return a Content-Length that is wrong, no number, repeated, or beside chunks."""
         draw = self._draw
         path, body = self._json()
         far = len(body) + draw.choice((1, 100, 3_000_000, 10**12))
@@ -336,7 +336,7 @@ class Generator:
         return Shot("expect", (whole[: len(whole) - len(body)], body))
 
     def compressed(self) -> Shot:
-        """Right, broken or wrongly named."""
+        """Return a coded body that is valid, broken or named wrongly."""
         draw = self._draw
         path, body = self._json()
         packed = draw.choice(_PACKERS)(body)

@@ -1,4 +1,4 @@
-"""What is wrong with an outcome, if anything is: the laws of every answer, whatever was asked."""
+"""The faults of an outcome: laws that hold for the answer to any bytes."""
 
 from __future__ import annotations
 

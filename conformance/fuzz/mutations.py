@@ -1,4 +1,4 @@
-"""A valid JSON value -> bytes that are wrong in one way or several: in shape, in spelling, in no way at all."""
+"""A valid JSON value -> bytes with no, one or several faults in shape or spelling."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> 
 
 
 def other_type(draw: Random, value: Any) -> Any:
-    """Something of another type, or an odd one of the same."""
+    """Return a value of another type, or an unusual one of the same."""
     options: tuple[Any, ...] = (
         None,
         True,
@@ -118,7 +118,7 @@ def _times(value: Any, wanted: int) -> int:
 
 
 def size(value: Any) -> int:
-    """About how many bytes of JSON."""
+    """Return the approximate size of a value as JSON, in bytes."""
     if isinstance(value, str):
         return len(value) + 2
     if isinstance(value, dict):
@@ -139,7 +139,7 @@ def mutated(draw: Random, value: Any) -> bytes:
 
 
 def spoiled(draw: Random, data: bytes) -> bytes:
-    """The bytes of JSON with a fault in them."""
+    """Return the bytes of JSON with a fault."""
     return draw.choice(SPOILERS)(draw, data)
 
 
@@ -164,7 +164,7 @@ def _inserted(draw: Random, data: bytes) -> bytes:
 
 
 def _twice(draw: Random, data: bytes) -> bytes:
-    """A key given twice."""
+    """Return JSON with a repeated key."""
     if not data.startswith(b"{") or len(data) < 4:
         return data + data
     key = draw.choice((b"inputs", b"input", b"query", b"truncate", b"model", b"\\u0069nputs", b"texts"))

@@ -1,4 +1,4 @@
-"""Cases that a few words can tell: what other servers die of, and what HTTP and JSON hold in store for everybody.
+"""Short cases: inputs that crash other servers, and corner cases of HTTP and JSON.
 
 Those that fuzzing found here, and that no words tell better than their bytes, lie in `cases/`.
 """
@@ -15,7 +15,7 @@ Case = tuple[str, str, str, bytes, str]  # name, models whose it is, statuses, b
 
 
 def post(path: str, body: bytes | Any, *headers: str) -> bytes:
-    """An honest request; a value is written as JSON."""
+    """Return a valid request; a value is written as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(data)}", *headers)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data

@@ -1,4 +1,4 @@
-"""A connection of the fuzzer: sends a shot, reads what comes as HTTP/1.1 strictly, and tells hanging from waiting.
+"""A connection of the fuzzer: sends a shot, reads strict HTTP/1.1, and distinguishes a hang from a wait.
 
 Its own reader, since HTTP libraries forgive what a finding would be.
 """
@@ -19,11 +19,11 @@ BODILESS = frozenset({204, 304})
 
 
 class Malformed(Exception):
-    """Bytes of the server's that are no HTTP."""
+    """The server's bytes are not HTTP."""
 
 
 class Peer:
-    """One connection at a time, opened when needed and kept for as long as the server keeps it."""
+    """One connection at a time, opened when needed and kept until the server closes it."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -131,7 +131,7 @@ class Peer:
         return b"".join(parts)
 
     def _abort(self) -> None:
-        """A reset instead of a farewell."""
+        """Reset the connection."""
         assert self._writer is not None
         plug = self._writer.get_extra_info("socket")
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

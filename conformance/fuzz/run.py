@@ -47,7 +47,7 @@ KEPT = 200  # findings of a server whose bytes are written
 
 @dataclass(frozen=True)
 class Result:
-    """What one server did."""
+    """One server's results."""
 
     server: Server
     tally: Tally
@@ -126,7 +126,7 @@ class Findings:
 
 
 def flatness(server: Server) -> list[str]:
-    """Why memory is not flat, if it is not."""
+    """Return why memory is not flat, or None."""
     if len(server.megabytes) < LOOKS:
         return []
     first, second = low_water(server.megabytes)

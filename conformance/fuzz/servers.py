@@ -152,7 +152,7 @@ class Server:
         return self.process.poll() if self.process is not None else None
 
     def alarms(self) -> list[str]:
-        """What the log has said since the last look that nobody should read there."""
+        """Return the lines of the log since the last call that no defined answer leaves."""
         if self.log is None:
             return []
         with self.log.open("rb") as log:

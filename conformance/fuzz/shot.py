@@ -1,4 +1,4 @@
-"""What a fuzzer sends, and what came back: bytes for one connection, and the answers to them."""
+"""A fuzzer's messages: bytes for one connection, and the answers to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a shot: its replies, and how the connection ended."""
+    """The outcome of a shot: its replies, and how the connection ended."""
 
     replies: list[Reply] = field(default_factory=list)
     hung: bool = False

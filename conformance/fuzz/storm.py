@@ -18,12 +18,12 @@ from conformance.fuzz.shot import Outcome, Shot
 
 EVERY = 50  # shots of a connection between two valid requests
 LOOK_SECONDS = 0.5
-PATIENCE = 200  # times that a valid request may be told that the house is full
+PATIENCE = 200  # times that a valid request may be refused at capacity
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What went wrong, and the bytes that did it."""
+    """A failure, and the bytes that caused it."""
 
     server: str
     reasons: tuple[str, ...]
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What was asked and what was said."""
+    """Counts of requests and of answers."""
 
     requests: int = 0
     seconds: float = 0.0

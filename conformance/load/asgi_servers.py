@@ -1,4 +1,4 @@
-"""Which ASGI server to stand on: the same Litestar application under each, alternating, on this machine.
+"""Compares ASGI servers: the same Litestar application under each, alternating, on this machine.
 
     python conformance/load/asgi_servers.py [--rounds 5] [--clients 32] [--seconds 3]
 

@@ -1,4 +1,4 @@
-"""How a model is driven on a device, in process: a queue that never runs dry, small passes, a text that is alone.
+"""Runs a model on a device, in process: with a full queue, in small passes, and for a single text.
 
 Knows nothing of shapes, ways and tables; see `gpu`.
 """
@@ -59,7 +59,7 @@ class Source:
 
 
 def drive(backend: Any, source: Source, budget: int, seconds: float) -> tuple[float, float, float]:
-    """(tokens/s, texts/s, mean keys of a token) of a queue that never runs dry."""
+    """Return (tokens/s, texts/s, mean keys of a token) of a full queue."""
     from hybridtei.batch import Head
     from hybridtei.engine.core import EngineCore
 
@@ -100,7 +100,7 @@ def drive(backend: Any, source: Source, budget: int, seconds: float) -> tuple[fl
 
 
 def lone(backend: Any, source: Source) -> float:
-    """Milliseconds of a text that is alone, the median."""
+    """Return the median milliseconds of a single text."""
     from hybridtei.batch import Head, pack
 
     took = []

@@ -67,7 +67,7 @@ TRAFFIC: dict[str, tuple[Clients, ...]] = {
 
 @dataclass
 class Tally:
-    """What one group of clients saw."""
+    """One group of clients' results."""
 
     tokens: int = 0
     requests: int = 0

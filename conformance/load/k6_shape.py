@@ -42,12 +42,12 @@ Ask = Callable[[], Awaitable[Mapping[str, str]]]
 
 
 class Failed(Exception):
-    """An answer that is none."""
+    """No valid answer."""
 
 
 @dataclass
 class Trends:
-    """What k6 would print. Times from the headers in milliseconds, those of whole requests in seconds."""
+    """The figures that k6 prints. Times from the headers in milliseconds, those of whole requests in seconds."""
 
     planned: int = 0
     given_up: int = 0

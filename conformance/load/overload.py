@@ -38,7 +38,7 @@ TEXTS_OF_A_CLIENT = 64
 
 @dataclass
 class Overload:
-    """What all clients saw. `accepted` and `refused`: seconds of each answer; `inside`: milliseconds that the server tells."""
+    """All clients' results. `accepted` and `refused`: seconds of each answer; `inside`: milliseconds in its headers."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     accepted: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What was tried, how often, with what result, and whether the promise was kept: a table, and a line of JSON for scripts."""
+"""Results of load tests against promises: a table, and a line of JSON for scripts."""
 
 from __future__ import annotations
 

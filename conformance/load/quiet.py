@@ -1,4 +1,4 @@
-"""Before and after a storm: how soon a plain request is answered, and whether nothing is left inside the server."""
+"""Before and after a storm: the time of a plain request, and whether the server is idle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inside(values: Mapping[str, float]) -> float:
 
 
 def departed(values: Mapping[str, float]) -> float:
-    """Clients that were gone before anything was begun for them."""
+    """Return the clients that disconnected before any work on their request."""
     return sum(total(values, f"hybridtei_departed_{what}") for what in ("requests", "connections"))
 
 

@@ -1,4 +1,4 @@
-"""HTTP by hand, on asyncio: thousands of clients in one process, and ones that no library would let misbehave as these do."""
+"""HTTP on asyncio streams: thousands of clients in one process, also faulty ones that no library allows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where requests go, and with which key."""
+    """A server's address, and the key."""
 
     host: str
     port: int
@@ -77,7 +77,7 @@ class Connection:
         return await self.answer(began)
 
     def drop(self, *, reset: bool = False) -> None:
-        """Be gone, without a word to the server or with a reset."""
+        """Disconnect, in order or by a reset."""
         end: Any = self._writer.get_extra_info("socket")
         if reset and end is not None:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

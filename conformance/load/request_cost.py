@@ -75,7 +75,7 @@ def serve(port: int) -> None:
 
 
 def serve_floor(port: int, length: int) -> None:
-    """The floor, in this process."""
+    """The cheapest possible server, in this process."""
     import uvicorn
 
     body = b"[" + b"0" * (length - 2) + b"]"

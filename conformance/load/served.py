@@ -1,4 +1,4 @@
-"""The server as its own command starts it, for scripts that try to wear it out: address, metrics, memory, handles, log, end.
+"""The server as its command starts it, for load scripts: address, metrics, memory, handles, log, end.
 
 What it writes goes to a file, which is looked through afterwards: nothing may be there that the program did not foresee.
 """
@@ -27,7 +27,7 @@ SAMPLE = re.compile(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds: resident megabytes, open handles, threads."""
+    """A process's resident megabytes, open handles and threads."""
 
     rss_mb: float
     handles: int

@@ -1,4 +1,4 @@
-"""Clients that send one byte a second, and a server that is told to stop among them with requests in flight."""
+"""Clients that send one byte a second, and SIGTERM beside them with requests in flight."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def dripping(address: Address, number: int) -> AsyncIterator[list[Connecti
 
 
 async def among_slow_clients(report: Report, address: Address, texts: Texts, number: int, most_times: float) -> None:
-    """Plain requests while slow clients hang on."""
+    """Send plain requests beside slow clients."""
     usual: list[float] = []
     answers: list[Answer] = []
     still = []

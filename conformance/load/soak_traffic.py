@@ -1,4 +1,4 @@
-"""Who visits a server during a soak: clients of every route, who drop, who are wrong; and models that come and go."""
+"""The traffic of a soak: clients of every route, some of which disconnect or are wrong; and models that come and go."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Menu:
         return [self.text() for _ in range(number)]
 
     def good(self) -> tuple[str, Any]:
-        """Something that should be answered."""
+        """Return a valid request."""
         return self._random.choice(self._good)()
 
     def bad(self) -> tuple[str, Any]:
-        """Something that should be refused."""
+        """Return an invalid request."""
         return self._random.choice(self._bad)
 
 
@@ -102,7 +102,7 @@ async def patron(address: Address, menu: Menu, until: float, visits: Visits) -> 
 
 
 async def dropper(address: Address, menu: Menu, until: float, visits: Visits) -> None:
-    """Asks, and is gone, at times in the middle of what it says."""
+    """Sends a request and disconnects, sometimes in the middle of it."""
     while time.monotonic() < until:
         connection = await connect(address)
         data = request(address, *menu.good())

@@ -1,16 +1,16 @@
-"""Clients that misbehave together: they drop, cut bodies short, drip a byte a second; and SIGTERM in the middle of it.
+"""Many faulty clients at once: they disconnect, truncate bodies, send a byte a second; and SIGTERM meanwhile.
 
     python conformance/load/storms.py [--clients 1000] [--rounds 5] [--slow 300] [--in-flight 200] [--grpc]
 
 Starts `hybridtei serve` with the embedded model, and exits with 1 if a promise is broken. Promised is that a storm leaves
-nothing inside (queue gauges at zero; each request that was begun is counted as answered, refused or dropped), that a plain
-request then takes no longer than `--most-times` its idle time, that slow clients cost nobody else more than that, and that
-SIGTERM lets every accepted request end with an exit status of 0. Idle times are taken before each round, so that a noisy
-machine is noisy to both sides; `--most-times inf` promises no times.
+no request inside (queue gauges at zero; each request that was begun is counted as answered, refused or dropped), that a plain
+request then takes no longer than `--most-times` its idle time, that slow clients cost others no more than that, and that
+SIGTERM lets every accepted request end with an exit status of 0. Idle times are taken before each round, so that other
+programs slow both sides; `--most-times inf` promises no times.
 
 With `--http-workers`, one process may be free to answer while another still reads what a thousand clients left, and holds the
-permits of those that it has not yet seen leave. Whoever asks then is told 429: the house is full. Promised is that this is over
-within `--most-recovery` seconds of the storm, and that nobody is refused once it is.
+permits of disconnected clients. Requests are then refused with 429: the server is at capacity. Promised is that this ends
+within `--most-recovery` seconds of the storm, and that no request is refused after that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Storm = Callable[[], Awaitable[object]]
 class Seen:
     """What rounds of a storm left, and how plain requests fared: seconds before, the first one after, and the rest.
 
-    Of each round: how many were told that the house is full, and how long after the storm that was over, in seconds.
+    Of each round: how many requests were refused at capacity, and for how many seconds after the storm.
     """
 
     before: Mapping[str, float]
@@ -74,7 +74,7 @@ class Seen:
 
 
 async def weather(storm: Storm, server: Served, address: Address, texts: Texts, rounds: int) -> Seen:
-    """A storm, several times over."""
+    """Run a storm several times."""
     seen = Seen(await counters(address), server.held())
     for _ in range(rounds):
         seen.usual += await idle(address, texts, AFTER)
@@ -94,7 +94,7 @@ async def weather(storm: Storm, server: Served, address: Address, texts: Texts, 
 
 
 async def recovery(address: Address, texts: Texts, seen: Seen) -> Answer:
-    """Ask until an answer is no refusal; the first answer, whatever it is."""
+    """Repeat a request until it is not refused; return the first answer as well."""
     began = time.perf_counter()
     answers = [await plain(address, texts)]
     while answers[-1].status == OVERLOADED and time.perf_counter() - began < PATIENCE_SECONDS:
@@ -106,7 +106,7 @@ async def recovery(address: Address, texts: Texts, seen: Seen) -> Answer:
 
 
 async def still(address: Address) -> Settled:
-    """When everything is quiet, and is found so several times over."""
+    """Wait until the server is idle in several checks in a row."""
     began = time.perf_counter()
     for _ in range(QUIET_LOOKS):
         look = await settled(address)
@@ -146,7 +146,7 @@ def tell(report: Report, name: str, seen: Seen, held: Held, options: argparse.Na
 
 
 def dropping(address: Address, requests: Sequence[bytes]) -> Storm:
-    """Clients with one request each, all at once: each stays for a moment and is gone, every other one with a reset."""
+    """Clients with one request each, all at once, which disconnect after a moment, every other one by a reset."""
 
     async def client(data: bytes, place: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A text's vectors, scores and spans may not depend on its company: alone, in a batch, among concurrent requests, by route.
+"""A text's vectors, scores and spans are the same alone, in a batch and among concurrent requests, on every route.
 
     python conformance/numerics/alone_or_together.py [--backend ort openvino torch] [--texts 40] [--seed N]
     python conformance/numerics/alone_or_together.py --base-url URL      a server that runs, with the aliases of `ROUTES`
@@ -185,7 +185,7 @@ def difference(one: Item, other: Item) -> float:
 
 
 def compared(ask: Callable[[str, str, Any], Any], route: Route, texts: Texts) -> dict[str, float]:
-    """The largest difference of each kind of company to a text alone. `ask`: alias, path, body -> answer."""
+    """Return the largest difference to a text alone, by kind of batch. `ask`: alias, path, body -> answer."""
 
     def alone(text: str) -> Item:
         return route.items(ask(route.alias, route.path, route.body([text])))[0]

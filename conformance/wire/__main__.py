@@ -1,4 +1,4 @@
-"""Ask a server everything the specification of TEI's HTTP API says, and tell clause by clause what it does.
+"""Test a server against the specification of TEI's HTTP API, clause by clause.
 
     python -m conformance.wire                                   our server, one start a profile
     python -m conformance.wire --launch 'CMD {model} {port}'     another one's

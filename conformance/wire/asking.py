@@ -1,4 +1,4 @@
-"""A question -> what a server answers, byte for byte: no redirects, no decoding, headers as they came."""
+"""A request -> a server's answer, byte for byte: no redirects, no decoding, headers as received."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Case(Question, frozen=True, kw_only=True):
 
 
 class Clause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the specification says. `elsewhere`: why HTTP does not show it, or which tests see to it instead."""
+    """A clause of the specification. `elsewhere`: why HTTP does not show it, or which tests check it instead."""
 
     title: str
     elsewhere: str | None = None

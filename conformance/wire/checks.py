@@ -1,4 +1,4 @@
-"""What cases may ask of an answer, by name; arguments are words. Each gives what is wrong, or nothing."""
+"""Checks of answers that cases name, with words as arguments. Each returns the fault, or None."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parsed(text: str) -> Any:
 
 
 def empty(answer: Answer) -> str | None:
-    """No body, and no type of one."""
+    """No body and no content type."""
     return None if not answer.body and "content-type" not in answer.headers else "not empty"
 
 

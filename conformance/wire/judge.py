@@ -1,4 +1,4 @@
-"""Whether an answer is what its case says, and what is wrong with it."""
+"""Compares an answer with its case."""
 
 from __future__ import annotations
 

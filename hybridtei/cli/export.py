@@ -1,4 +1,4 @@
-"""`export`: write a model as ONNX files with their weights, or its graph without them."""
+"""`export`: write a model as ONNX files with their weights."""
 
 from __future__ import annotations
 
