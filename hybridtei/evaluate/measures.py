@@ -153,7 +153,7 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
     """Every way to search a collection with these vectors. `shares`: the checkpoint declares the weights of its vectors."""
     both, multi = frozenset({Head.DENSE, Head.SPARSE}), frozenset({Head.MULTIVECTOR})
     weights = None if shares else "m3"
-    listed = [
+    candidates = [
         Way("dense", SearchOptions(mode="dense"), frozenset({Head.DENSE})),
         Way("sparse", SearchOptions(mode="sparse"), frozenset({Head.SPARSE})),
         Way("multivector, all", SearchOptions(mode="multivector", exact=True), multi),
@@ -167,8 +167,8 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
     if reranker:
         mode: Mode | None = "rrf" if both <= has else None
         options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)
-        listed.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
-    return [way for way in listed if way.needs <= has]
+        candidates.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
+    return [way for way in candidates if way.needs <= has]
 
 
 async def evaluate(
@@ -188,12 +188,12 @@ async def evaluate(
     spec = searcher.model.spec
     has = common_heads(schema, spec)
     shares = spec.multivector is not None and spec.multivector.shares is not None
-    listed = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
+    selected = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
     embedded, embed_ms = await _embedded(searcher, collection, judged, advance)
     # of a document's chunks only one counts, so more are searched
     depth = min(4 * DEPTH if several else DEPTH, max(points, 1), MAX_LIMIT)
     results = []
-    for way in listed:
+    for way in selected:
         run, times = await _run(
             searcher,
             collection,

@@ -55,7 +55,7 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -64,9 +64,9 @@ class Stopping:
         handled = []
 
         def stop() -> None:
-            if self.asked.is_set() and task is not None:
+            if self.requested.is_set() and task is not None:
                 task.cancel()
-            self.asked.set()
+            self.requested.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
@@ -116,7 +116,7 @@ async def ingest(
     try:
         with stopping.on_signals():
             await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
-        complete = not stopping.asked.is_set()
+        complete = not stopping.requested.is_set()
         missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
     finally:
         writer.close()
@@ -181,7 +181,7 @@ async def _flow(
 
     async def read(thread: ThreadPoolExecutor) -> None:
         batches = preparation.batches()
-        while not stopping.asked.is_set():
+        while not stopping.requested.is_set():
             batch = await loop.run_in_executor(thread, next, batches, None)
             if batch is None:
                 break
@@ -191,7 +191,7 @@ async def _flow(
     async def embed(thread: ThreadPoolExecutor, embedder: Embedder) -> None:
         encode = partial(embedder.encode, outputs=heads, input_type="document")
         while (batch := await prepared.get()) is not None:
-            if not stopping.asked.is_set():
+            if not stopping.requested.is_set():
                 await embedded.put(await loop.run_in_executor(thread, _embedded, encode, batch))
         await embedded.put(None)
 
@@ -201,7 +201,7 @@ async def _flow(
             show(ready[0].done_bytes)
 
     if isinstance(embedder, Pipeline):
-        async with aclosing(embedder.embedded(preparation, stopping.asked)) as arriving:
+        async with aclosing(embedder.embedded(preparation, stopping.requested)) as arriving:
             async for ready in arriving:
                 await writer.write(*ready)
                 show(ready[0].done_bytes)

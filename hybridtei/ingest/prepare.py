@@ -92,9 +92,9 @@ class Preparation:
         finished = self.finished_files()
         unseen = self._stored_in({file.label for file in self.files if file.label not in finished})
         for file in self.files:
-            known = finished.get(file.label)
-            if known is not None:
-                self.stats.skipped += known.documents
+            entry = finished.get(file.label)
+            if entry is not None:
+                self.stats.skipped += entry.documents
                 before += file.size
                 continue
             self.stats.files += 1
@@ -121,10 +121,10 @@ class Preparation:
         finished: dict[str, FinishedFile] = {}
         self.stats.missing = 0
         for file in self.files:
-            known = self.ledger.finished(file, self.settings)
-            missing = stored[file.label] - known.documents if known is not None else 0
-            if known is not None and not (missing and self.delete_missing):
-                finished[file.label] = known
+            entry = self.ledger.finished(file, self.settings)
+            missing = stored[file.label] - entry.documents if entry is not None else 0
+            if entry is not None and not (missing and self.delete_missing):
+                finished[file.label] = entry
                 self.stats.missing += missing
         return finished
 

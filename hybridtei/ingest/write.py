@@ -61,15 +61,15 @@ class Writer:
         failed.
         """
         await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
-        kept = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
-        points, objections = await asyncio.to_thread(_checked_points, kept, embeddings, self.schema)
+        accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
+        points, objections = await asyncio.to_thread(_checked_points, accepted, embeddings, self.schema)
         remaining = iter(objections)
         reasons = [next(remaining) if reason is None else reason for reason in reasons]
         for piece, reason in zip(batch.pieces, reasons, strict=True):
             if reason is not None:
                 self._fail(piece, reason)
         complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
-        stored = await self._store(kept, points, embeddings, complete)
+        stored = await self._store(accepted, points, embeddings, complete)
         await self._delete_stale(complete)
         await self._delete_failed(batch)
         await asyncio.to_thread(self._note, batch, complete, stored)

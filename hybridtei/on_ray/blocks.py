@@ -184,13 +184,13 @@ def embed_block(notes: Notes, block: Block, embed: Callable[[Sequence[str]], Emb
     """Rows, and for each text why it has none, or None. Raises BackendError where no text of several could be embedded."""
     tries, fatal = notes.begin(block)
     if tries <= WHOLE_TRIES:
-        found = embed_each(embed, texts)
+        vectors = embed_each(embed, texts)
     elif tries < MAX_TRIES:
-        found = _one_by_one(notes, block, embed, texts, frozenset(fatal))
+        vectors = _one_by_one(notes, block, embed, texts, frozenset(fatal))
     else:
-        found = Embeddings(), [f"{FATAL}, {tries - 1} times"] * len(texts)
+        vectors = Embeddings(), [f"{FATAL}, {tries - 1} times"] * len(texts)
     notes.end(block)
-    return found
+    return vectors
 
 
 def _one_by_one(

@@ -63,12 +63,12 @@ class Sources(Datasource):  # type: ignore[misc]
 
 def _by_reference(share: tuple[list[SourceFile], LedgerSnapshot]) -> tuple[list[SourceFile], Any]:
     """What a ledger knows may be large, and Ray copies the arguments of a task several times."""
-    files, known = share
-    return files, ray.put(known)
+    files, snapshot = share
+    return files, ray.put(snapshot)
 
 
-def _tables(config: ReaderConfig, reader: int, files: list[SourceFile], known: Any) -> Iterator[pa.Table]:
-    for number, block in enumerate(blocks(config, files, ray.get(known))):
+def _tables(config: ReaderConfig, reader: int, files: list[SourceFile], snapshot: Any) -> Iterator[pa.Table]:
+    for number, block in enumerate(blocks(config, files, ray.get(snapshot))):
         yield pa.table({READER: [reader], NUMBER: [number], BATCH: pa.array([encode_batch(block)], pa.large_binary())})
 
 
@@ -86,11 +86,11 @@ class Embedding:
     def __call__(self, table: pa.Table) -> pa.Table:
         """A row with its batch -> the row with vectors too."""
         names = zip(table[READER].to_pylist(), table[NUMBER].to_pylist(), strict=True)
-        found = [
+        rows = [
             encode_vectors(self._vectors(name, decode_batch(row.as_py())))
             for name, row in zip(names, table[BATCH], strict=True)
         ]
-        return table.append_column(VECTORS, pa.array(found, pa.large_binary()))
+        return table.append_column(VECTORS, pa.array(rows, pa.large_binary()))
 
     def _vectors(self, name: tuple[int, int], block: BatchMessage) -> Vectors:
         return embed_block(self._attempts, name, self._encode, block.texts) if block.texts else (Embeddings(), [])
@@ -103,8 +103,8 @@ class _Remote:
         self._actor = actor
 
     def begin(self, block: tuple[int, int]) -> tuple[int, list[int]]:
-        found: tuple[int, list[int]] = ray.get(self._actor.begin.remote(block))
-        return found
+        begun: tuple[int, list[int]] = ray.get(self._actor.begin.remote(block))
+        return begun
 
     def note(self, block: tuple[int, int], place: int) -> None:
         ray.get(self._actor.note.remote(block, place))

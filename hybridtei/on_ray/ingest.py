@@ -192,14 +192,14 @@ def stored_documents(ledger: Ledger) -> dict[str, StoredDocument]:
 
 def split_files(files: Sequence[SourceFile], readers: int) -> list[list[SourceFile]]:
     """The files in at most so many runs of about as many bytes, in order, none empty; the same for the same files."""
-    total, before, found = max(1, sum(file.size for file in files)), 0, dict[int, list[SourceFile]]()
+    total, before, groups = max(1, sum(file.size for file in files)), 0, dict[int, list[SourceFile]]()
     for file in files:
-        found.setdefault(min(readers - 1, before * readers // total), []).append(file)
+        groups.setdefault(min(readers - 1, before * readers // total), []).append(file)
         before += file.size
-    return list(found.values())
+    return list(groups.values())
 
 
-def blocks(config: ReaderConfig, files: Sequence[SourceFile], known: LedgerSnapshot) -> Iterator[BatchMessage]:
+def blocks(config: ReaderConfig, files: Sequence[SourceFile], snapshot: LedgerSnapshot) -> Iterator[BatchMessage]:
     """The batches of a reader, in order; the last one says so, and may hold nothing else."""
     spec = find_model(config.model)
     raw = RawTokenizer.from_file(str(spec.folder / "tokenizer.json"))
@@ -209,7 +209,7 @@ def blocks(config: ReaderConfig, files: Sequence[SourceFile], known: LedgerSnaps
         files=files,
         options=config.options,
         chunker=chunker,
-        ledger=cast(Ledger, known),  # of both, only reading is asked for
+        ledger=cast(Ledger, snapshot),  # both are only read
         quarantine=cast(Quarantine, rejections),
         settings=config.settings,
         stats=stats,

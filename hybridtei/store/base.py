@@ -3,7 +3,7 @@
 The types are `qdrant_client.models`: users know them, the server takes them, and the embedded engine's process converts them.
 A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
 
-A page is the same each time it is asked for: points of equal scores stand in the order of their ids. Qdrant returns points of
+A page is the same for each query: points of equal scores stand in the order of their ids. Qdrant returns points of
 equal scores in any order, and any of those that straddle the end of a page; in rank fusion such ties are common. So a few more
 points are queried than the page holds, and more again where that does not settle it. A later page is queried from the top, ids
 only, or a point could stand on two pages or on none. Payloads and vectors are retrieved a hundred points at a time.
