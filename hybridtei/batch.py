@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 
 
 class Head(StrEnum):
-    """What a forward pass can be asked for."""
+    """An output of a forward pass."""
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -32,7 +32,7 @@ class Head(StrEnum):
 
 
 class Padding(StrEnum):
-    """What of a pass is computed for the rectangle around its texts, `n * max_seqlen` tokens, and not for the texts alone."""
+    """Which part of a pass is computed for the padded rectangle of its texts, `n * max_seqlen` tokens."""
 
     NONE = "none"
     ATTENTION = "attention"
@@ -58,7 +58,7 @@ class Encoding:
 
     @property
     def key(self) -> bytes:
-        """Equal for encodings that any model computes alike, and only for those."""
+        """Return bytes that are equal for encodings that any model computes alike, and only for those."""
         ids, types = self.input_ids.tobytes(), self.token_type_ids
         if types is not None and types.any():
             ids = b"typed" + ids + types.tobytes()  # no multiple of an id's size, as is every prefix here
@@ -67,8 +67,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LocatedEncoding(Encoding):
-    """An encoding that knows where its tokens come from: code points `offsets` int64[t, 2] of `text`, and which tokens are
-    special, bool[t]."""
+    """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`, and `special` bool[t]."""
 
     text: str
     offsets: Ids
@@ -103,13 +102,13 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How a family numbers its tokens: from `offset` on; a padding id inside a text stays at `padding_id` (RoBERTa)."""
+    """A family's position ids: they begin at `offset`; a padding id inside a text stays at `padding_id` (RoBERTa)."""
 
     offset: int = 0
     padding_id: int | None = None
 
     def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
-        """Position ids int64[t] for a packed batch."""
+        """Return position ids int64[t] for a packed batch."""
         if self.padding_id is None or not (input_ids == self.padding_id).any():
             starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
@@ -141,7 +140,7 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
 
 
 def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool_]]:
-    """Flat int64[t] -> (int64[n, max_seqlen] padded on the right with `fill`, mask bool[n, max_seqlen])."""
+    """Pad int64[t] on the right with `fill`: -> (int64[n, max_seqlen], mask bool[n, max_seqlen])."""
     lengths = np.diff(cu_seqlens)
     mask = np.arange(lengths.max()) < lengths[:, None]
     padded = np.full(mask.shape, fill, dtype=np.int64)
@@ -150,14 +149,14 @@ def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool
 
 
 def seen_mask(mask: NDArray[np.bool_], batch: PackedBatch) -> NDArray[np.bool_]:
-    """Of a padded batch, which tokens are seen by others: bool[n, max_seqlen]."""
+    """Return which tokens of a padded batch are seen by others: bool[n, max_seqlen]."""
     if batch.unseen is None:
         return mask
     return np.asarray(mask & (np.arange(mask.shape[1]) < (batch.lengths - batch.unseen)[:, None]))
 
 
 def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids) -> tuple[NDArray[np.bool_], Offsets]:
-    """Which tokens have a vector, bool[t], and the offsets of what is left, int64[n+1].
+    """Return which tokens have a vector, bool[t], and the offsets of those, int64[n+1].
 
     "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but special tokens.
     """
@@ -182,7 +181,7 @@ def offsets_of(lengths: Sequence[int] | NDArray[Any]) -> Offsets:
 
 
 def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
-    """Where in the flat values the given rows lie, in the order of `rows`: int64[sum of their lengths]."""
+    """Return the places of the given rows in the flat values, in the order of `rows`: int64[sum of their lengths]."""
     picked = np.asarray(rows, dtype=np.intp)
     lengths = np.diff(offsets)[picked]
     first_of_row = offsets[:-1][picked]
@@ -212,11 +211,11 @@ class Ragged:
         return np.diff(self.offsets)
 
     def row(self, i: int) -> NDArray[Any]:
-        """A view of row i."""
+        """Return a view of row i."""
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def take(self, rows: Indices) -> Ragged:
-        """The given rows, in the given order, as a copy."""
+        """Return a copy of the given rows, in the given order."""
         offsets = offsets_of(self.lengths[np.asarray(rows, dtype=np.intp)])
         return Ragged(self.values[gather_index(self.offsets, rows)], offsets)
 

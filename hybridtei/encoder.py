@@ -1,5 +1,7 @@
-"""A model in this process, without a server or an event loop. A call that keeps several cores busy starts threads, and ends
-them before it returns."""
+"""A model in this process, without a server or an event loop.
+
+A call that keeps several cores busy starts threads, and ends them before it returns.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ class Encoder:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the checkpoint says about itself."""
+        """The checkpoint's specification: heads, widths, limits."""
         return self._model.spec
 
     @property
@@ -115,7 +117,7 @@ class Encoder:
         truncation_direction: Direction = "right",
         show_progress: bool = False,
     ) -> Embeddings:
-        """Embed texts (or id lists): every wanted output from one forward pass a batch, rows in the order of `texts`.
+        """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
 
         `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
         its prompts make a difference. Raises RequestError or BackendError.
@@ -149,7 +151,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction = "right",
     ) -> list[Ranked]:
-        """The documents, the best for the query first; ties in TEI's order, the last of them first.
+        """Return the documents, the best for the query first; ties in TEI's order, the last of them first.
 
         `instruction`: what a language model is to judge by, if it ranks. `weights`: of dense, sparse and multi-vectors, where a
         model ranks by these; also by name: "average", "mkqa", "mldr", "example".
@@ -182,7 +184,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction = "right",
     ) -> list[list[Prediction]]:
-        """Every label's score for each text, or pair of texts (a tuple), the best first.
+        """Return every label's score for each text, or pair of texts (a tuple), the best first.
 
         Raises UnsupportedHead if the model is no classifier, RequestError or BackendError.
         """
@@ -204,7 +206,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction = "right",
     ) -> list[list[Span]]:
-        """Labelled spans of each text, in code points; with "none", one a token, those without a meaning (`O`) too.
+        """Return labelled spans of each text, in code points; with "none", one a token, those without a meaning (`O`) too.
 
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
@@ -222,7 +224,7 @@ class Encoder:
 
     def _run(self, task: Embed, show_progress: bool) -> Embeddings:
         if not task.inputs:
-            return _nothing(task.heads, self.spec)
+            return _no_rows(task.heads, self.spec)
         with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
             answer: Embeddings = self._answer(task.for_model(self.spec), advance=bar.update)
             return answer
@@ -235,7 +237,7 @@ class Encoder:
         field: str = "texts",
         advance: Callable[[int], object] = lambda done: None,
     ) -> T:
-        """Chunk by chunk. An empty input is named by its place in `field`."""
+        """Run a task chunk by chunk. Raises EmptyInput with the input's place in `field`."""
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
@@ -263,7 +265,7 @@ class Encoder:
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
-    """Names -> heads. Raises InvalidInput on an unknown name, or on none."""
+    """Return the heads of these names. Raises InvalidInput on an unknown name, or on none."""
     names = [names] if isinstance(names, str) else list(names)
     known = {head.value for head in EMBEDDINGS}
     unknown = [name for name in names if name not in known]
@@ -274,7 +276,7 @@ def heads_named(names: Iterable[str]) -> frozenset[Head]:
 
 
 def _configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
-    """Both, with the options that are theirs. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
     known = {field.name: (field, plain) for kind in (ModelConfig, EngineConfig) for field, plain, _ in fields_of(kind)}
     for name, value in options.items():
         if name not in known:
@@ -308,7 +310,7 @@ def _check_texts(name: str, texts: Sequence[object]) -> None:
             raise InvalidInput(f"`{name}` holds something of type {type(text).__name__}; each should be a text")
 
 
-def _nothing(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
+def _no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     none = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
     dim = 0 if spec.multivector is None else spec.multivector.dim

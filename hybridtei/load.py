@@ -90,7 +90,7 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
 
 
 def find_model(config: ModelConfig) -> ModelSpec:
-    """What the configured model says of itself. Raises LoadError."""
+    """Find the configured model and read its specification. Raises LoadError."""
     spec = _declared(config)
     return with_tanh_gelu(spec) if config.gelu == "tanh" else spec
 
@@ -111,12 +111,12 @@ def _declared(config: ModelConfig) -> ModelSpec:
 
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
-    """All of a model but what computes. Raises LoadError."""
+    """Return a model without its backend. Raises LoadError."""
     return Model(spec, text_reader(spec, engine), query_table(spec))
 
 
 def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
-    """A model's tokenizer, with its limits and prompts. Raises LoadError."""
+    """Return a model's tokenizer with its limits and prompts. Raises LoadError."""
     prompts = Prompts.configure(
         spec.prompts, default_prompt=engine.default_prompt, default_prompt_name=engine.default_prompt_name
     )
@@ -137,8 +137,8 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
 
 
 def _self_test(backend: Backend, longest: int) -> None:
-    """A short text and a long one together must come out as each alone: a family that hides its layout from our attention,
-    or picks anything by the longest text of a pass, fails here, at start."""
+    """Raises LoadError unless a short text and a long one in one pass give what each gives alone: a family that hides its
+    layout from our attention, or picks anything by the longest text of a pass, fails here, at start."""
     spec = backend.spec
     heads = frozenset({Head.SPARSE if spec.is_splade else Head.TOKENS})
     first = spec.positions.offset
@@ -156,7 +156,7 @@ def _self_test(backend: Backend, longest: int) -> None:
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
-    """Most tokens of a pass: as configured, and as memory of the device allows. Raises LoadError."""
+    """Return the token budget of a pass: as configured, or less where the device's memory is short. Raises LoadError."""
     if not isinstance(backend, Measured):
         return engine.max_batch_tokens
     most = backend.most_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
@@ -166,7 +166,7 @@ def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
 
 
 def _budget(backend: Backend, most_tokens: int) -> int:
-    """Tokens of a pass that keep this hardware busy: as measured earlier, or now, within about a second."""
+    """Return the tokens of a pass that keep this hardware busy, as measured earlier, or now within about a second."""
     known = tuning.remembered(backend.name, backend.dtype, backend.spec)
     curve = known or tuning.Curve([*tuning.measure(backend, most_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
     if known is None:
@@ -192,7 +192,7 @@ ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
-    """The models of a file. Raises LoadError, naming the file, the table and the key."""
+    """Read the models of a file. Raises LoadError, naming the file, the table and the key."""
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
@@ -205,7 +205,7 @@ def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
 
 
 def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> NamedModel:
-    """One table over the flags. Raises LoadError, beginning with `where`."""
+    """Return the model of one table, which overrides the flags. Raises LoadError, beginning with `where`."""
     unknown = sorted(set(table) - set(NamedModel.__struct_fields__))
     if unknown:
         raise LoadError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(NamedModel.__struct_fields__)}")
@@ -222,12 +222,12 @@ def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> Nam
 
 
 def from_ids(model_ids: Sequence[str], flags: ModelConfig) -> list[NamedModel]:
-    """The models of repeated flags. Raises LoadError."""
+    """Return the models of repeated flags. Raises LoadError."""
     return distinct([named_model({"model_id": model_id}, flags, model_id) for model_id in model_ids])
 
 
 def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
-    """The same. Raises LoadError if two share a name."""
+    """Return the models. Raises LoadError if two share an alias."""
     seen: set[str] = set()
     for model in models:
         if model.alias in seen:
@@ -237,5 +237,5 @@ def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
 
 
 def default_alias(model_id: str) -> str:
-    """Last part of a path or hub id."""
+    """Return the last part of a path or hub id."""
     return model_id.rstrip("/").rpartition("/")[2]

@@ -71,7 +71,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """TEI's keys. `spans`: `span` and `spans` among them, for lines of requests."""
+    """One JSON object a line with TEI's keys; with `spans`, lines of requests hold `span` and `spans`."""
 
     def __init__(self, *, spans: bool = True) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class GatheringHandler(logging.Handler):
             self.flush()
 
     def flush(self) -> None:
-        """Wait until what was logged so far is written, for FLUSH_SECONDS at most."""
+        """Wait until every line logged so far is written, for at most FLUSH_SECONDS."""
         given = self._given
         self._urgent.set()
         self._some.set()
@@ -155,7 +155,7 @@ class GatheringHandler(logging.Handler):
                 self._progress.notify_all()
 
     def _taken(self) -> Iterator[str]:
-        """What waits, and how many lines were left out behind it. A line counts as written once the next is asked for."""
+        """Yield waiting lines, and a note of how many were left out. A line counts as written once the next is asked for."""
         for _ in range(len(self._lines)):
             line = self._lines.popleft()
             yield line
@@ -167,7 +167,7 @@ class GatheringHandler(logging.Handler):
             yield self.format(_left_out(missing))
 
     def _write(self, piece: str) -> None:
-        """Past the stream's own buffer: a thread that is blocked inside it would abort the end of the process."""
+        """Write past the stream's own buffer: a thread blocked inside it would abort the end of the process."""
         if self._descriptor is None:
             self._stream.write(piece)
             self._stream.flush()
@@ -188,7 +188,7 @@ def _descriptor(stream: Any) -> int | None:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Whole lines, as many as a pipe takes in one: processes that share it would else write into each other's lines."""
+    """Join whole lines, as many as a pipe takes at once: otherwise processes that share it would mix their lines."""
     piece: list[str] = []
     size = 0
     for line in lines:
@@ -279,7 +279,7 @@ LETTERS_MOST, LETTERS_LEAST = 3, 5  # shown at either end; below so many letters
 
 
 def masked(text: str) -> str:
-    """Stars for all letters and digits but a third of them, at most three, at either end; anything else stays."""
+    """Replace letters and digits by stars, but for a third of them, at most three, at either end."""
     letters = sum(character.isalnum() for character in text)
     ends = min(letters // 3, LETTERS_MOST) if letters >= LETTERS_LEAST else 0
     shown, place = [], 0

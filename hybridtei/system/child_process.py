@@ -22,16 +22,16 @@ def command(*words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with a `PYTHONPATH` that holds `search_path()`."""
+    """Return this process's environment with a `PYTHONPATH` of `search_path()`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
 
 
 def search_path() -> list[str]:
-    """This process's `sys.path` as a child may have it: absolute folders, and the working folder only where it is named: by an
-    absolute entry of `PYTHONPATH`, or because this package lies in it."""
+    """Return this process's `sys.path` for a child: absolute folders, and the working folder only where an absolute entry of
+    `PYTHONPATH` names it, or this package lies in it."""
     named = {HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    found = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
-    return list(dict.fromkeys(found if HOME in found else [*found, HOME]))
+    folders = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
+    return list(dict.fromkeys(folders if HOME in folders else [*folders, HOME]))
 
 
 def _is_working_folder(path: str) -> bool:

@@ -15,7 +15,8 @@ GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machin
 
 
 def available_cores(quota_file: Path = QUOTA) -> int:
-    """The least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least 1."""
+    """Return the least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least
+    1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = os.environ.get(GRANTED, "")
     return max(1, min(affinity, _quota(quota_file) or affinity, int(granted) if granted.isdecimal() else affinity))
@@ -59,12 +60,12 @@ class LaneKind(StrEnum):
 
 
 def both_lanes(cores: int) -> tuple[LaneKind, ...]:
-    """As many express lanes as cores, and as many bulk lanes."""
+    """Return as many express lanes as cores, and as many bulk lanes."""
     return (LaneKind.EXPRESS,) * cores + (LaneKind.BULK,) * cores
 
 
 def lower_priority(niceness: int) -> bool:
-    """Let the calling thread, and those it will start, give way to others. False where the operating system refuses."""
+    """Lower the priority of the calling thread and those it starts. Return False where the operating system refuses."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux a thread has one of its own
     except (OSError, AttributeError):
