@@ -27,7 +27,7 @@ from hybridtei.tasks.rerank import Ranking, Scored
 
 CHUNK_DOCUMENTS = 64
 NUMBERS_A_RANK = 40  # as which a ranked item counts that is built and written
-INSTRUCTIONS_CHARACTERS_MAX = 8_000_000  # of an instruction, once for each document
+MAX_INSTRUCTION_CHARACTERS = 8_000_000  # of an instruction, once for each document
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
 T = TypeVar("T")
@@ -183,10 +183,10 @@ class Context:
 def check_instruction(instruction: str | None, documents: int) -> None:
     """Refuse an instruction that is tokenised with too many documents. Raises InvalidInput."""
     length = len(instruction or "")
-    if length * documents > INSTRUCTIONS_CHARACTERS_MAX:
+    if length * documents > MAX_INSTRUCTION_CHARACTERS:
         raise InvalidInput(
             f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
-            f"maximum allowed {INSTRUCTIONS_CHARACTERS_MAX}"
+            f"maximum allowed {MAX_INSTRUCTION_CHARACTERS}"
         )
 
 
@@ -211,7 +211,7 @@ def usage_of(usage: Usage) -> dict[str, int]:
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
-INPUT_LENGTH_MOST = 2**19  # of the bounds of its histogram
+MAX_HISTOGRAM_LENGTH = 2**19  # of the bounds of its histogram
 
 Scope = Literal["embed", "predict"]
 
@@ -240,7 +240,7 @@ class RequestMetrics:
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
         self._disconnected = registry.counter("hybridtei_departed_requests")
-        lengths = powers_of_two(min(max_input_length, INPUT_LENGTH_MOST))
+        lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}

@@ -17,7 +17,7 @@ import msgspec
 
 from hybridtei.server.tei_json import JsonReader, Mistake
 
-LONGEST = 4_096  # bytes, which take some milliseconds of the event loop
+MAX_BYTES = 4_096  # bytes, which take some milliseconds of the event loop
 
 Expect = Callable[[JsonReader], object]
 PREDICT_FORMS = (
@@ -33,7 +33,7 @@ ELEMENTS: Mapping[str, int] = {
 
 def mistake_in(body: bytes, kind: Any) -> Mistake | None:
     """The first, or None: where the body is too long or too deep to be looked at, or is wrong by a rule that TEI has not."""
-    if len(body) > LONGEST:
+    if len(body) > MAX_BYTES:
         return None
     reader = JsonReader(body)
     try:

@@ -16,7 +16,7 @@ NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS: dict[bytes, tuple[bytes, Any]] = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
 HEX = re.compile(rb"[0-9a-fA-F]{4}")
 ESCAPES = {b'"': '"', b"\\": "\\", b"/": "/", b"b": "\b", b"f": "\f", b"n": "\n", b"r": "\r", b"t": "\t"}
-LARGEST, SMALLEST = 2**64 - 1, -(2**63)
+MAX_INTEGER, MIN_INTEGER = 2**64 - 1, -(2**63)
 
 
 class Mistake(Exception):
@@ -177,7 +177,7 @@ class JsonReader:
         self.at = match.end()
         if self.data[self.at : self.at + 1].isdigit() or self.data[self.at : self.at + 1] in (b".", b"e", b"E"):
             raise self.ahead("invalid number")
-        if match[1] is None and match[2] is None and len(match[0]) <= 20 and SMALLEST <= int(match[0]) <= LARGEST:
+        if match[1] is None and match[2] is None and len(match[0]) <= 20 and MIN_INTEGER <= int(match[0]) <= MAX_INTEGER:
             return int(match[0])
         number = float(match[0])
         if number in (float("inf"), float("-inf")):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
-LARGEST_ID = 2**64 - 1
+MAX_ID = 2**64 - 1
 
 
 class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +158,7 @@ def _read(index: int, point: Point) -> _NewPoint:
     if point.metadata:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
-        raise InvalidPoint(f"`id` should be between 0 and {LARGEST_ID}")
+        raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
     identity: PointId
     if point.id is None:
         identity = point_id(point.text, 0)  # the same text again replaces itself
@@ -173,7 +173,7 @@ def _read(index: int, point: Point) -> _NewPoint:
 
 def _is_writable(number: int) -> bool:
     """What JSON holds beyond 64 bits can be read, but not written."""
-    return -(2**63) <= number <= LARGEST_ID
+    return -(2**63) <= number <= MAX_ID
 
 
 def _is_uuid(text: str) -> bool:

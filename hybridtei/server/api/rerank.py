@@ -46,7 +46,7 @@ class RerankWeights(Struct, frozen=True):
     multivector: float = 1.0
 
 
-RANK_FIELDS_MAX = 32  # each is looked up in each of thousands of documents, on the event loop
+MAX_RANK_FIELDS = 32  # each is looked up in each of thousands of documents, on the event loop
 
 Shares = Annotated[
     str | RerankWeights | None,
@@ -106,10 +106,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> list[str]:
-        """`rank_fields`, each once. Raises InvalidInput for more than RANK_FIELDS_MAX."""
+        """`rank_fields`, each once. Raises InvalidInput for more than MAX_RANK_FIELDS."""
         names = self.rank_fields or []
-        if len(names) > RANK_FIELDS_MAX:
-            raise InvalidInput(f"`rank_fields` holds {len(names)} fields > maximum allowed {RANK_FIELDS_MAX}")
+        if len(names) > MAX_RANK_FIELDS:
+            raise InvalidInput(f"`rank_fields` holds {len(names)} fields > maximum allowed {MAX_RANK_FIELDS}")
         return list(dict.fromkeys(names))
 
 

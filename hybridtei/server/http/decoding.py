@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hybridtei.server.http.body import BodyError, SchemaError, SyntaxRefused
-from hybridtei.server.tei_compat import LONGEST, describe, mistake_in
+from hybridtei.server.tei_compat import MAX_BYTES, describe, mistake_in
 
 NOT_NULL = ("truncation_direction", "encoding_format")
 SURROGATE = re.compile(rb"\\u[dD][89abAB]")
@@ -184,7 +184,7 @@ def _refuse_duplicates(body: bytes, kind: type) -> None:
     error = _mistake(body, kind)
     if error is not None:
         raise error
-    if len(body) > LONGEST:
+    if len(body) > MAX_BYTES:
         _refuse_twice(body, kind)
 
 

@@ -13,7 +13,7 @@ from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode, decode_by_field
-from hybridtei.server.tei_compat import LONGEST, describe, mistake_in
+from hybridtei.server.tei_compat import MAX_BYTES, describe, mistake_in
 
 INPUT = "data did not match any variant of untagged enum Input"
 PREDICT = "a string, a pair of strings [string, string] or a batch of mixed strings and pairs [[string], [string, string], ...]"
@@ -157,7 +157,7 @@ def test_words_and_places(kind, body, status, detail):
 @given(ANYTHING, st.sampled_from(KINDS))
 def test_what_is_accepted_is_no_mistake_and_what_is_refused_is_told(value, kind):
     body = json.dumps(value).encode()
-    assume(len(body) <= LONGEST)  # longer ones are not looked at
+    assume(len(body) <= MAX_BYTES)  # longer ones are not looked at
     refused = ""
     try:
         decode(body, kind)
@@ -174,7 +174,7 @@ def test_places_lie_within_the_body(body, kind):
 
 
 def test_a_long_body_is_not_read_again():
-    body = b'{"inputs":5,"other":"' + b"a" * LONGEST + b'"}'
+    body = b'{"inputs":5,"other":"' + b"a" * MAX_BYTES + b'"}'
     assert mistake_in(body, EmbedRequest) is None
     assert refusal(EmbedRequest, body)[0] == 422
 
