@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
@@ -117,9 +119,19 @@ def test_it_serves(environment: dict[str, str]) -> None:
         assert running.errors == []
 
 
-def test_pickled_heads_are_refused_in_one_line(environment: dict[str, str], m3: Path) -> None:
-    done = run(COMMAND, "serve", "--model-id", str(m3), "--port", "0", environment=environment)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'hybridtei[torch]'" in done.stderr
+def test_bge_m3_as_its_makers_lay_it_out(environment: dict[str, str], m3: Path, tmp_path: Path) -> None:
+    """`pytorch_model.bin`, `sparse_linear.pt` and `colbert_linear.pt`: one pass gives all three vectors without torch."""
+    folder = tmp_path / "m3"
+    shutil.copytree(m3, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    code = ENCODE.replace("Encoder.load()", "Encoder.load(sys.argv[2])")
+    done = run(code, json.dumps(TEXTS), str(folder), environment=environment)
+    assert done.stderr == ""
+    dense, sparse, multivector = json.loads(done.stdout)
+    full = Encoder.load(config=ModelConfig(model_id=str(m3), backend="torch"))
+    expected = full.encode(TEXTS, ("dense", "sparse", "multivector"))
+    np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
+    assert expected.sparse is not None
+    assert expected.multivector is not None
+    assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))

@@ -138,7 +138,7 @@ def _neighbours(vectors: Floats) -> list[list[int]]:
 def _digest(spec: ModelSpec, graph: Graph) -> str:
     """Of the computation, of this processor's largest weight, and of the weights by content."""
     digest = hashlib.sha256(graph.onnx + bytes([max_weight()]))
-    for path in sorted(spec.folder.glob("model*.safetensors")):
+    for path in sorted((*spec.folder.glob("model*.safetensors"), *spec.folder.glob("pytorch_model*.bin"))):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]

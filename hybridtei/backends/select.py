@@ -18,7 +18,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.backends.onnx_files import find_own_graph
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.system.cpu import cuda_devices
@@ -110,8 +110,8 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 
 def _why_no_graph(spec: ModelSpec) -> str | None:
     """Why a checkpoint's weights cannot run in a graph of its family, or None if they can."""
-    if not any(spec.folder.glob("model*.safetensors")):
-        return "the weights are not in safetensors"
+    if not has_weights(spec.folder):
+        return "there are no weights, neither safetensors nor pytorch_model.bin"
     try:
         family_graph(spec)
     except LoadError as error:
@@ -149,7 +149,7 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         own = find_own_graph(spec, dtype)
         assert own is not None  # or `why_not` had refused
         if spec.tanh_gelu:
-            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the weights in safetensors")
+            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights")
         return OnnxBackend.from_file(spec, own, dtype=dtype)
     weights = Weights.open(spec.folder)
     if dtype == "int8":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hybridtei.checkpoint.files import inside, read_object, read_vocabulary
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear, shards
+from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
@@ -206,7 +205,7 @@ def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
 
 class _Reader:
     def __init__(self, folder: Path) -> None:
-        self.tensors = _open(folder)
+        self.tensors = Weights.open(folder)
         self.used = set[str]()
         self._folder = folder
 
@@ -233,31 +232,3 @@ class _Reader:
             raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the model needs {list(rows)}")
         picked = self.tensors.rows(name, [row for row in rows if row is not None])
         return picked[:1] - picked[1:] if len(picked) > 1 else picked
-
-
-def _open(folder: Path) -> Weights | _Pickled:
-    pickles = (folder / "pytorch_model.bin", folder / "pytorch_model.bin.index.json")
-    if any(folder.glob("model*.safetensors")) or not any(file.exists() for file in pickles):
-        return Weights.open(folder)
-    if pickles[0].exists():
-        return _Pickled(read_arrays(pickles[0]))
-    return _Pickled({name: array for shard in shards(pickles[1]) for name, array in read_arrays(shard).items()})
-
-
-class _Pickled:
-    """Tensors of a checkpoint without safetensors, read by torch, as `Weights` offers them."""
-
-    def __init__(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        self._arrays = arrays
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._arrays)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._arrays[name].shape
-
-    def float32(self, name: str) -> NDArray[np.float32]:
-        return self._arrays[name]
-
-    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        return self._arrays[name][list(rows)]

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by name, without torch: safetensors, whole or in shards.
+"""A checkpoint's tensors by name, without torch: safetensors or what torch saved, whole or in shards.
 
 Checkpoints of the same trunk spell its tensors with and without a prefix ("bert.encoder…", "encoder…"), so names match by their
 ends.
@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from hybridtei.checkpoint.files import inside, read_object, require
+from hybridtei.checkpoint.torch_zip import is_torch_zip, places
 from hybridtei.errors import LoadError
 
 # Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
@@ -52,13 +53,17 @@ class _Tensor:
     shape: tuple[int, ...]
     start: int
     stop: int
+    strides: tuple[int, ...] | None = None  # in elements; None: row after row
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype not in DTYPES:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
         stored = np.dtype(DTYPES[self.dtype])
         values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
-        values = values.reshape(self.shape)
+        if self.strides is None:
+            values = values.reshape(self.shape)
+        else:
+            values = np.lib.stride_tricks.as_strided(values, self.shape, [one * stored.itemsize for one in self.strides])
         # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
@@ -73,13 +78,13 @@ class Weights:
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
-        """Open `model.safetensors` or the shards its index names. Raises MissingArtifact or LoadError, naming the file."""
+        """Open `model.safetensors` or the shards its index names, else `pytorch_model.bin` or its shards.
+
+        Raises MissingArtifact or LoadError, naming the file.
+        """
         tensors: dict[str, _Tensor] = {}
         for path in _files(folder):
-            try:
-                tensors |= _mapped(path)
-            except Exception as error:  # the library raises its own classes
-                raise LoadError(f"{path}: cannot be read as weights: {error}") from error
+            tensors |= _opened(path)
         return cls(folder, tensors)
 
     def names(self) -> frozenset[str]:
@@ -126,6 +131,24 @@ class Weights:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
+def _opened(path: Path) -> dict[str, _Tensor]:
+    try:
+        return _mapped(path) if path.suffix == ".safetensors" else _mapped_zip(path)
+    except LoadError:
+        raise
+    except Exception as error:  # each library raises its own classes
+        raise LoadError(f"{path}: cannot be read as weights: {error}") from error
+
+
+def _mapped_zip(path: Path) -> dict[str, _Tensor]:
+    if not is_torch_zip(path):
+        raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")
+    found = places(path)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return {name: _Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides) for name, at in found.items()}
+
+
 def _mapped(path: Path) -> dict[str, _Tensor]:
     """Map every tensor of a file. The library checks the header against itself and the file's size."""
     with safe_open(path, framework="numpy"), path.open("rb") as file:
@@ -141,10 +164,18 @@ def _mapped(path: Path) -> dict[str, _Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists() or (folder / "model.safetensors").exists():
-        return [require(folder / "model.safetensors")]
-    return [require(file) for file in shards(index)]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).exists():
+            return [require(folder / name)]
+        if index.exists():
+            return [require(file) for file in shards(index)]
+    return [require(folder / "model.safetensors")]
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that `Weights.open` reads."""
+    return any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
 
 
 def shards(index: Path) -> list[Path]:
@@ -172,10 +203,10 @@ def read_linear(file: Path) -> Arrays:
 
 
 def read_arrays(file: Path) -> Arrays:
-    """Read all tensors of a safetensors file, or of a pickle that holds only tensors. Raises LoadError."""
+    """Read all tensors of a safetensors file, or of one that torch saved. Raises LoadError."""
     require(file)
     try:
-        arrays = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        arrays = _safetensors(file) if file.suffix == ".safetensors" else _saved_by_torch(file)
     except LoadError:
         raise
     except Exception as error:  # each library raises its own classes
@@ -189,15 +220,8 @@ def _safetensors(file: Path) -> Arrays:
     return {name: np.asarray(array, dtype=np.float32) for name, array in load_file(file).items()}
 
 
-def _pickled(file: Path) -> Arrays:
-    try:
-        import torch
-    except ImportError as error:
-        raise LoadError(f"{file}: reading it needs PyTorch: pip install 'hybridtei[torch]'") from error
-    tensors: Any = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise LoadError(f"{file}: should hold a dictionary of tensors")
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+def _saved_by_torch(file: Path) -> Arrays:
+    return {name: np.array(tensor.array()) for name, tensor in _mapped_zip(file).items() if tensor.dtype in DTYPES}
 
 
 def check_finite(values: NDArray[Any], file: Path, name: str) -> None:

@@ -45,11 +45,11 @@ def test_a_file_that_is_missing_or_junk_is_named(tmp_path: Path, name: str) -> N
     with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
         read_arrays(tmp_path / name)
     (tmp_path / name).write_bytes(b"junk" * 20)
-    with pytest.raises(LoadError, match=f"{tmp_path}/{name}: cannot be read as weights"):
+    with pytest.raises(LoadError, match=f"{tmp_path}/{name}: (cannot be read as weights|was saved by torch before)"):
         read_arrays(tmp_path / name)
 
 
-def test_only_a_pickle_needs_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_needs_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"weight": torch.ones(1, 2)}
     one, other = write(tmp_path / "x.safetensors", tensors), write(tmp_path / "x.pt", tensors)
     real = builtins.__import__
@@ -60,6 +60,5 @@ def test_only_a_pickle_needs_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    np.testing.assert_array_equal(read_arrays(one)["weight"], np.ones((1, 2)))
-    with pytest.raises(LoadError, match=rf"{other}.*hybridtei\[torch\]"):
-        read_arrays(other)
+    for file in (one, other):
+        np.testing.assert_array_equal(read_arrays(file)["weight"], np.ones((1, 2)))

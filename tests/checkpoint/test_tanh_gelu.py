@@ -72,7 +72,7 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
     folder = tiny.write_bert(tmp_path / "m")
     out = tmp_path / "exported"
     export_model(find_model(ModelConfig(model_id=str(folder))), out, "float32")
-    with pytest.raises(LoadError, match="--gelu tanh needs the weights in safetensors"):
+    with pytest.raises(LoadError, match="--gelu tanh needs the checkpoint's weights"):
         encoder(out, backend="ort", gelu="tanh")
 
 

@@ -1,0 +1,249 @@
+"""Tensors of a file that torch saved, without torch and without running its pickle.
+
+Such a file is a zip: `data.pkl` describes the tensors, `data/KEY` holds the bytes of each storage, uncompressed. A small
+interpreter reads the description; it knows the few opcodes and names with which torch describes tensors and refuses all others.
+It makes no object but tuples, dicts and places in the file.
+
+Source: torch's `serialization.py` and `_utils.py`, and `pickletools` for the opcodes.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError
+
+# Storages of torch -> dtypes as safetensors spells them.
+STORAGES: Mapping[str, str] = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
+SIZES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+REBUILT, PARAMETER, ORDERED = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict"
+NAMES = frozenset({REBUILT, PARAMETER, ORDERED, *(f"torch {name}" for name in STORAGES)})
+MAX_DESCRIPTION_BYTES = 64_000_000
+LOCAL_HEADER_BYTES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor's place in a file. `strides`: in elements, of a tensor that does not lie row after row; else None."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    dtype: str
+    key: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A tensor before its storage was found."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+_MARK = object()
+PUSHED = frozenset(
+    {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+)  # opcodes whose argument is their value
+CONSTANTS: Mapping[str, Callable[[], Any]] = {
+    "MARK": lambda: _MARK,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "NONE": lambda: None,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def is_torch_zip(path: Path) -> bool:
+    """Whether torch 1.6 or later saved the file: before, it wrote bare pickles."""
+    return zipfile.is_zipfile(path)
+
+
+def places(path: Path) -> dict[str, Place]:
+    """Find every tensor of a state dict. Raises LoadError for anything else."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        described = [name for name in entries if name.endswith("/data.pkl")]
+        if len(described) != 1:
+            raise LoadError(f"{path}: holds {len(described)} descriptions of tensors, should hold one")
+        root = described[0].removesuffix("data.pkl")
+        if root + "byteorder" in entries and archive.read(root + "byteorder") != b"little":
+            raise LoadError(f"{path}: its numbers are big-endian, served are little-endian ones")
+        if entries[described[0]].file_size > MAX_DESCRIPTION_BYTES:
+            raise LoadError(f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes")
+        views = _read(path, archive.read(described[0]))
+
+        def start_of(storage: _Storage) -> int:
+            entry = entries.get(f"{root}data/{storage.key}")
+            size = storage.count * SIZES[storage.dtype]
+            if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
+                raise LoadError(f"{path}: storage `{storage.key}` is missing, compressed, or shorter than {size} bytes")
+            file.seek(entry.header_offset + 26)
+            name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
+            start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+            if start + size > path.stat().st_size:
+                raise LoadError(f"{path}: storage `{storage.key}` reaches beyond the end of the file")
+            return start
+
+        return {name: _place(path, name, view, start_of) for name, view in views.items()}
+
+
+def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], int]) -> Place:
+    storage, size = view.storage, SIZES[view.storage.dtype]
+    last = view.offset + sum((side - 1) * stride for side, stride in zip(view.shape, view.strides, strict=True))
+    numbers, count = (view.offset, *view.shape, *view.strides), math.prod(view.shape)
+    if min(numbers) < 0 or count > storage.count or (count and last >= storage.count):
+        raise LoadError(f"{path}: `{name}` reaches beyond its storage of {storage.count} numbers")
+    start = start_of(storage) + view.offset * size
+    stop = start + (last + 1 - view.offset if count else 0) * size
+    rows, strides = 1, []
+    for side in reversed(view.shape):
+        strides.append(rows)
+        rows *= side
+    plain = all(one == other or side <= 1 for one, other, side in zip(view.strides, strides[::-1], view.shape, strict=True))
+    return Place(storage.dtype, view.shape, start, stop, None if plain else view.strides)
+
+
+def _read(path: Path, description: bytes) -> dict[str, _View]:
+    """The views that a description names. Raises LoadError for an opcode, a name or a result that torch does not write."""
+    try:
+        found = _run(description)
+    except _Refused as error:
+        raise LoadError(f"{path}: {error}; files of tensors alone are read without torch") from None
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path}: its description of tensors is damaged: {error!r}") from error
+    if isinstance(found, dict) and all(isinstance(key, str) and isinstance(value, _View) for key, value in found.items()):
+        return found
+    raise LoadError(f"{path}: should hold a dictionary of tensors")
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Interpreter:
+    """Runs the opcodes of a description. The last value on the stack is what it describes."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def step(self, opcode: str, argument: Any) -> None:
+        """Raises _Refused for an opcode with which torch describes no tensor."""
+        if opcode in PUSHED:
+            self.stack.append(argument)
+        elif opcode in CONSTANTS:
+            self.stack.append(CONSTANTS[opcode]())
+        elif opcode in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._memo[len(self._memo) if argument is None else argument] = self.stack[-1]
+        elif opcode in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self._memo[argument])
+        elif opcode in TUPLES:
+            count = TUPLES[opcode]
+            self.stack[-count:] = [tuple(self.stack[-count:])]
+        else:
+            self._structure(opcode, argument)
+
+    def _structure(self, opcode: str, argument: Any) -> None:
+        stack = self.stack
+        match opcode:
+            case "GLOBAL":
+                stack.append(_name(argument))
+            case "STACK_GLOBAL":
+                name = stack.pop()
+                stack.append(_name(f"{stack.pop()} {name}"))
+            case "TUPLE":
+                stack.append(tuple(self._since_mark()))
+            case "BINPERSID":
+                stack.append(_storage(stack.pop()))
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(_made(stack.pop(), arguments))
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                stack[-1][key] = value
+            case "SETITEMS":
+                pairs = self._since_mark()
+                stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+            case "BUILD":  # attributes of an OrderedDict, such as the versions of modules
+                stack.pop()
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case _:
+                raise _Refused(f"uses the opcode {opcode}, which no file of tensors has")
+
+    def _since_mark(self) -> list[Any]:
+        taken = []
+        while (value := self.stack.pop()) is not _MARK:
+            taken.append(value)
+        return taken[::-1]
+
+
+def _run(description: bytes) -> Any:
+    interpreter = _Interpreter()
+    for opcode, argument, _ in pickletools.genops(description):
+        interpreter.step(opcode.name, argument)
+    return interpreter.stack.pop()
+
+
+def _name(text: str) -> _Name:
+    if text not in NAMES:
+        raise _Refused(f"names `{text.replace(' ', '.')}`, which is no tensor")
+    return _Name(text)
+
+
+def _storage(described: Any) -> _Storage:
+    """`("storage", class, key, device, count)`."""
+    kind, made_of, key, _, count = described
+    name = made_of.text.removeprefix("torch ")
+    if kind != "storage" or name not in STORAGES or not isinstance(key, str) or not isinstance(count, int):
+        raise _Refused("refers to something that is no storage")
+    return _Storage(STORAGES[name], key, count)
+
+
+def _made(by: Any, arguments: Any) -> Any:
+    if by == _Name(ORDERED):
+        return {}
+    if by == _Name(PARAMETER):
+        return arguments[0]
+    if by != _Name(REBUILT):
+        raise _Refused("calls something that makes no tensor")
+    storage, offset, shape, strides = arguments[:4]
+    numbers = (offset, *shape, *strides)
+    if not isinstance(storage, _Storage) or not all(type(number) is int for number in numbers) or len(shape) != len(strides):
+        raise _Refused("describes a tensor by something else than numbers")
+    return _View(storage, offset, tuple(shape), tuple(strides))
