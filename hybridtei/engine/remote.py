@@ -135,7 +135,7 @@ class RemoteBackend:
 
 
 class RemoteEngine:
-    """See `engine.EngineClient`. Its `metrics` stay at 0, since batches are counted where the engine is."""
+    """See `engine.engine.EngineClient`. Its `metrics` stay at 0, since batches are counted where the engine is."""
 
     def __init__(self, end: socket.socket) -> None:
         self.metrics = BatchMetrics(Registry())

@@ -202,7 +202,7 @@ CLOSING = (408, 413)  # the rest of the body is not read
 
 
 def error_handlers(kind: Any) -> dict[Any, Any]:
-    """Of a route whose errors are of a struct such as `errors.ErrorResponse`."""
+    """Of a route whose errors are of a struct such as `routing.ErrorResponse`."""
     handlers: dict[Any, Any] = {HybridTeiError: error_handler(kind)}
     if kind.takes_body_errors:
         handlers[BodyError] = handlers[HybridTeiError]

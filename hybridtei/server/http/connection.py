@@ -81,8 +81,10 @@ class GatheredTransport:
     Waking a client costs as much as all the Python of a short request, and it can do nothing with a head alone.
     """
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: Any, linger: Callable[[], bool]) -> None:
+        """`linger`: whether something else than `close` is to close the transport."""
         self._transport = transport
+        self._linger = linger
         self._parts: list[bytes | memoryview] = []
         self.is_closing = transport.is_closing
 
@@ -102,7 +104,8 @@ class GatheredTransport:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if not self._linger():
+            self._transport.close()
 
 
 BODY_BYTES_PER_SECOND = 1000  # and as many of an answer

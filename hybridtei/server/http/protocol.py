@@ -212,7 +212,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_since = self._body_last = self.loop.time()
         self._body_bytes = 0
         self._fields = self._field_bytes = 0  # trailers may come
-        self.cycle.transport = GatheredTransport(self.transport)  # type: ignore[assignment]
+        self.cycle.transport = GatheredTransport(self.transport, self._linger)  # type: ignore[assignment]
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
             self.flow.resume_reading()
@@ -238,6 +238,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._cut_off_unread()
         elif self._final_answer is not None and not self._open:
             self._hang_up(self._final_answer)
+
+    def _linger(self) -> bool:
+        """Whether a body is still coming: it is read and dropped then, since to close in its face would destroy the answer."""
+        if not self._in_body or self._final_answer is not None:
+            return False
+        self._final_answer = b""
+        return True
 
     def timeout_keep_alive_handler(self) -> None:
         """Closing waits until the client has read what was written; one that reads nothing more is cut off."""

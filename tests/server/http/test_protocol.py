@@ -301,6 +301,18 @@ def test_a_refused_client_that_goes_on_sending_hears_the_answer_and_is_cut_off(b
     bounded.is_well()
 
 
+@pytest.mark.parametrize("head", [b"POST /nowhere HTTP/1.0\r\n", b"POST /nowhere HTTP/1.1\r\nconnection: close\r\n"])
+def test_a_client_that_is_answered_before_its_body_was_read_hears_the_answer(bounded, head):
+    body = b"x" * 500_000
+    with connected(bounded) as client:
+        client.sendall(head + b"host: a\r\ncontent-length: %d\r\n\r\n" % len(body))
+        assert client.recv(12) == b"HTTP/1.1 404"
+        client.sendall(body)
+        rest = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert rest.endswith(b"\r\n\r\n")
+    bounded.is_well()
+
+
 def test_head_and_body_of_an_answer_come_in_one_piece(bounded):
     with connected(bounded) as client:
         for _ in range(3):
