@@ -20,7 +20,7 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_writer import BOOL, FLOAT, INT64, Attribute, OnnxWriter
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
 from hybridtei.families.ops import Heads, Rotation, Rows
 from hybridtei.families.settings import Settings
@@ -43,7 +43,10 @@ def written(ops: OnnxOps, spec: ModelSpec) -> Graph:
     if family is None:
         raise UnsupportedArchitecture(f"{spec.folder}: no graph of `{spec.model_type}` is known")
     settings = Settings(spec.config, str(spec.folder / "config.json"))
-    hidden = family(ops, settings)
+    try:
+        hidden = family(ops, settings)
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
+        raise LoadError(f"{spec.folder / 'config.json'}: no configuration of `{spec.model_type}`: {error!r}") from error
     settings.check()
     return Graph(ops.model(hidden), ops.weights)
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from hybridtei.families.ops import Heads, Ops, Rows
 from hybridtei.families.rope import frequencies
-from hybridtei.families.settings import Settings
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from hybridtei.families.settings import FULL, SLIDING, Settings
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ def llama(o: Ops, s: Settings) -> Rows:
 
 def mistral(o: Ops, s: Settings) -> Rows:
     """After `MistralModel`: a window in every layer, if in any."""
-    return _decoder(o, s, _Form(), window=s.get("sliding_window"))
+    return _decoder(o, s, _Form(), window=_window(s))
 
 
 def qwen2(o: Ops, s: Settings) -> Rows:
@@ -46,9 +44,13 @@ def eurobert(o: Ops, s: Settings) -> Rows:
     return _decoder(o, s, _Form(theta=250_000.0, causal=False))
 
 
+def _window(s: Settings) -> int | None:
+    return None if s.get("sliding_window") is None else s.count("sliding_window")
+
+
 def _qwen_window(s: Settings) -> int | None:
-    window = s.get("sliding_window")
-    s.get("max_window_layers")
+    window = _window(s)
+    s.get("max_window_layers")  # `layer_types` says which layers have the window
     return window if s.flag("use_sliding_window") else None
 
 
@@ -64,9 +66,9 @@ def _decoder(o: Ops, s: Settings, form: _Form, window: int | None = None) -> Row
     heads = Heads(count, s.count("num_key_value_heads", count), s.count("head_dim", hidden // count))
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
-    s.get("max_position_embeddings")
+    s.get("max_position_embeddings")  # no table is that long
     layers = s.count("num_hidden_layers")
-    kinds = s.get("layer_types") or [SLIDING if window else FULL] * layers
+    kinds = s.layer_kinds(layers, lambda _: SLIDING if window else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
     x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
     for i in range(layers):

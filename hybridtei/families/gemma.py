@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hybridtei.families.decoder import FULL, SLIDING, gated_mlp
+from hybridtei.families.decoder import gated_mlp
 from hybridtei.families.ops import Heads, Ops, Rows
 from hybridtei.families.rope import Frequencies, frequencies
-from hybridtei.families.settings import Settings
+from hybridtei.families.settings import FULL, SLIDING, Settings
 
 THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
@@ -21,16 +21,16 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     windows = {FULL: None, SLIDING: window // 2 + 1 if both_ways else window}
     layers = s.count("num_hidden_layers")
     every = s.count("sliding_window_pattern", s.get("_sliding_window_pattern", 6))
-    kinds = s.get("layer_types") or [FULL if (i + 1) % every == 0 else SLIDING for i in range(layers)]
+    kinds = s.layer_kinds(layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
     rotations = {kind: o.rotation(*_frequencies(s, dim, kind)) for kind in sorted(set(kinds))}
-    s.get("max_position_embeddings")
+    s.get("max_position_embeddings")  # no table is that long
     act, wide = s.activation("hidden_activation", "gelu_pytorch_tanh"), s.count("intermediate_size")
     x = o.scale(o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids"), hidden**0.5)
 
     def norm(x: Rows, name: str, dim: int | None = None) -> Rows:
         return o.rms_norm(x, name, eps, dim=dim, offset=1.0)
 
-    for i, kind in enumerate(kinds[:layers]):
+    for i, kind in enumerate(kinds):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = norm(x, f"{layer}input_layernorm")
         widths = {"q": heads.count, "k": heads.key_count, "v": heads.key_count}

@@ -32,7 +32,7 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
     inverse = 1.0 / base ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
     inverse = np.asarray(inverse, dtype=np.float32)
     if how == "linear":
-        return inverse / np.float32(parameters["factor"]), 1.0
+        return inverse / np.float32(float(parameters["factor"])), 1.0
     if how == "llama3":
         return _llama3(inverse, parameters), 1.0
     if how == "yarn":

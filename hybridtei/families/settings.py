@@ -1,16 +1,17 @@
-"""A family's numbers out of config.json, each with its unit checked, and what is not understood refused by name.
+"""A family's settings, read from config.json and checked one by one.
 
-A key that no family reads and that is not known to be without effect could change the computation, so it is an error: a vector
-that is silently another model's is worse than none.
+A key that the family does not read, and that is not known to be without effect, could change the computation: it is an
+error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without a window, and with one
 # config.json's names of activations -> those of `Ops.activate`.
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
@@ -146,6 +147,13 @@ class Settings:
         if value not in ACTIVATIONS:
             raise self.unsupported(key, value, tuple(ACTIVATIONS))
         return ACTIVATIONS[value]
+
+    def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
+        """`layer_types`, or what `default` says of each layer: FULL or SLIDING. Raises LoadError."""
+        kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
+            raise LoadError(f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers")
+        return kinds
 
     def only(self, key: str, *served: object) -> None:
         """Raises UnsupportedArchitecture for a value that is not one of these; missing and null pass."""

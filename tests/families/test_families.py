@@ -169,12 +169,35 @@ def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path: Path, family: 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"num_attention_heads": "4"}, "positive integer"), ({"layer_norm_eps": -1}, "positive number")],
+    [
+        ({"num_attention_heads": "4"}, "positive integer"),
+        ({"layer_norm_eps": -1}, "positive number"),
+        ({"hidden_size": True}, "positive integer"),
+    ],
 )
 def test_a_setting_of_another_type_is_refused_by_name(bert: Path, changes: dict[str, Any], why: str) -> None:
     spec = read_spec(bert)
     with pytest.raises(LoadError, match=f"`{next(iter(changes))}` is .*{why}"):
         family_graph(replace(spec, config={**spec.config, **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        {"layer_types": "full_attention"},
+        {"rope_parameters": {"rope_type": "linear", "factor": None}},
+        {"rope_parameters": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gemma3_text"])
+def test_nested_settings_of_another_form_are_refused(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(LoadError, match=str(folder / "config.json")):
+        family_graph(read_spec(folder, pooling="mean"))
 
 
 def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
