@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hybridtei.families.bert import bert
+from hybridtei.families.bert import bert, electra
 from hybridtei.families.deberta import deberta_v2
 from hybridtei.families.decoder import eurobert, llama, mistral, qwen2, qwen3
 from hybridtei.families.distilbert import distilbert
@@ -17,9 +17,10 @@ from hybridtei.families.settings import Settings
 
 Family = Callable[[Ops, Settings], Rows]
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), bert),
+    **dict.fromkeys(("bert", "camembert", "roberta", "xlm-roberta"), bert),
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
+    "electra": electra,
     "eurobert": eurobert,
     "gemma3_text": gemma3,
     "gte": gte,

@@ -7,9 +7,18 @@ from hybridtei.families.settings import Settings
 
 
 def bert(o: Ops, s: Settings) -> Rows:
-    """After `BertModel`. Positions come with the batch, so an offset is not the family's affair."""
+    """After `BertModel`. RoBERTa's offset of positions is in `position_ids`, which come with the batch."""
+    return _encoder(o, s, s.count("hidden_size"))
+
+
+def electra(o: Ops, s: Settings) -> Rows:
+    """After `ElectraModel`."""
+    return _encoder(o, s, s.count("embedding_size", 128))
+
+
+def _encoder(o: Ops, s: Settings, embedding_size: int) -> Rows:
     hidden, eps = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12)
-    x = embeddings(o, s, s.count("embedding_size", hidden), eps)
+    x = _embeddings(o, s, embedding_size, eps)
     if x.width != hidden:
         x = o.linear(x, "embeddings_project", hidden)
     count = s.count("num_attention_heads")
@@ -26,8 +35,7 @@ def bert(o: Ops, s: Settings) -> Rows:
     return x
 
 
-def embeddings(o: Ops, s: Settings, width: int, eps: float) -> Rows:
-    """Words, positions and types added up and normalised."""
+def _embeddings(o: Ops, s: Settings, width: int, eps: float) -> Rows:
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
     types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), width, "token_type_ids")
     places = o.embedding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridtei.families.decoder import gated_mlp
 from hybridtei.families.ops import Heads, Ops, Rows
-from hybridtei.families.rope import Frequencies, frequencies
+from hybridtei.families.rope import Frequencies, frequencies, plain
 from hybridtei.families.settings import FULL, SLIDING, Settings
 
 THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
@@ -44,5 +44,8 @@ def gemma3(o: Ops, s: Settings) -> Rows:
 
 
 def _frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
-    older = s.number("rope_local_base_freq", THETAS[SLIDING]) if kind == SLIDING else THETAS[FULL]
-    return frequencies(s, dim, theta=older, kind=kind)
+    """Older files have one base for windows, and one with its scaling for the other layers."""
+    local = s.number("rope_local_base_freq", THETAS[SLIDING])
+    if kind == SLIDING and SLIDING not in s.get("rope_parameters", {}):
+        return plain(dim, local), 1.0
+    return frequencies(s, dim, theta=THETAS[kind], kind=kind)

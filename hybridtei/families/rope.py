@@ -13,6 +13,24 @@ from hybridtei.families.settings import Settings
 
 Frequencies = tuple[NDArray[np.float32], float]  # float32[dim / 2], and what cosines and sines are multiplied by
 SERVED = ("default", "linear", "llama3", "yarn")
+READ = frozenset(
+    {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "truncate",
+        "type",
+    }
+)
 
 
 def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | None = None) -> Frequencies:
@@ -26,11 +44,12 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
     how = parameters.get("rope_type") or parameters.get("type") or "default"
     if how not in SERVED:
         raise settings.unsupported("rope_type", how, SERVED)
+    for key in parameters.keys() - READ:
+        raise settings.unsupported("rope_parameters", key, tuple(sorted(READ)))
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
     dim = int(head_dim * share)
     base = float(parameters["rope_theta"])
-    inverse = 1.0 / base ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
-    inverse = np.asarray(inverse, dtype=np.float32)
+    inverse = plain(dim, base)
     if how == "linear":
         return inverse / np.float32(float(parameters["factor"])), 1.0
     if how == "llama3":
@@ -38,6 +57,11 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
     if how == "yarn":
         return _yarn(inverse, dim, base, parameters, settings.get("max_position_embeddings"))
     return inverse, 1.0
+
+
+def plain(dim: int, theta: float) -> NDArray[np.float32]:
+    """Without scaling: float32[dim / 2]."""
+    return np.asarray(1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)), dtype=np.float32)
 
 
 def _llama3(inverse: NDArray[np.float32], parameters: Mapping[str, Any]) -> NDArray[np.float32]:

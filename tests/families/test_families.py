@@ -65,6 +65,19 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+# As the configurations of older checkpoints are written.
+OLDER: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {"rope_parameters": ..., "rope_theta": 500.0}),
+    ("llama", {"rope_parameters": ..., "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    ("modernbert", {"rope_parameters": ..., "layer_types": ..., "global_rope_theta": 500.0, "local_rope_theta": 50.0}),
+    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_local_base_freq": 50.0}),
+    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 2}),
+    ("nomic_bert", {"head_dim": ...}),
+    ("bert", {"layer_norm_eps": ..., "hidden_act": ...}),
+]
+
+
 def texts_of(spec: ModelSpec) -> list[Encoding]:
     random = np.random.default_rng(0)
     lowest = max(spec.positions.offset, 3)
@@ -109,6 +122,17 @@ def test_it_computes_what_transformers_does(tmp_path: Path, family: str, setting
     np.testing.assert_allclose(hidden(backend, texts), expected, rtol=0, atol=limit)
     alone = np.concatenate([hidden(backend, [text]) for text in texts])
     np.testing.assert_allclose(alone, expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(("family", "changes"), OLDER, ids=str)
+def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    tiny.edit_json(folder / "config.json", **changes)
+    spec = read_spec(folder, pooling="mean")
+    texts = texts_of(spec)
+    expected = reference(folder, texts)
+    limit = TOLERANCE * np.abs(expected).max()
+    np.testing.assert_allclose(hidden(opened("ort", spec), texts), expected, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
