@@ -123,6 +123,19 @@ def test_weights_that_torch_saved_run_on_onnxruntime(bert: Path, copied: Copied,
     np.testing.assert_array_equal(ours, theirs)
 
 
+def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = copied(bert)
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (folder / "model.safetensors").unlink()
+    assert isinstance(backend_of(folder), TorchBackend)
+    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: there are no weights in safetensors"):
+        backend_of(folder, backend="ort")
+
+
 @pytest.mark.parametrize(
     ("case", "why"),
     [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 EIGHT_BITS = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT_BITS).max
-LEAST_SCALE = 1e-12  # of a row of zeros
+MIN_SCALE = 1e-12  # of a row of zeros
 STEP = 16  # both sides of a matrix must be a multiple of it
 
 
@@ -41,7 +41,7 @@ class Fp8Linear(nn.Module):
 def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]): the largest of each row becomes the largest there is."""
     rows = rows.float()
-    scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(LEAST_SCALE)
+    scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(MIN_SCALE)
     return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
 
 

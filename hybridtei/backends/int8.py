@@ -25,7 +25,7 @@ from hybridtei.backends.quantize import int8_family_graph
 from hybridtei.backends.sample_texts import SAMPLE
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, weight_files
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 from hybridtei.text.tokenizer import Tokenizer
@@ -138,7 +138,7 @@ def _neighbours(vectors: Floats) -> list[list[int]]:
 def _digest(spec: ModelSpec, graph: Graph) -> str:
     """Of the computation, of this processor's largest weight, and of the weights by content."""
     digest = hashlib.sha256(graph.onnx + bytes([max_weight()]))
-    for path in sorted((*spec.folder.glob("model*.safetensors"), *spec.folder.glob("pytorch_model*.bin"))):
+    for path in weight_files(spec.folder):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]

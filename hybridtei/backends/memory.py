@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIRST_TOKENS = 2048
 SHORT_TOKENS = 8  # sequences so short are the most that a pass can hold: what is computed a sequence counts then
 CAUTION = 0.9  # of what the line promises, since memory is cut into pieces
-LEAST_GAIN = 1.05  # a size that is nearer to the one known to fit is not worth another pass
+MIN_GAIN = 1.05  # a size that is nearer to the one known to fit is not worth another pass
 
 Peak = Callable[[int], int | None]
 
@@ -43,7 +43,7 @@ def most_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:
         raise LoadError(f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`")
     points = [(longest, smallest)]
     size = min(limit, max(2 * longest, FIRST_TOKENS))
-    while size > LEAST_GAIN * points[-1][0]:
+    while size > MIN_GAIN * points[-1][0]:
         taken = peak(size)
         if taken is None or taken > allowed:
             size = (size + points[-1][0]) // 2

@@ -34,11 +34,11 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
 
     Raises LoadError, and UnsupportedArchitecture for a family or a setting that is not known.
     """
-    return written(OnnxOps(spec, rectangle=rectangle), spec)
+    return graph_by(OnnxOps(spec, rectangle=rectangle), spec)
 
 
-def written(ops: OnnxOps, spec: ModelSpec) -> Graph:
-    """What a family writes by these operations. Raises as `family_graph`."""
+def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
+    """Write a checkpoint's family by these operations. Raises as `family_graph`."""
     family = FAMILIES.get(spec.model_type)
     if family is None:
         raise UnsupportedArchitecture(f"{spec.folder}: no graph of `{spec.model_type}` is known")
@@ -176,10 +176,6 @@ class OnnxOps:
         )
         flat = self._node("Reshape", attended, self._list(-1, q.width))
         return Rows(flat if self._is_rectangle else self._node("Gather", flat, "places"), q.width)
-
-    def slopes(self, slopes: NDArray[np.float32]) -> str:
-        far = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
-        return self._node("Mul", self.writer.constant(-slopes.reshape(1, -1, 1, 1).astype(np.float32)), far)
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
         table = self._weight(name, (int(buckets.max()) + 1, heads))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.onnx_ops import OnnxOps, written
+from hybridtei.backends.onnx_ops import OnnxOps, graph_by
 from hybridtei.backends.onnx_writer import MICROSOFT
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.families.ops import Rows
@@ -26,7 +26,7 @@ def int8_family_graph(
 ) -> Graph:
     """As `onnx_ops.family_graph`, holding in eight bits every matrix of a linear map. `tensors`: the checkpoint's, by name."""
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
-    graph = written(ops, spec)
+    graph = graph_by(ops, spec)
     return Graph(graph.body, graph.weights, tuple(sorted(ops.held)))
 
 

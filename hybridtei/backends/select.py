@@ -111,7 +111,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 def _why_no_graph(spec: ModelSpec) -> str | None:
     """Why a checkpoint's weights cannot run in a graph of its family, or None if they can."""
     if not has_weights(spec.folder):
-        return "there are no weights, neither safetensors nor pytorch_model.bin"
+        return "there are no weights in safetensors, or as torch 1.6 and later save them"
     try:
         family_graph(spec)
     except LoadError as error:

@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.files import positive, read_object, require
+from hybridtei.checkpoint.weights import weight_files
 from hybridtei.errors import LoadError, WeightMismatch
 
 # Names of the same size in different families, and a bound above that of any model.
@@ -24,7 +25,6 @@ SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
 SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
-WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")  # the first that is there
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
@@ -36,7 +36,7 @@ def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bo
             value = config.get(name)
             if isinstance(value, int | float) and value > limit:
                 raise LoadError(f"{file}: `{name}` is {value}, more than {limit}")
-    size = sum(_checked(path).stat().st_size for path in _weight_files(home))
+    size = sum(_checked(path).stat().st_size for path in weight_files(home))
     weights = min_weights(config, has_position_table=has_position_table)
     if size and weights > size:
         raise WeightMismatch(f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes")
@@ -51,10 +51,6 @@ def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) 
     shared = config.get("model_type") in SHARED_LAYERS
     layers = min(_size(config, "layers"), 1) if shared else _size(config, "layers")
     return tables + layers * hidden * _size(config, "inner")
-
-
-def _weight_files(home: Path) -> list[Path]:
-    return next((files for pattern in WEIGHTS if (files := [*home.glob(pattern)])), [])
 
 
 def _checked(path: Path) -> Path:

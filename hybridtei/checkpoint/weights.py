@@ -38,6 +38,7 @@ def left_over(unused: Iterable[str]) -> list[str]:
     return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
 
 
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # As safetensors spells them; always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
 
@@ -173,9 +174,15 @@ def _files(folder: Path) -> list[Path]:
     return [require(folder / "model.safetensors")]
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder: of the first kind that is there."""
+    return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
+
+
 def has_weights(folder: Path) -> bool:
     """Whether a folder has weights that `Weights.open` reads."""
-    return any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    files = weight_files(folder)
+    return bool(files) and all(file.suffix == ".safetensors" or is_torch_zip(file) for file in files)
 
 
 def shards(index: Path) -> list[Path]:

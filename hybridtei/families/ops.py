@@ -89,12 +89,8 @@ class Ops(Protocol):
     ) -> Rows:
         """A token sees its own sequence only: of it, keys at a distance below `window`, and none later where `causal`.
 
-        `bias`: added to the scaled scores; made by one of the three below.
+        `bias`: added to the scaled scores; made by one of the two below.
         """
-        ...
-
-    def slopes(self, slopes: NDArray[np.float32]) -> Any:
-        """ALiBi: `-slopes[head] * distance`."""
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
