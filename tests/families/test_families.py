@@ -12,58 +12,27 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import AutoModel
 
+from conformance.families.oracle import (
+    ENGINES,
+    HIDDEN_TOLERANCE,
+    LENGTHS,
+    difference,
+    open_engine,
+    reference,
+    states_of,
+    texts_of,
+)
+from conformance.families.variants import VARIANTS
 from hybridtei.backends.base import Backend
-from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
 from hybridtei.families.deberta import buckets as deberta_buckets
 from hybridtei.families.mpnet import buckets as mpnet_buckets
-from hybridtei.outputs import Floats
 from tests import tiny
-
-TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
-LENGTHS = (1, 3, 40, 17, 100)  # beyond the windows and the buckets of the tiny families
-ENGINES = ["ort", "openvino"]
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
-# Settings that change a family's computation, beside those of its tiny checkpoint.
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in tiny.FAMILIES),
-    ("bert", {"hidden_act": "relu", "layer_norm_eps": 1e-3}),
-    ("bert", {"type_vocab_size": 1}),
-    ("electra", {"embedding_size": 32}),
-    ("modernbert", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"}),
-    ("modernbert", {"layer_types": ["full_attention", "full_attention"]}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
-    (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    ("qwen3", {"rope_parameters": YARN}),
-    ("gemma3_text", {"use_bidirectional_attention": True}),
-    ("deberta-v2", {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}),
-    ("deberta-v2", {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 20}),
-    ("deberta-v2", {"pos_att_type": ["c2p"], "type_vocab_size": 2}),
-    ("deberta-v2", {"relative_attention": False}),
-]
-
 
 # As the configurations of older checkpoints are written.
 OLDER: list[tuple[str, dict[str, Any]]] = [
@@ -78,34 +47,10 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def texts_of(spec: ModelSpec) -> list[Encoding]:
-    random = np.random.default_rng(0)
-    lowest = max(spec.positions.offset, 3)
-    return [Encoding(random.integers(lowest, spec.vocab_size, length)) for length in LENGTHS]
-
-
-def hidden(backend: Backend, texts: list[Encoding]) -> Floats:
-    tokens = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)).tokens
-    assert tokens is not None
-    return tokens.values
-
-
-def reference(folder: Path, texts: list[Encoding]) -> Floats:
-    """transformers' own attention, a text at a time."""
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        states = [model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy() for text in texts]
-    return np.concatenate(states)
-
-
-def opened(name: str, spec: ModelSpec) -> Backend:
-    if name == "ort":
-        return OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
-    if find_spec("openvino") is None:
+def opened(engine: str, spec: ModelSpec) -> Backend:
+    if engine == "openvino" and find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
-    from hybridtei.backends.openvino_backend import OpenVinoBackend
-
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    return open_engine(engine, spec)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -116,12 +61,8 @@ def test_it_computes_what_transformers_does(tmp_path: Path, family: str, setting
     folder = tiny.write_family(tmp_path, family, **settings)
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
-    expected = reference(folder, texts)
-    backend = opened(engine, spec)
-    limit = TOLERANCE * np.abs(expected).max()
-    np.testing.assert_allclose(hidden(backend, texts), expected, rtol=0, atol=limit)
-    alone = np.concatenate([hidden(backend, [text]) for text in texts])
-    np.testing.assert_allclose(alone, expected, rtol=0, atol=limit)
+    found = difference(states_of(opened(engine, spec), texts), reference(folder, texts), texts)
+    assert found.is_within, found
 
 
 @pytest.mark.parametrize(("family", "changes"), OLDER, ids=str)
@@ -130,9 +71,8 @@ def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path: Path
     tiny.edit_json(folder / "config.json", **changes)
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
-    expected = reference(folder, texts)
-    limit = TOLERANCE * np.abs(expected).max()
-    np.testing.assert_allclose(hidden(opened("ort", spec), texts), expected, rtol=0, atol=limit)
+    found = difference(states_of(opened("ort", spec), texts), reference(folder, texts), texts)
+    assert found.is_within, found
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -168,7 +108,7 @@ def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
         feed["token_type_ids"] = np.zeros_like(ids)
     (states,) = ort.InferenceSession(model).run(["last_hidden_state"], feed)
     expected = reference(folder, texts)
-    np.testing.assert_allclose(states[mask], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    np.testing.assert_allclose(states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

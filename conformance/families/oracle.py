@@ -1,0 +1,99 @@
+"""How far an engine's states and vectors of a tiny checkpoint are from those of transformers, alone and among neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModel
+
+from hybridtei.backends.base import Backend
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+
+ENGINES = ("ort", "openvino")
+LENGTHS = (1, 3, 40, 17, 100)  # tokens; beyond the windows and the buckets of the tiny families
+HIDDEN_TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
+VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Hidden states float32[t, h] of texts that are computed in one batch, and of each alone."""
+
+    together: Floats
+    alone: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Largest of hidden states, relative to the largest state, and of the elements of unit vectors."""
+
+    hidden: float
+    vectors: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether both are within their tolerance; NaN is not."""
+        return self.hidden <= HIDDEN_TOLERANCE and self.vectors <= VECTOR_TOLERANCE
+
+
+def texts_of(spec: ModelSpec) -> list[Encoding]:
+    """Seeded ids of LENGTHS."""
+    random = np.random.default_rng(0)
+    lowest = max(spec.positions.offset, 3)
+    return [Encoding(random.integers(lowest, spec.vocab_size, length)) for length in LENGTHS]
+
+
+def open_engine(name: str, spec: ModelSpec) -> Backend:
+    """The graph of a checkpoint's family on one of ENGINES. Raises LoadError, and ImportError where it is not installed."""
+    if name == "ort":
+        from hybridtei.backends.onnx_backend import OnnxBackend
+
+        return OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    from hybridtei.backends.openvino_backend import OpenVinoBackend
+
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+
+
+def reference(folder: Path, texts: Sequence[Encoding]) -> Floats:
+    """Hidden states float32[t, h] by transformers and its eager attention, a text at a time."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        states = [model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy() for text in texts]
+    return np.concatenate(states)
+
+
+def states_of(backend: Backend, texts: Sequence[Encoding]) -> States:
+    """The states that a backend computes."""
+    return States(_hidden(backend, texts), np.concatenate([_hidden(backend, [text]) for text in texts]))
+
+
+def difference(states: States, expected: Floats, texts: Sequence[Encoding]) -> Difference:
+    """The worse of together and alone."""
+    found = [states.together, states.alone]
+    hidden = max_difference(found, expected) / float(np.abs(expected).max())
+    return Difference(hidden, max_difference([unit_means(one, texts) for one in found], unit_means(expected, texts)))
+
+
+def max_difference(found: Sequence[Floats], expected: Floats) -> float:
+    """The largest difference of any element; NaN where there is one."""
+    return float(np.abs(np.stack(found) - expected).max())
+
+
+def unit_means(hidden: Floats, texts: Sequence[Encoding]) -> Floats:
+    """Mean-pooled vectors of length 1: float32[t, h] -> float32[n, h]."""
+    means = np.stack([rows.mean(0) for rows in np.split(hidden, np.cumsum([len(text) for text in texts])[:-1])])
+    return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), dtype=np.float32)
+
+
+def _hidden(backend: Backend, texts: Sequence[Encoding]) -> Floats:
+    tokens = backend.forward(pack([*texts], frozenset({Head.TOKENS}), backend.spec.positions)).tokens
+    assert tokens is not None
+    return tokens.values

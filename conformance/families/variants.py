@@ -1,0 +1,41 @@
+"""Settings that change what a family computes, beside those of its tiny checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests import tiny
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
+# (family, settings)
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in tiny.FAMILIES),
+    ("bert", {"hidden_act": "relu", "layer_norm_eps": 1e-3}),
+    ("bert", {"type_vocab_size": 1}),
+    ("electra", {"embedding_size": 32}),
+    ("modernbert", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"}),
+    ("modernbert", {"layer_types": ["full_attention", "full_attention"]}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    ("qwen3", {"rope_parameters": YARN}),
+    ("gemma3_text", {"use_bidirectional_attention": True}),
+    ("deberta-v2", {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}),
+    ("deberta-v2", {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 20}),
+    ("deberta-v2", {"pos_att_type": ["c2p"], "type_vocab_size": 2}),
+    ("deberta-v2", {"relative_attention": False}),
+]
