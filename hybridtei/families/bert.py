@@ -26,7 +26,7 @@ def _encoder(o: Ops, s: Settings, embedding_size: int) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
     for i in range(s.count("num_hidden_layers")):
         layer = f"encoder.layer.{i}."
-        q, k, v = (o.linear(x, f"{layer}attention.self.{name}", hidden) for name in ("query", "key", "value"))
+        q, k, v = o.linears(x, [f"{layer}attention.self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         y = o.linear(attended, f"{layer}attention.output.dense", hidden)
         x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)

@@ -30,7 +30,7 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention.self."
-        q, k, v = (o.linear(x, f"{attn}{name}_proj", all_heads) for name in ("query", "key", "value"))
+        q, k, v = o.linears(x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
         bias = None
         if table is not None:
             key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")

@@ -74,11 +74,7 @@ def _decoder(o: Ops, s: Settings, form: _Form, window: int | None = None) -> Row
     for i in range(layers):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = o.rms_norm(x, f"{layer}input_layernorm", eps)
-        widths = {"q": heads.count, "k": heads.key_count, "v": heads.key_count}
-        q, k, v = (
-            o.linear(y, f"{attn}{name}_proj", number * heads.dim, bias=bias or form.query_bias)
-            for name, number in widths.items()
-        )
+        q, k, v = o.linears(y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias or form.query_bias)
         if form.head_norms:
             q, k = (o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim) for one, name in ((q, "q"), (k, "k")))
         q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
@@ -92,6 +88,5 @@ def _decoder(o: Ops, s: Settings, form: _Form, window: int | None = None) -> Row
 
 def gated_mlp(o: Ops, x: Rows, name: str, wide: int, act: str, *, bias: bool = False) -> Rows:
     """`down(act(gate(x)) * up(x))`."""
-    gate = o.activate(o.linear(x, f"{name}gate_proj", wide, bias=bias), act)
-    up = o.linear(x, f"{name}up_proj", wide, bias=bias)
-    return o.linear(o.multiply(gate, up), f"{name}down_proj", x.width, bias=bias)
+    gate, up = o.linears(x, [f"{name}gate_proj", f"{name}up_proj"], [wide] * 2, bias=bias)
+    return o.linear(o.multiply(o.activate(gate, act), up), f"{name}down_proj", x.width, bias=bias)

@@ -20,7 +20,7 @@ def distilbert(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("activation"), s.count("hidden_dim", 4 * hidden)
     for i in range(s.count("n_layers", 6)):
         layer = f"transformer.layer.{i}."
-        q, k, v = (o.linear(x, f"{layer}attention.{name}_lin", hidden) for name in "qkv")
+        q, k, v = o.linears(x, [f"{layer}attention.{name}_lin" for name in "qkv"], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         x = o.layer_norm(o.add(o.linear(attended, f"{layer}attention.out_lin", hidden), x), f"{layer}sa_layer_norm", EPS)
         y = o.linear(o.activate(o.linear(x, f"{layer}ffn.lin1", wide), act), f"{layer}ffn.lin2", hidden)

@@ -33,8 +33,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     for i, kind in enumerate(kinds):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = norm(x, f"{layer}input_layernorm")
-        widths = {"q": heads.count, "k": heads.key_count, "v": heads.key_count}
-        q, k, v = (o.linear(y, f"{attn}{name}_proj", number * dim, bias=bias) for name, number in widths.items())
+        q, k, v = o.linears(y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
         q, k = (o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim) for one, name in ((q, "q"), (k, "k")))
         attended = o.attention(q, k, v, heads, scale=scale, causal=not both_ways, window=windows[kind])
         x = o.add(x, norm(o.linear(attended, f"{attn}o_proj", hidden, bias=bias), f"{layer}post_attention_layernorm"))

@@ -27,7 +27,7 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
     for i in range(s.count("num_hidden_layers", 12)):
         layer = f"encoder.layer.{i}."
-        q, k, v = (o.linear(x, f"{layer}attention.attn.{name}", hidden) for name in "qkv")
+        q, k, v = o.linears(x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
         y = o.linear(attended, f"{layer}attention.attn.o", hidden)
         x = o.layer_norm(o.add(y, x), f"{layer}attention.LayerNorm", eps)

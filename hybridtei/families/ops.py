@@ -40,6 +40,11 @@ class Heads:
     key_count: int
     dim: int
 
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of the rows of queries, of keys and of values."""
+        return self.count * self.dim, self.key_count * self.dim, self.key_count * self.dim
+
 
 class Ops(Protocol):
     """Tensors are named as transformers names them; `linear` means `NAME.weight` float[out, in] and `NAME.bias` float[out]."""
@@ -49,6 +54,11 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows: ...
+
+    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
+        """Several `linear` of the same rows, which may be computed as one product."""
+        ...
+
     def add(self, x: Rows, y: Rows) -> Rows: ...
     def multiply(self, x: Rows, y: Rows) -> Rows: ...
     def scale(self, x: Rows, factor: float) -> Rows: ...

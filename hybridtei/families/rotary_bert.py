@@ -44,7 +44,7 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
 
     def mlp(x: Rows, name: str) -> Rows:
-        up, gate = (o.linear(x, f"{name}mlp.{part}", wide, bias=False) for part in ("fc11", "fc12"))
+        up, gate = o.linears(x, [f"{name}mlp.fc11", f"{name}mlp.fc12"], [wide] * 2, bias=False)
         return o.linear(o.multiply(o.activate(gate, act), up), f"{name}mlp.fc2", x.width, bias=False)
 
     return _encoder(o, s, NOMIC, mlp)
