@@ -123,11 +123,12 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
 def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:
     """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
 
-    Some GTE repositories name `NewForTokenClassification` and are embedding models: these have no labels.
+    Some GTE repositories name `NewForTokenClassification` and are embedding models: these have no labels, or name `NewModel`.
     """
     names = [name for name in architectures if name.endswith("Classification")]
     labelled = config.get("id2label") is not None and config.get("label2id") is not None
-    names = [name for name in names if name != "NewForTokenClassification" or labelled]
+    is_tagger = labelled and "NewModel" not in architectures
+    names = [name for name in names if name != "NewForTokenClassification" or is_tagger]
     if not names:
         return None
     file = folder / "config.json"
@@ -136,6 +137,7 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
         served = ", ".join(sorted(SEQUENCE))
         raise UnsupportedArchitecture(f"{file}: {name} of {model_type!r} is not served; classifiers served: {served}")
     trunk, recipe = SEQUENCE[model_type]
+    trunk = "new" if name.startswith("NewFor") else trunk  # as Alibaba's code calls what transformers calls gte
     labels = _labels(config, file)
     if name.endswith("ForTokenClassification"):
         return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)

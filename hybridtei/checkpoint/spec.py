@@ -15,6 +15,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.checkpoint.hub_layouts import translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
     OF_TOKENS,
@@ -46,8 +47,8 @@ class ModelSpec:
     """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
     `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
-    for information, since scores follow TEI's rule. `tanh_gelu`: replaces the gelu that `config` names
-    (`layers.with_tanh_gelu`).
+    for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
+    the gelu that `config` names (`layers.with_tanh_gelu`).
     """
 
     folder: Path
@@ -118,7 +119,7 @@ def read_spec(
     modules, queries = read_router(folder, read_modules(folder, late=is_colbert))
     home = transformer_folder(folder, modules)
     file = home / "config.json"
-    config = read_object(file)
+    config = translate(read_object(file), file)
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
     require(home / "tokenizer.json")
     architectures = _architectures(config, file)

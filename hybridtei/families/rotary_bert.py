@@ -6,7 +6,7 @@ Tensors have the names of their makers, under which transformers writes them too
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridtei.families.ops import Heads, Ops, Rows
 from hybridtei.families.rope import frequencies
@@ -15,7 +15,7 @@ from hybridtei.families.settings import Settings
 
 @dataclass(frozen=True)
 class _Form:
-    """Names of the tensors, those of a layer below `layer`, and what no configuration says."""
+    """Names of the tensors, those of a layer below `layer`, and what no configuration of transformers says."""
 
     layer: str
     embedding_norm: str
@@ -40,14 +40,18 @@ JINA = _Form("encoder.layers.", "emb_ln", "mixer.Wqkv", "mixer.out_proj", ("norm
 
 
 def nomic_bert(o: Ops, s: Settings) -> Rows:
-    """After `NomicBertModel`."""
-    act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
+    """After `NomicBertModel`, and what Nomic's own code has beyond it: biases, and MLPs without a gate."""
+    is_gated, wide = s.get("activation_function") is None, s.count("intermediate_size")
+    act = s.activation("hidden_act", "silu") if is_gated else s.activation("activation_function")
+    in_bias, out_bias = s.flag("mlp_fc1_bias"), s.flag("mlp_fc2_bias")
 
     def mlp(x: Rows, name: str) -> Rows:
-        up, gate = o.linears(x, [f"{name}mlp.fc11", f"{name}mlp.fc12"], [wide] * 2, bias=False)
-        return o.linear(o.multiply(o.activate(gate, act), up), f"{name}mlp.fc2", x.width, bias=False)
+        parts = ("fc11", "fc12") if is_gated else ("fc1",)
+        *up, gate = o.linears(x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias)
+        y = o.activate(gate, act)
+        return o.linear(o.multiply(y, up[0]) if up else y, f"{name}mlp.fc2", x.width, bias=out_bias)
 
-    return _encoder(o, s, NOMIC, mlp)
+    return _encoder(o, s, replace(NOMIC, has_bias=s.flag("qkv_proj_bias")), mlp)
 
 
 def gte(o: Ops, s: Settings) -> Rows:

@@ -1,0 +1,144 @@
+"""config.json as makers publish it beside code of their own, in the words of transformers' class for the same model.
+
+A table of translators by `model_type`. Keys that a translator does not know stay as they are: the family refuses them, unless
+they are known to change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+
+Config = dict[str, Any]
+
+
+def translate(config: Mapping[str, Any], file: Path) -> Config:
+    """Return the settings of a model as its family reads them, `model_type` included.
+
+    Raises UnsupportedArchitecture or LoadError, naming the file and the key.
+    """
+    model_type = config.get("model_type")
+    translator = TRANSLATORS.get(model_type) if isinstance(model_type, str) else None
+    return dict(config) if translator is None else translator(dict(config), file)
+
+
+def _gte(config: Config, file: Path) -> Config:
+    """After Alibaba's `NewConfig`, whose defaults are not those of transformers' `GteConfig`."""
+    if config["model_type"] == "new":
+        config = {"type_vocab_size": 1, "rope_theta": 10_000.0, "max_position_embeddings": 2048, **config, "model_type": "gte"}
+    served = {
+        "layer_norm_type": ("layer_norm",),
+        "position_embedding_type": ("rope",),
+        "pack_qkv": (True,),
+        "logn_attention_scale": (False,),
+        "logn_attention_clip1": (False,),
+    }
+    _take(config, file, served)
+    _drop(config, "unpad_inputs", "use_memory_efficient_attention")
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("type") == "ntk":
+        config["rope_parameters"] = _ntk(config, config.pop("rope_scaling"), file)
+    return config
+
+
+def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
+    """NTK scaling is linear scaling at another base: base * factor, frequencies / factor ** (2 / dim)."""
+    if scaling.keys() - {"type", "factor"}:
+        raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
+    dim = _number(config, "hidden_size", file) / _number(config, "num_attention_heads", file)
+    factor, theta = _number(scaling, "factor", file), _number(config, "rope_theta", file)
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
+
+
+# Nomic's names of GPT-2's kind -> transformers'.
+NOMIC_NAMES: Mapping[str, str] = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+NOMIC_DEFAULTS: Config = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 2}
+NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # to the function of the gate
+
+
+def _nomic(config: Config, file: Path) -> Config:
+    """After `NomicBertConfig` of Nomic's own code; a configuration without `n_embd` is transformers' own."""
+    if "n_embd" not in config:
+        return config
+    served = {
+        "causal": (False,),
+        "parallel_block": (False,),
+        "prenorm": (False,),
+        "rotary_emb_interleaved": (False,),
+        "rotary_emb_scale_base": (),
+        "rotary_scaling_factor": (),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+        "use_rms_norm": (False,),
+    }
+    _take(config, file, served)
+    _take(config, file, {"rotary_emb_fraction": (1.0,)}, needed=True)
+    _drop(config, "attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop")
+    _drop(config, "fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy", "reorder_and_upcast_attn")
+    _drop(config, "add_pooling_layer", "dense_seq_output", "last_layer_subset", "parallel_block_tied_norm")
+    _drop(config, "n_ctx", "summary_proj_to_labels")
+    config.setdefault("n_inner", None)
+    if config["n_inner"] is None:
+        config["n_inner"] = 4 * int(_number(config, "n_embd", file))
+    for name, ours in NOMIC_NAMES.items():
+        _rename(config, name, ours, file)
+    config["rope_parameters"] = _nomic_rope(config, file)
+    lengths = [config.pop(name, None) for name in ("max_position_embeddings", "max_trained_positions", "n_positions")]
+    config["max_position_embeddings"] = next((length for length in lengths if length is not None), None)
+    multiple = int(_number(config, "pad_vocab_size_multiple", file)) if "pad_vocab_size_multiple" in config else 1
+    _drop(config, "pad_vocab_size_multiple")
+    config["vocab_size"] = -(-int(_number(config, "vocab_size", file)) // multiple) * multiple
+    activation = config.setdefault("activation_function", "gelu_new")
+    if isinstance(activation, str) and activation in NOMIC_GATED:
+        config["activation_function"] = NOMIC_GATED[activation]
+        _rename(config, "activation_function", "hidden_act", file)
+    return {**NOMIC_DEFAULTS, **config}
+
+
+def _nomic_rope(config: Config, file: Path) -> Config:
+    theta = _number(config, "rotary_emb_base", file)
+    native = config.get("rope_parameters")
+    if native is not None and native != {"rope_type": "default", "rope_theta": theta}:
+        raise LoadError(f"{file}: `rotary_emb_base` is {theta}, but `rope_parameters` is {native!r}")
+    del config["rotary_emb_base"]
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
+    """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
+    for key, values in served.items():
+        value = config.pop(key, None)
+        if value not in values and (needed or value is not None):
+            named = ", ".join(map(repr, values or (None,)))
+            raise UnsupportedArchitecture(f"{file}: `{key}` is {value!r}; served: {named}")
+
+
+def _drop(config: Config, *keys: str) -> None:
+    """Remove keys that change no output."""
+    for key in keys:
+        config.pop(key, None)
+
+
+def _rename(config: Config, name: str, ours: str, file: Path) -> None:
+    value = config.pop(name, None)
+    if value is not None and config.setdefault(ours, value) != value:
+        raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
+
+
+def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
+    value = settings.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be a positive number")
+    return float(value)
+
+
+TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {"gte": _gte, "new": _gte, "nomic_bert": _nomic}

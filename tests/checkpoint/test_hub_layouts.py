@@ -1,0 +1,66 @@
+"""Makers' words in config.json, translated; what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtei.checkpoint.hub_layouts import translate
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.errors import LoadError
+from tests import published, tiny
+
+
+@pytest.mark.parametrize("model_type", tiny.FAMILIES)
+def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
+    file = tiny.write_family(tmp_path, model_type) / "config.json"
+    config = json.loads(file.read_text())
+    assert translate(config, file) == config
+
+
+@pytest.mark.parametrize("model_type", [None, 3, ["new"], "t5"])
+def test_what_is_not_in_the_table_stays(model_type: Any) -> None:
+    assert translate({"model_type": model_type}, Path("config.json")) == {"model_type": model_type}
+
+
+def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
+    spec = read_spec(published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), max_trained_positions=64), pooling="mean")
+    assert (spec.hidden_size, spec.vocab_size, spec.has_token_types) == (tiny.HIDDEN, 99, True)
+    assert spec.max_input_length == 64  # max_trained_positions: longer texts need rotary_scaling_factor
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hidden_size": 64}, "`n_embd` is 32, but `hidden_size` is 64"),
+        ({"hidden_act": "relu"}, "`activation_function` is 'silu', but `hidden_act` is 'relu'"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "`rotary_emb_base` is 1000.0, but `rope_parameters`",
+        ),
+        ({"rotary_emb_base": ...}, "`rotary_emb_base` is None, should be a positive number"),
+        ({"n_embd": "32"}, "`hidden_size` is '32', should be a whole number above zero"),
+        ({"pad_vocab_size_multiple": 0}, "`pad_vocab_size_multiple` is 0, should be a positive number"),
+        ({"vocab_size": True}, "`vocab_size` is True, should be a positive number"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    folder = published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), **changes)
+    with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
+        read_spec(folder, pooling="mean")
+
+
+def test_alibabas_reranker_has_its_head_beside_new(tmp_path: Path) -> None:
+    spec = read_spec(published.as_new(tiny.write_classifier(tmp_path, "gte")))
+    assert spec.classifier is not None
+    assert (spec.kind, spec.classifier.trunk) == ("reranker", "new.")
+
+
+def test_a_gte_that_names_a_tagger_beside_the_model_is_an_embedding_model(tmp_path: Path) -> None:
+    folder = published.as_new(tiny.write_classifier(tmp_path, "gte", task="TokenClassification"))
+    assert read_spec(folder).kind == "tagger"
+    tiny.edit_json(folder / "config.json", architectures=["NewModel", "NewForTokenClassification"])
+    assert read_spec(folder, pooling="cls").kind == "embedding"

@@ -1,0 +1,79 @@
+"""Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.errors import UnsupportedArchitecture
+from tests import published, tiny
+from tests.families.test_families import opened
+
+NTK = {"rope_type": "linear", "rope_theta": 8 * 500.0, "factor": 8 ** (2 / 8)}  # of a factor of 8, for heads of 8
+# (family, transformers' settings, the maker's settings)
+PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("nomic_bert", {}, {}),
+    ("nomic_bert", {"hidden_act": "gelu", "type_vocab_size": 1}, {"activation_function": "geglu"}),
+    ("nomic_bert", {"layer_norm_eps": 1e-3, "rope_parameters": {"rope_theta": 50.0}}, {}),
+    ("nomic_bert", {"intermediate_size": 128}, {"n_inner": None}),
+    ("nomic_bert", {"vocab_size": 128}, {"vocab_size": 97, "pad_vocab_size_multiple": 64}),
+    ("gte", {}, {}),
+    ("gte", {"rope_parameters": {"rope_theta": 10_000.0}}, {"rope_theta": ...}),
+    ("gte", {"rope_parameters": NTK}, {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}),
+    ("gte", {"type_vocab_size": 2}, {"model_type": "gte"}),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("family", "settings", "changes"), PUBLISHED, ids=str)
+def test_it_computes_what_transformers_does(
+    tmp_path: Path, family: str, settings: dict[str, Any], changes: dict[str, Any], engine: str
+) -> None:
+    folder = tiny.write_family(tmp_path, family, **settings)
+    texts = texts_of(read_spec(folder, pooling="mean"))
+    expected = reference(folder, texts)
+    spec = read_spec(published.REWRITES[family](folder, **changes), pooling="mean")
+    found = difference(states_of(opened(engine, spec), texts), expected, texts)
+    assert found.is_within, found
+
+
+def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
+    """`NTKScalingRotaryEmbedding`: frequencies at base * factor, divided by factor ** (2 / dim)."""
+    from hybridtei.families.rope import frequencies
+    from hybridtei.families.settings import Settings
+
+    folder = published.as_new(tiny.write_family(tmp_path, "gte"), rope_theta=500.0, rope_scaling={"type": "ntk", "factor": 8.0})
+    ours, _ = frequencies(Settings(read_spec(folder, pooling="cls").config, ""), 8, theta=1.0)
+    expected = 1 / (500.0 * 8) ** (np.arange(0, 8, 2) / 8) / 8 ** (2 / 8)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("nomic_bert", {"prenorm": True}, "`prenorm` is True; served: False"),
+    ("nomic_bert", {"causal": True}, "`causal` is True"),
+    ("nomic_bert", {"use_rms_norm": True}, "`use_rms_norm` is True"),
+    ("nomic_bert", {"rotary_scaling_factor": 2}, "`rotary_scaling_factor` is 2; served: None"),
+    ("nomic_bert", {"rotary_emb_fraction": 0.5}, "`rotary_emb_fraction` is 0.5"),
+    ("nomic_bert", {"rotary_emb_fraction": ...}, "`rotary_emb_fraction` is None"),
+    ("nomic_bert", {"activation_function": "glu"}, "`activation_function` is 'glu'"),
+    ("nomic_bert", {"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
+    ("gte", {"position_embedding_type": "absolute"}, "`position_embedding_type` is 'absolute'"),
+    ("gte", {"layer_norm_type": "rms_norm"}, "`layer_norm_type` is 'rms_norm'"),
+    ("gte", {"pack_qkv": False}, "`pack_qkv` is False"),
+    ("gte", {"logn_attention_scale": True}, "`logn_attention_scale` is True"),
+    ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, "`rope_scaling` is .*mixed_b"),
+    ("gte", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "`rope_type` is 'dynamic'"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
+def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path: Path, family: str, changes: dict[str, Any], why: str) -> None:
+    folder = published.REWRITES[family](tiny.write_family(tmp_path, family), **changes)
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
+        family_graph(read_spec(folder, pooling="mean"))
