@@ -1,0 +1,101 @@
+"""A server of one checkpoint in a process that cannot import torch: how soon it answers, and what memory it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.fuzz.servers import free_port
+
+ROOT = Path(__file__).parents[3]
+ABSENT = Path(__file__).with_name("without_torch")
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
+POLL_SECONDS = 0.05
+HANG_SECONDS = 900
+
+
+@dataclass
+class Server:
+    """A running server. `ready_seconds`: from the command to the first answer of /health."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    ready_seconds: float = 0.0
+
+    def post(self, path: str, body: Any) -> Any:
+        """The answer. Raises URLError."""
+        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        with DIRECT.open(request, timeout=HANG_SECONDS) as answer:
+            return json.load(answer)
+
+    def is_ready(self) -> bool:
+        """Whether /health answers."""
+        try:
+            with DIRECT.open(f"{self.url}/health", timeout=HANG_SECONDS):
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    def resting_bytes(self) -> int:
+        """Proportional set size: pages that several processes share count once."""
+        return sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), "Pss") for each in self._processes()) * 1024
+
+    def peak_bytes(self) -> int:
+        """The most that each process ever held in memory, files that it mapped included."""
+        return sum(_kilobytes(Path(f"/proc/{each}/status"), "VmHWM") for each in self._processes()) * 1024
+
+    def _processes(self) -> list[int]:
+        return [self.process.pid, *descendants(self.process.pid)]
+
+
+@contextmanager
+def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Iterator[Server]:
+    """`hybridtei serve` of a checkpoint. Raises RuntimeError, with the end of its log, if it does not come up."""
+    port = free_port()
+    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "HYBRIDTEI_CORES")},
+        "HOME": str(cache),
+        "HYBRIDTEI_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(ABSENT), str(ROOT)]),
+    }
+    began = time.perf_counter()
+    with log.open("wb") as lines:
+        process = subprocess.Popen(
+            [*command, "--model-id", str(folder), *flags], env=environment, stdout=lines, stderr=lines, cwd=cache
+        )
+    server = Server(process, f"http://127.0.0.1:{port}")
+    try:
+        while not server.is_ready():
+            if process.poll() is not None or time.perf_counter() - began > HANG_SECONDS:
+                raise RuntimeError(log.read_text(errors="replace").strip()[-2000:])
+            time.sleep(POLL_SECONDS)
+        server.ready_seconds = time.perf_counter() - began
+        yield server
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+
+
+def descendants(process_id: int) -> list[int]:
+    """Processes that a process has started, and those that these have."""
+    children = []
+    for file in Path(f"/proc/{process_id}/task").glob("*/children"):
+        children += [int(child) for child in file.read_text().split()]
+    return [*children, *(each for child in children for each in descendants(child))]
+
+
+def _kilobytes(file: Path, key: str) -> int:
+    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(f"{key}:"))
