@@ -6,10 +6,16 @@ Written by transformers' class where it has one, so that this class is the oracl
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from hybridtei.outputs import Floats
 from tests import tiny
+from tests.vocabulary import tokenizer
 
 # What the hub's configurations of these families hold beside sizes.
 NEW = {
@@ -88,3 +94,115 @@ def as_nomic(folder: Path, **changes: Any) -> Path:
 
 
 REWRITES = {"gte": as_new, "nomic_bert": as_nomic}
+
+
+def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
+    """JinaBERT v2, or with `code` its implementation with norms of queries and keys, as Jina publishes them."""
+    words = tokenizer("wordpiece")
+    words.save_pretrained(folder)
+    source = f"jinaai/{'jina-bert-v2-qk-post-norm' if code else 'jina-bert-implementation'}"
+    config = {
+        **tiny.ENCODER,
+        "_name_or_path": source,
+        "architectures": ["JinaBertModel"],
+        "attention_probs_dropout_prob": 0.0,
+        "attn_implementation": None,
+        "auto_map": {"AutoConfig": f"{source}--configuration_bert.JinaBertConfig"},
+        "emb_pooler": "mean",
+        "feed_forward_type": "geglu",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "model_type": "bert",
+        "pad_token_id": 0,
+        "position_embedding_type": "alibi",
+        "type_vocab_size": 2,
+        "vocab_size": len(words),
+        **settings,
+    }
+    tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
+    save_file(random_tensors(_jina_shapes(config, code)), folder / "model.safetensors")
+    return folder
+
+
+def _jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, ...]]:
+    h, i, gated = config["hidden_size"], config["intermediate_size"], config["feed_forward_type"] != "original"
+    shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("embeddings.LayerNorm", h)}
+    shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], h)
+    for number in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{number}."
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes |= _linear(f"{layer}attention.{name}", h, h)
+        shapes |= _normed(f"{layer}attention.output.LayerNorm", h)
+        if code:
+            for name in ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1", "layer_norm_2"):
+                shapes |= _normed(layer + name, h)
+            wide = f"{layer}mlp.up_gated_layer.weight" if gated else f"{layer}mlp.up_layer.weight"
+            shapes |= {wide: (2 * i if gated else i, h), **_linear(f"{layer}mlp.down_layer", i, h)}
+        elif gated:
+            shapes |= {f"{layer}mlp.gated_layers.weight": (2 * i, h), **_linear(f"{layer}mlp.wo", i, h)}
+            shapes |= _normed(f"{layer}mlp.layernorm", h)
+        else:
+            shapes |= {**_linear(f"{layer}intermediate.dense", h, i), **_linear(f"{layer}output.dense", i, h)}
+            shapes |= _normed(f"{layer}output.LayerNorm", h)
+    return shapes
+
+
+def write_nomic(folder: Path, **settings: Any) -> Path:
+    """What Nomic's own code runs and transformers' class does not: biases, MLPs without a gate, experts."""
+    words = tokenizer("unigram")
+    words.save_pretrained(folder)
+    config = {
+        **NOMIC,
+        **{NOMIC_NAMES.get(name, name): value for name, value in tiny.SMALL.items()},
+        "architectures": ["NomicBertModel"],
+        "layer_norm_epsilon": 1e-5,
+        "model_type": "nomic_bert",
+        "pad_token_id": 1,
+        "rotary_emb_base": 10_000,
+        "type_vocab_size": 1,
+        "vocab_size": len(words),
+        **settings,
+    }
+    tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
+    save_file(random_tensors(_nomic_shapes(config)), folder / "model.safetensors")
+    return folder
+
+
+def _nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    h, i, every = config["n_embd"], config["n_inner"], config.get("moe_every_n_layers", 0)
+    bias, bias1, bias2 = (config.get(name, True) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"))
+    shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("emb_ln", h)}
+    shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], h)
+    for number in range(config["n_layer"]):
+        layer = f"encoder.layers.{number}."
+        shapes |= {**_linear(f"{layer}attn.Wqkv", h, 3 * h, bias=bias), **_linear(f"{layer}attn.out_proj", h, h, bias=bias)}
+        shapes |= {**_normed(f"{layer}norm1", h), **_normed(f"{layer}norm2", h)}
+        if every and number % every == 1:
+            experts = config["num_experts"]
+            shapes |= {f"{layer}mlp.experts.mlp.{name}": (experts * i, h) for name in ("w1", "w2")}
+            shapes |= {f"{layer}mlp.router.layer.weight": (experts, h), f"{layer}mlp.experts.bias": (h,)}
+            continue
+        for name in ("fc11", "fc12") if config["activation_function"].endswith("glu") else ("fc1",):
+            shapes |= _linear(f"{layer}mlp.{name}", h, i, bias=bias1)
+        shapes |= _linear(f"{layer}mlp.fc2", i, h, bias=bias2)
+    return shapes
+
+
+def _linear(name: str, wide: int, narrow: int, *, bias: bool = True) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (narrow, wide), **({f"{name}.bias": (narrow,)} if bias else {})}
+
+
+def _normed(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Floats]:
+    """0.5 for embeddings, 0.2 for matrices, 0.1 around the biases and weights of norms, as `tiny.randomise`."""
+    random = np.random.default_rng(seed)
+    return {name: _drawn(name, random.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
+
+
+def _drawn(name: str, noise: Floats) -> Floats:
+    if noise.ndim > 1:
+        return noise * np.float32(0.5 if "embeddings" in name else 0.2)
+    return noise * np.float32(0.1) + np.float32(name.endswith(".weight"))

@@ -180,6 +180,10 @@ class OnnxOps:
         flat = self._node("Reshape", attended, self._list(-1, q.width))
         return Rows(flat if self._is_rectangle else self._node("Gather", flat, "places"), q.width)
 
+    def falling(self, slopes: NDArray[np.float32]) -> str:
+        distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
+        return self._node("Mul", self.writer.constant(-slopes[None, :, None, None]), distance)
+
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
         table = self._weight(name, (int(buckets.max()) + 1, heads))
         chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))

@@ -109,6 +109,7 @@ _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "gte", "nomic_bert")},
+    "jina_bert": ("bert", _two_layers("bert.pooler.dense", "tanh")),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
     "mpnet": ("mpnet", _DENSE_TANH),
     "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Config = dict[str, Any]
@@ -113,6 +114,32 @@ def _nomic_rope(config: Config, file: Path) -> Config:
     return {"rope_type": "default", "rope_theta": theta}
 
 
+# Repositories whose code is JinaBERT's -> whether queries and keys have norms.
+JINA: Mapping[str, bool] = {"jinaai/jina-bert-implementation": False, "jinaai/jina-bert-v2-qk-post-norm": True}
+QK_NORM = "encoder.layer.0.attention.self.layer_norm_q.weight"
+
+
+def _jina_bert(config: Config, file: Path) -> Config:
+    """After Jina's `JinaBertConfig`, which calls itself "bert". A copy of the code beside the weights does not say which of the
+    two it is; the weights do."""
+    if config.get("position_embedding_type") != "alibi":
+        return config
+    classes = config.get("auto_map")
+    source = str(classes.get("AutoConfig", "")) if isinstance(classes, dict) else ""
+    names = source.partition("--")[0], str(config.get("_name_or_path"))
+    qk_norm = next((JINA[name] for name in names if name in JINA), None)
+    if qk_norm is None and not source.endswith(".JinaBertConfig"):
+        known = " or ".join(JINA)
+        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` is 'alibi'; served where `auto_map` names {known}")
+    if qk_norm is None:
+        qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
+    feed_forward = "geglu" if qk_norm else "original"
+    config = {"feed_forward_type": feed_forward, **config, "model_type": "jina_bert", "qk_norm": qk_norm}
+    config["pooling"] = config.pop("emb_pooler", None)
+    _drop(config, "attn_implementation", "position_embedding_type")
+    return config
+
+
 def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
     """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
     for key, values in served.items():
@@ -141,4 +168,9 @@ def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
     return float(value)
 
 
-TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {"gte": _gte, "new": _gte, "nomic_bert": _nomic}
+TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
+    "bert": _jina_bert,
+    "gte": _gte,
+    "new": _gte,
+    "nomic_bert": _nomic,
+}

@@ -141,13 +141,18 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
     return override == "splade"
 
 
-def read_pooling(folder: Path, override: str | None, modules: Modules, model_type: str) -> tuple[Pooling, ...]:
-    """Return the poolings whose vectors are concatenated. Raises MissingArtifact where no file declares one."""
+def read_pooling(
+    folder: Path, override: str | None, modules: Modules, model_type: str, config: Mapping[str, Any]
+) -> tuple[Pooling, ...]:
+    """Return the poolings whose vectors are concatenated: those of sentence-transformers' files, else the `pooling` of
+    config.json, as `hub_layouts` translates it. Raises MissingArtifact where no file declares one."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
     file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
     if modules or file.exists():
         return _declared_pooling(read_object(file), file)
+    if config.get("pooling") is not None:
+        return (_pooling_name(config["pooling"], folder / "config.json"),)
     if "bert" not in model_type.lower():
         raise MissingArtifact(f"{file}: missing, and no --pooling given")
     log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)

@@ -39,7 +39,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "mpnet"})
 # Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
-TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta"})
+TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta", "jina_bert"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def read_spec(
         sparse = _splade(folder, modules, queries)
     if late is not None:
         multivector = _token_projection(folder, home, modules, hidden_size)
-    poolings = read_pooling(folder, pooling, modules, model_type) if pooled else ()
+    poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     return ModelSpec(

@@ -9,6 +9,7 @@ from hybridtei.families.deberta import deberta_v2
 from hybridtei.families.decoder import eurobert, llama, mistral, qwen2, qwen3
 from hybridtei.families.distilbert import distilbert
 from hybridtei.families.gemma import gemma3
+from hybridtei.families.jina_bert import jina_bert
 from hybridtei.families.modernbert import modernbert
 from hybridtei.families.mpnet import mpnet
 from hybridtei.families.ops import Ops, Rows
@@ -24,6 +25,7 @@ FAMILIES: Mapping[str, Family] = {
     "eurobert": eurobert,
     "gemma3_text": gemma3,
     "gte": gte,
+    "jina_bert": jina_bert,
     "jina_embeddings_v3": jina_v3,
     "llama": llama,
     "mistral": mistral,

@@ -99,8 +99,12 @@ class Ops(Protocol):
     ) -> Rows:
         """A token sees its own sequence only: of it, keys at a distance below `window`, and none later where `causal`.
 
-        `bias`: added to the scaled scores; made by one of the two below.
+        `bias`: added to the scaled scores; made by one of the three below.
         """
+        ...
+
+    def falling(self, slopes: NDArray[np.float32]) -> Any:
+        """ALiBi of both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:

@@ -87,6 +87,7 @@ IRRELEVANT = frozenset(
         "pooler_num_fc_layers",
         "pooler_size_per_head",
         "pooler_type",
+        "pooling",
         "prefix",
         "pretraining_tp",
         "problem_type",

@@ -170,7 +170,7 @@ def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint_here() -> None:
-    assert set(FAMILIES) == set(tiny.FAMILIES)
+    assert set(FAMILIES) == {*tiny.FAMILIES, "jina_bert"}  # of which transformers has no class: see test_jina_bert
 
 
 Buckets = Callable[..., Any]

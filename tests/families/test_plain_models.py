@@ -1,0 +1,129 @@
+"""Models of which transformers has no class, against plain numpy, on both engines, alone and among neighbours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from conformance.families.oracle import ENGINES, difference, states_of, texts_of
+from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.checkpoint.layers import classifier_layers
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.families.jina_bert import slopes
+from tests import published, tiny
+from tests.families import plain
+from tests.families.test_families import opened
+
+JINA: list[dict[str, Any]] = [
+    {},
+    {"feed_forward_type": "reglu", "hidden_act": "silu", "type_vocab_size": 1},
+    {"feed_forward_type": "original", "layer_norm_eps": 1e-3},
+    {"hidden_size": 36, "num_attention_heads": 6},
+    {"code": True},
+    {"code": True, "feed_forward_type": "reglu", "hidden_size": 36, "num_attention_heads": 3},
+    {"code": True, "feed_forward_type": "original"},
+]
+BIASES = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True}
+NOMIC: list[dict[str, Any]] = [
+    {},
+    BIASES,
+    dict.fromkeys(BIASES, ...),  # they are there unless it is said that they are not
+    {**BIASES, "activation_function": "gelu"},
+    {"activation_function": "gelu", "mlp_fc2_bias": True},
+]
+
+
+def matches(folder: Path, model: Any, engine: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    weights = Weights.open(folder)
+    spec = read_spec(folder, pooling="mean")
+    texts = texts_of(spec)
+    expected = plain.states(model, config, {name: weights.float32(name) for name in weights.names()}, texts)
+    found = difference(states_of(opened(engine, spec), texts), expected, texts)
+    assert found.is_within, found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("settings", JINA, ids=str)
+def test_jina_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[str, Any], engine: str) -> None:
+    matches(published.write_jina(tmp_path, **settings), plain.jina, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("settings", NOMIC, ids=str)
+def test_nomic_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[str, Any], engine: str) -> None:
+    matches(published.write_nomic(tmp_path, **settings), plain.nomic, engine)
+
+
+def test_slopes_of_any_number_of_heads() -> None:
+    """The numbers of jina-embeddings-v2-base-en: a power of two, and four between."""
+    powers, between = 2.0 ** -np.arange(1, 9), 2.0 ** -np.arange(0.5, 4)
+    np.testing.assert_allclose(slopes(12), [*powers, *between], rtol=1e-6)
+    np.testing.assert_array_equal(slopes(8), powers.astype(np.float32))
+    assert len(slopes(1)) == 1
+
+
+@pytest.mark.parametrize("rectangle", [False, True])
+@pytest.mark.parametrize("write", [published.write_jina, published.write_nomic])
+def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path: Path, write: Any, rectangle: bool) -> None:
+    graph = family_graph(read_spec(write(tmp_path), pooling="mean"), rectangle=rectangle)
+    model = onnx.load_from_string(graph.body)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in graph.weights.items()
+    )
+    onnx.checker.check_model(model, full_check=True)
+    assert len(graph.body) < 20_000
+
+
+@pytest.mark.parametrize("code", [False, True])
+def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path: Path, code: bool) -> None:
+    copied = {"_name_or_path": "somewhere", "auto_map": {"AutoConfig": "configuration_bert.JinaBertConfig"}}
+    folder = published.write_jina(tmp_path, code=code, **copied)
+    assert read_spec(folder, pooling="mean").config["qk_norm"] is code
+    matches(folder, plain.jina, "ort")
+
+
+def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path: Path) -> None:
+    spec = read_spec(published.write_jina(tmp_path))
+    assert (spec.model_type, spec.pooling, spec.has_token_types) == ("jina_bert", ("mean",), True)
+    tiny.edit_json(tmp_path / "config.json", emb_pooler="max_of_something")
+    with pytest.raises(UnsupportedArchitecture, match=r"config.json: pooling 'max_of_something'"):
+        read_spec(tmp_path)
+
+
+def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    folder = published.write_jina(tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels)
+    head = {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,), "classifier.weight": (1, 32)}
+    head["classifier.bias"] = (1,)
+    tensors = {f"bert.{name}": Weights.open(folder).float32(name) for name in Weights.open(folder).names()}
+    published.save_file({**tensors, **published.random_tensors(head)}, folder / "model.safetensors")
+    spec = read_spec(folder)
+    assert spec.classifier is not None
+    first, last = classifier_layers(spec.classifier, folder, spec.hidden_size)
+    assert (spec.kind, first.weight.shape, last.weight.shape) == ("reranker", (32, 32), (1, 32))
+    family_graph(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; served: 'original', 'geglu', 'reglu'"),
+        ({"alibi_scaling": 2}, "`alibi_scaling` is 2"),
+        ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; served where `auto_map` names"),
+        ({"position_embedding_type": "relative_key"}, "`position_embedding_type` 'relative_key'"),
+        ({"position_embedding_type": "absolute"}, "`emb_pooler` is 'mean'"),
+    ],
+)
+def test_other_settings_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    folder = published.write_jina(tmp_path)
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
+        family_graph(read_spec(folder, pooling="mean"))
