@@ -47,11 +47,13 @@ class Encoding:
     """One tokenised input, special tokens included.
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
+    `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.adapters.Adapters`.
     """
 
     input_ids: Ids
     token_type_ids: Ids | None = None
     unseen: int = 0
+    adapter: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -61,8 +63,11 @@ class Encoding:
         """Return bytes that are equal for encodings that any model computes alike, and only for those."""
         ids, types = self.input_ids.tobytes(), self.token_type_ids
         if types is not None and types.any():
-            ids = b"typed" + ids + types.tobytes()  # no multiple of an id's size, as is every prefix here
-        return b"unseen" + self.unseen.to_bytes(4) + ids if self.unseen else ids
+            # The prefixes, and what several add up to, leave different rests when divided by an id's size.
+            ids = b"typed" + ids + types.tobytes()
+        if self.unseen:
+            ids = b"unseen" + self.unseen.to_bytes(4) + ids
+        return b"lora" + self.adapter.to_bytes(8) + ids if self.adapter else ids
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -78,7 +83,7 @@ class LocatedEncoding(Encoding):
 class PackedBatch:
     """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads that their requests need.
 
-    `unseen` int64[n], of each sequence, or None where there is none: see `Encoding`.
+    `unseen` int64[n], of each sequence, and `adapter_ids` int64[t], or None where there are none: see `Encoding`.
     """
 
     input_ids: Ids
@@ -87,6 +92,7 @@ class PackedBatch:
     cu_seqlens: Offsets
     heads: frozenset[Head]
     unseen: Ids | None = None
+    adapter_ids: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -125,7 +131,16 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
     position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
-    return PackedBatch(input_ids, position_ids, types, cu_seqlens, heads, unseen if unseen.any() else None)
+    adapters = np.array([encoding.adapter for encoding in encodings], dtype=np.int64)
+    return PackedBatch(
+        input_ids,
+        position_ids,
+        types,
+        cu_seqlens,
+        heads,
+        unseen if unseen.any() else None,
+        np.repeat(adapters, np.diff(cu_seqlens)) if adapters.any() else None,
+    )
 
 
 def _token_types(encodings: Sequence[Encoding]) -> Ids | None:

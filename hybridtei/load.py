@@ -118,7 +118,10 @@ def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
 def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
     """Return a model's tokenizer with its limits and prompts. Raises LoadError."""
     prompts = Prompts.configure(
-        spec.prompts, default_prompt=engine.default_prompt, default_prompt_name=engine.default_prompt_name
+        spec.prompts,
+        default_prompt=engine.default_prompt,
+        default_prompt_name=engine.default_prompt_name,
+        adapters=() if spec.adapters is None else spec.adapters.names,
     )
     tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
     return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -52,6 +54,14 @@ def test_positions_do_not_depend_on_neighbours(sequences: list[list[int]]) -> No
     assert together.position_ids.tolist() == np.concatenate(alone).tolist()
 
 
+def test_every_token_has_its_texts_adapter() -> None:
+    texts = [Encoding(np.arange(2), adapter=3), Encoding(np.arange(3)), Encoding(np.arange(1), adapter=1)]
+    batch = pack(texts, HEADS, Positions())
+    assert batch.adapter_ids is not None
+    assert batch.adapter_ids.tolist() == [3, 3, 0, 0, 0, 1]
+    assert pack(texts[1:2], HEADS, Positions()).adapter_ids is None
+
+
 @given(SEQUENCES, st.integers(-1, 5))
 def test_pad_then_mask_is_identity(sequences: list[list[int]], fill: int) -> None:
     batch = pack(encodings(sequences), HEADS, Positions())
@@ -97,6 +107,8 @@ def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it() -> No
         Encoding(ids, unseen=1),
         Encoding(ids, unseen=2),
         Encoding(ids, ones, unseen=1),
+        *(replace(other, adapter=number) for number in (1, 2) for other in (Encoding(ids), Encoding(ids, ones, unseen=1))),
+        *(Encoding(ids, kind, unseen, 1) for kind, unseen in ((ones, 0), (None, 1))),
         Encoding(ids[:3]),
     ]
     assert len({*alike, *(other.key for other in others)}) == 1 + len(others)

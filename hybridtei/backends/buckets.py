@@ -61,13 +61,14 @@ def sizes(weights_of_layer: int, longest: int) -> Sizes:
 def padded(batch: PackedBatch, bucket: Bucket) -> PackedBatch:
     """A batch filled up to its bucket; the padding repeats its first token, which is a legal one at a legal position."""
     count = len(batch.input_ids)
-    fill, types = bucket.tokens - count, batch.token_type_ids
+    fill, types, adapters = bucket.tokens - count, batch.token_type_ids, batch.adapter_ids
     return replace(
         batch,
         input_ids=_filled(batch.input_ids, fill),
         position_ids=_filled(batch.position_ids, fill),
         token_type_ids=None if types is None else _filled(types, fill),
         cu_seqlens=_offsets(batch.cu_seqlens, bucket),
+        adapter_ids=None if adapters is None else _filled(adapters, fill),
     )
 
 

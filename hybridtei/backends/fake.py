@@ -83,8 +83,9 @@ class FakeBackend:
 
 
 def _states(batch: PackedBatch, width: int) -> Floats:
-    """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position and column."""
-    of_token = (batch.input_ids + 1).astype(np.uint64) * np.uint64(2654435761) + batch.position_ids.astype(np.uint64)
+    """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position, adapter and column."""
+    places = batch.position_ids if batch.adapter_ids is None else batch.position_ids + 1_000_003 * batch.adapter_ids
+    of_token = (batch.input_ids + 1).astype(np.uint64) * np.uint64(2654435761) + places.astype(np.uint64)
     of_column = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed: NDArray[np.uint64] = (of_token[:, None] + np.uint64(1)) * (of_column[None, :] | np.uint64(1))
     return ((mixed >> np.uint64(40)) / STEPS - 0.5).astype(np.float32)

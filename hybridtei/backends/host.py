@@ -64,9 +64,9 @@ def end_to_end(
     feed = {"input_ids": batch.input_ids, "places": places}
     if "position_ids" in inputs:
         feed["position_ids"] = batch.position_ids
-    if "token_type_ids" in inputs:
-        types = batch.token_type_ids
-        feed["token_type_ids"] = np.zeros(tokens, dtype=np.int64) if types is None else types
+    for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
+        if name in inputs:
+            feed[name] = np.zeros(tokens, dtype=np.int64) if ids is None else ids
     if all_tokens > tokens:
         more = all_tokens - tokens
         feed = {name: np.concatenate([values, np.repeat(values[:1], more)]) for name, values in feed.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -115,7 +115,8 @@ def _encodings(spec: ModelSpec, texts: Sequence[str]) -> list[Encoding]:
     tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
     longest = min(spec.max_input_length, SAMPLE_TOKENS)
     encodings = [tokenizer.cut(raw, longest, "right") for raw in tokenizer.encode(texts)]
-    return [encoding for encoding in encodings if len(encoding)]
+    choices = 1 if spec.adapters is None else 1 + len(spec.adapters.names)
+    return [replace(encoding, adapter=i % choices) for i, encoding in enumerate(encodings) if len(encoding)]
 
 
 def _vectors(backend: OnnxBackend, encodings: Sequence[Encoding]) -> Floats:

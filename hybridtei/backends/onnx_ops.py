@@ -1,8 +1,8 @@
 """`families.ops.Ops` that write an ONNX graph of a family, without weights: those are declared by name and shape.
 
-Inputs: `input_ids`, `position_ids` and, where the model tells types apart, `token_type_ids`, int64[t], texts end to end;
-`rows` int64[n * s], the token at each place of the rectangle that attention has, any where there is none; `places` int64[t],
-where each token lies there; `seen` int64[n, s], which places are keys, as 0 and 1. Output: `hidden` float32[t, h].
+Inputs: `input_ids`, `position_ids` and, where the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
+end; `rows` int64[n * s], the token at each place of the rectangle that attention has, any where there is none; `places`
+int64[t], where each token lies there; `seen` int64[n, s], which places are keys, as 0 and 1. Output: `hidden` float32[t, h].
 
 Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s] in,
 `last_hidden_state` float32[n, s, h] out.
@@ -22,7 +22,8 @@ from hybridtei.batch import Positions
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
-from hybridtei.families.ops import Heads, Rotation, Rows
+from hybridtei.families.adapters import adapted
+from hybridtei.families.ops import Heads, Ops, Rotation, Rows
 from hybridtei.families.settings import Settings
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
 
     Raises LoadError, and UnsupportedArchitecture for a family or a setting that is not known.
     """
+    if rectangle and spec.adapters is not None:
+        raise UnsupportedArchitecture(f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one")
     return graph_by(OnnxOps(spec, rectangle=rectangle), spec)
 
 
@@ -44,11 +47,16 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
         raise UnsupportedArchitecture(f"{spec.folder}: no graph of `{spec.model_type}` is known")
     settings = Settings(spec.config, str(spec.folder / "config.json"))
     try:
-        hidden = family(ops, settings)
+        hidden = family(_adapted(ops, spec), settings)
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
         raise LoadError(f"{spec.folder / 'config.json'}: no configuration of `{spec.model_type}`: {error!r}") from error
     settings.check()
     return Graph(ops.model(hidden), ops.weights)
+
+
+def _adapted(ops: Ops, spec: ModelSpec) -> Ops:
+    adapters = spec.adapters
+    return ops if adapters is None else adapted(ops, len(adapters.names), adapters.rank, adapters.scale)
 
 
 class OnnxOps:
@@ -88,6 +96,10 @@ class OnnxOps:
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
         return Rows(self._weight(name, (rows, width)), width, is_parameter=True)
+
+    def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
+        ids = self.writer.input("adapter_ids", ["t"])
+        return Rows(self._node("Gather", self.writer.constant(table), ids), table.shape[1])
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         weight = self._weight(f"{name}.weight", (width, x.width))

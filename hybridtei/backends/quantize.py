@@ -15,6 +15,7 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_ops import OnnxOps, graph_by
 from hybridtei.backends.onnx_writer import MICROSOFT
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.families.adapters import is_adapter
 from hybridtei.families.ops import Rows
 from hybridtei.outputs import Floats
 
@@ -38,8 +39,8 @@ class _Int8Ops(OnnxOps):
         self._max_weight = max_weight
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        """See `Ops.linear`. What is a constant is multiplied once, at load: exactly."""
-        if x.is_parameter:
+        """See `Ops.linear`. What is a constant is multiplied once, at load: exactly. Adapters are small, and stay float32."""
+        if x.is_parameter or is_adapter(name):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
         matrix = self._tensors[f"{name}.weight"]

@@ -140,6 +140,19 @@ def _jina_bert(config: Config, file: Path) -> Config:
     return config
 
 
+def _jina_v3(config: Config, file: Path) -> Config:
+    """After `XLMRobertaFlashConfig` of Jina's own code, if positions are rotary, as those of embeddings v3.
+
+    What it says of adapters is read by `adapters.read_adapters`.
+    """
+    if config.get("position_embedding_type") != "rotary":
+        return config
+    _drop(config, "position_embedding_type", "matryoshka_dimensions", "use_flash_attn", "use_reentrant")
+    theta = _number({"rotary_emb_base": 10_000.0, **config}, "rotary_emb_base", file)
+    _drop(config, "rotary_emb_base")
+    return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
+
+
 def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
     """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
     for key, values in served.items():
@@ -173,4 +186,6 @@ TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
     "gte": _gte,
     "new": _gte,
     "nomic_bert": _nomic,
+    "xlm-roberta": _jina_v3,
+    "xlm-roberta-flash": _jina_v3,
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
+from hybridtei.checkpoint.adapters import KEYS, Adapters, read_adapters
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
@@ -74,6 +75,7 @@ class ModelSpec:
     activation: str | None = None
     unknown_token: str | None = None
     tanh_gelu: bool = False
+    adapters: Adapters | None = None
 
     # What follows from these, asked for by every request and so computed once.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -120,6 +122,8 @@ def read_spec(
     home = transformer_folder(folder, modules)
     file = home / "config.json"
     config = translate(read_object(file), file)
+    adapters = read_adapters(config, file)
+    config = {key: value for key, value in config.items() if key not in KEYS}
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
     require(home / "tokenizer.json")
     architectures = _architectures(config, file)
@@ -170,7 +174,7 @@ def read_spec(
         sparse=sparse,
         multivector=multivector,
         late=late,
-        prompts=_prompts(sentence, folder),
+        prompts=_prompts(sentence, folder, adapters),
         removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
@@ -180,6 +184,7 @@ def read_spec(
         template=template,
         activation=_activation(config, sentence),
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
+        adapters=adapters,
     )
 
 
@@ -249,13 +254,14 @@ def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
     return declared
 
 
-def _prompts(sentence: Mapping[str, Any], folder: Path) -> Mapping[str, str] | None:
+def _prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
+    """Return the named prompts; an adapter's name is always one."""
     prompts = sentence.get("prompts")
     if prompts is None:
-        return None
+        return None if adapters is None else adapters.prompts
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise LoadError(f"{folder / 'config_sentence_transformers.json'}: `prompts` should map names to texts")
-    return prompts
+    return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 
 def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:

@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from hybridtei.checkpoint.adapters import stacked
 from hybridtei.checkpoint.files import inside, read_object, require
 from hybridtei.checkpoint.torch_zip import is_torch_zip, places
 from hybridtei.errors import LoadError
@@ -44,7 +45,7 @@ DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class Tensor:
     """A tensor's place in the mapping of its file."""
 
     file: Path
@@ -55,6 +56,7 @@ class _Tensor:
     start: int
     stop: int
     strides: tuple[int, ...] | None = None  # in elements; None: row after row
+    walked: tuple[int, ...] | None = None  # the shape that `strides` are of, where it is another
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype not in DTYPES:
@@ -64,7 +66,8 @@ class _Tensor:
         if self.strides is None:
             values = values.reshape(self.shape)
         else:
-            values = np.lib.stride_tricks.as_strided(values, self.shape, [one * stored.itemsize for one in self.strides])
+            steps = [one * stored.itemsize for one in self.strides]
+            values = np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
         # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
@@ -72,7 +75,7 @@ class _Tensor:
 class Weights:
     """Tensors of one checkpoint folder, read at first use."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, _Tensor]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         self.folder = folder
         self._tensors = tensors
         self._finite: set[str] = set()  # names of those that were checked
@@ -83,10 +86,10 @@ class Weights:
 
         Raises MissingArtifact or LoadError, naming the file.
         """
-        tensors: dict[str, _Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for path in _files(folder):
             tensors |= _opened(path)
-        return cls(folder, tensors)
+        return cls(folder, stacked(tensors))
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors, as the checkpoint spells them."""
@@ -132,7 +135,7 @@ class Weights:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _opened(path: Path) -> dict[str, _Tensor]:
+def _opened(path: Path) -> dict[str, Tensor]:
     try:
         return _mapped(path) if path.suffix == ".safetensors" else _mapped_zip(path)
     except LoadError:
@@ -141,16 +144,16 @@ def _opened(path: Path) -> dict[str, _Tensor]:
         raise LoadError(f"{path}: cannot be read as weights: {error}") from error
 
 
-def _mapped_zip(path: Path) -> dict[str, _Tensor]:
+def _mapped_zip(path: Path) -> dict[str, Tensor]:
     if not is_torch_zip(path):
         raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")
     found = places(path)
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return {name: _Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides) for name, at in found.items()}
+    return {name: Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides) for name, at in found.items()}
 
 
-def _mapped(path: Path) -> dict[str, _Tensor]:
+def _mapped(path: Path) -> dict[str, Tensor]:
     """Map every tensor of a file. The library checks the header against itself and the file's size."""
     with safe_open(path, framework="numpy"), path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -158,7 +161,7 @@ def _mapped(path: Path) -> dict[str, _Tensor]:
         header = json.loads(mapping[8 : 8 + size])
     begin = 8 + size
     return {
-        name: _Tensor(path, name, mapping, entry["dtype"], tuple(entry["shape"]), *(begin + at for at in entry["data_offsets"]))
+        name: Tensor(path, name, mapping, entry["dtype"], tuple(entry["shape"]), *(begin + at for at in entry["data_offsets"]))
         for name, entry in header.items()
         if name != "__metadata__"
     }

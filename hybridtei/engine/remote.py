@@ -39,6 +39,7 @@ class RunMessage:
     token_type_ids: Ids | None
     lengths: list[int]
     unseen: list[int]
+    adapters: list[int]
 
     @classmethod
     def of(cls, number: int, request: EngineRequest) -> RunMessage:
@@ -52,6 +53,7 @@ class RunMessage:
             None if all(one is None for one in types) else _joined([_types(encoding) for encoding in encodings]),
             [len(encoding) for encoding in encodings],
             [encoding.unseen for encoding in encodings],
+            [encoding.adapter for encoding in encodings],
         )
 
     def encodings(self) -> list[Encoding]:
@@ -59,8 +61,8 @@ class RunMessage:
         ids, types = self.input_ids, self.token_type_ids
         cuts = [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
         return [
-            Encoding(ids[cut], None if types is None else types[cut], unseen)
-            for cut, unseen in zip(cuts, self.unseen, strict=True)
+            Encoding(ids[cut], None if types is None else types[cut], unseen, adapter)
+            for cut, unseen, adapter in zip(cuts, self.unseen, self.adapters, strict=True)
         ]
 
 

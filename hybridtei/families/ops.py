@@ -128,3 +128,7 @@ class Ops(Protocol):
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
         """A tensor of the checkpoint as rows, of which there are `rows` and not `t`."""
         ...
+
+    def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
+        """Row `adapter_ids[t]` of a constant table float32[adapters + 1, width]. Row 0 is that of texts without an adapter."""
+        ...

@@ -20,7 +20,7 @@ from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.system.retry import Retries
-from hybridtei.tasks.embed import InputType
+from hybridtei.tasks.embed import InputType, prompt_of
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TEXTS = 16
@@ -114,11 +114,11 @@ class RemoteEmbedder:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
 
     def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
-        """Rows in the order of `texts`, by the server's prompt of the name `input_type`, if it has one."""
+        """Rows in the order of `texts`, by the server's prompt for that type of inputs, if it has one."""
         heads = frozenset(Head(name) for name in outputs)
         body: dict[str, Any] = {"outputs": sorted(heads), "sparse_format": "qdrant", "truncate": True}
-        if input_type in self.facts.prompts:
-            body["prompt_name"] = input_type
+        if (prompt_name := prompt_of(input_type, self.facts.prompts)) is not None:
+            body["prompt_name"] = prompt_name
         request = partial(self._request, heads=heads, body=body)
         return Embeddings.concat(list(self._threads.map(request, list(self._requests(texts)))))
 

@@ -5,7 +5,7 @@ Everything in which two requests may differ without needing two forward passes (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,6 +22,10 @@ from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
 InputType = Literal["query", "document"]
+PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "retrieval.passage"),
+}
 
 
 class Embedder(Protocol):
@@ -80,12 +84,11 @@ class Embed(ListTask):
             return read_side(
                 reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
             )
-        prompt_of_type = self.input_type if self.input_type in (reader.prompts.table or ()) else None
         return reader.read(
             self.inputs,
             truncate=self.truncate,
             direction=self.direction,
-            prompt_name=self.prompt_name or prompt_of_type,
+            prompt_name=self.prompt_name or prompt_of(self.input_type, reader.prompts.table or ()),
             allow_empty=allow_empty,
         )
 
@@ -130,6 +133,11 @@ class Embed(ListTask):
         if multivector is None:
             return None
         return Ragged(unit(cut(multivector.values, self.dimensions)), multivector.offsets)
+
+
+def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
+    """Return which of a model's prompts is for inputs of a type, or None."""
+    return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
 
 
 def _scored(spec: ModelSpec, input_type: InputType | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:

@@ -30,10 +30,11 @@ PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 b
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A text to tokenise, and whether special tokens go around it."""
+    """A text to tokenise, whether special tokens go around it, and the adapter that computes it."""
 
     text: Text
     special_tokens: bool = True
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class TextReader:
         if not isinstance(item, str):  # a single id may stand for a long piece of text
             item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
         text = (prompt or "") + item
-        return _Ready(text.lower() if self.lowercase else text, special_tokens=whole)
+        return _Ready(text.lower() if self.lowercase else text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -202,16 +203,17 @@ class TextReader:
                 if places:
                     chosen = [texts[i] for i in places]
                     raws.update(zip(places, self.tokenizer.encode(chosen, add_special_tokens=special_tokens), strict=True))
-            encodings += [self._fitted(raws[i], truncate, direction) for i in range(len(some))]
+            encodings += [self._fitted(raws[i], truncate, direction, item.adapter) for i, item in enumerate(some)]
         return encodings
 
     def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
         if len(raw) > self.max_input_length and not truncate:
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
 
-    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction) -> Encoding:
+    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction, adapter: int) -> Encoding:
         self._check_length(raw, truncate)
-        return self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
+        encoding = self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
+        return replace(encoding, adapter=adapter) if adapter else encoding
 
     def _checked(self, encoding: Encoding) -> Encoding:
         if not len(encoding):
@@ -300,7 +302,11 @@ def _marked(encoding: Encoding, side: Side, place: int) -> Encoding:
     if side.marker is None:
         return encoding
     types = encoding.token_type_ids
-    return Encoding(np.insert(encoding.input_ids, place, side.marker), None if types is None else np.insert(types, place, 0))
+    return replace(
+        encoding,
+        input_ids=np.insert(encoding.input_ids, place, side.marker),
+        token_type_ids=None if types is None else np.insert(types, place, 0),
+    )
 
 
 def _widened(encoding: Encoding, side: Side, longest: int) -> Encoding:
@@ -309,8 +315,9 @@ def _widened(encoding: Encoding, side: Side, longest: int) -> Encoding:
     if expansion is None or missing <= 0:
         return encoding
     types = encoding.token_type_ids
-    return Encoding(
-        np.concatenate([encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]),
-        None if types is None else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
+    return replace(
+        encoding,
+        input_ids=np.concatenate([encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]),
+        token_type_ids=None if types is None else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
         unseen=0 if expansion.attend else missing,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
@@ -219,24 +219,42 @@ LONGEST_SHOWN = 200  # characters of a name given back in a message
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The checkpoint's table (None: it has none) and the text used where a request names no prompt."""
+    """The checkpoint's table (None: it has none) and the text used where a request names no prompt.
+
+    `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name.
+    """
 
     table: Mapping[str, str] | None = None
     default: str | None = field(default=None)
+    adapters: Sequence[str] = ()
+    default_adapter: int = 0
 
     @classmethod
     def configure(
-        cls, table: Mapping[str, str] | None, *, default_prompt: str | None, default_prompt_name: str | None
+        cls,
+        table: Mapping[str, str] | None,
+        *,
+        default_prompt: str | None,
+        default_prompt_name: str | None,
+        adapters: Sequence[str] = (),
     ) -> Prompts:
         """Apply the server's default. Raises LoadError on an unknown name or on two defaults at once."""
         if default_prompt is not None and default_prompt_name is not None:
             raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
+        prompts = cls(table, default_prompt, adapters)
         if default_prompt_name is None:
-            return cls(table, default_prompt)
+            return prompts
         try:
-            return cls(table, cls(table).named(default_prompt_name))
+            default = prompts.named(default_prompt_name)
         except InvalidInput as error:
             raise LoadError(str(error)) from error
+        return replace(prompts, default=default, default_adapter=prompts.adapter(default_prompt_name))
+
+    def adapter(self, name: str | None) -> int:
+        """The adapter of a prompt, 0 for none: see `Encoding`."""
+        if name is None:
+            return self.default_adapter
+        return self.adapters.index(name) + 1 if name in self.adapters else 0
 
     def named(self, name: str | None) -> str | None:
         """The prompt called `name`, or the default for None. Raises InvalidInput, in TEI's words, which clients parse."""

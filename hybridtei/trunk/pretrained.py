@@ -31,6 +31,9 @@ def load_trunk(
     """
     from transformers import AutoModel, AutoModelForMaskedLM
 
+    if spec.adapters is not None:
+        names = ", ".join(spec.adapters.names)
+        raise UnsupportedArchitecture(f"{spec.folder}: torch cannot choose among adapters ({names}); ort and openvino can")
     auto = AutoModelForMaskedLM if spec.is_splade else AutoModel
     model = _load(auto, spec, dtype, trust_remote_code).to(device).eval()
     if device.type == "cuda" and is_packed(spec.model_type):

@@ -76,7 +76,8 @@ def splade() -> ModelSpec:
 
 def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -> Model:
     spec = spec or model_spec()
-    return Model(spec, TextReader(tokenizer(), Prompts(spec.prompts, default_prompt), spec.max_input_length, spec.vocab_size))
+    prompts = Prompts(spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names)
+    return Model(spec, TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size))
 
 
 def service(

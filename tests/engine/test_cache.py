@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +65,11 @@ def test_every_array_counts():
     sparse = SparseVectors(np.array([1]), np.ones(1, dtype=np.float32), np.array([0, 1]), 10)
     tokens = Ragged(np.ones((3, 4), dtype=np.float32), np.array([0, 3]))
     assert HeadOutputs(splade=sparse, tokens=tokens).nbytes == 8 + 4 + 16 + 48 + 16
+
+
+def test_the_adapter_is_part_of_what_is_asked():
+    cache = ResultCache(100_000)
+    of = [replace(encoding(1), adapter=number) for number in range(3)]
+    for number in (0, 1):
+        cache.keep(of[number], DENSE, row(number))
+    assert [None if found is None else found.dense[0, 0] for found in (cache.find(one, DENSE) for one in of)] == [0, 1, None]

@@ -52,3 +52,11 @@ def test_a_name_without_any_table() -> None:
 def test_a_default_that_cannot_be_is_found_at_start(table: dict[str, str] | None, prompt: str | None, name: str) -> None:
     with pytest.raises(LoadError):
         configure(table, prompt, name)
+
+
+def test_a_prompt_named_as_an_adapter_chooses_it() -> None:
+    table = {**TABLE, "separation": ""}
+    prompts = Prompts.configure(table, default_prompt=None, default_prompt_name="separation", adapters=("query", "separation"))
+    assert [prompts.adapter(name) for name in ("query", "separation", "document", None)] == [1, 2, 0, 2]
+    plain = Prompts.configure(table, default_prompt="x: ", default_prompt_name=None, adapters=("query", "separation"))
+    assert [plain.adapter(name) for name in ("separation", None)] == [2, 0]
