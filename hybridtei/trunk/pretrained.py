@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hybridtei.checkpoint import layers
-from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.files import read_object, require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over, not_finite
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
@@ -44,11 +44,9 @@ def load_trunk(
 
 
 def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig
-
     _weights_file(spec.folder)
     try:
-        config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        config = _config(spec, trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
     except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
@@ -73,6 +71,17 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
     _check(report, spec.folder)
     _check_numbers(model, spec.folder)
     return model
+
+
+def _config(spec: ModelSpec, trust_remote_code: bool) -> Any:
+    """Of the makers' own code where that is to run; of what `hub_layouts` made of their words, which are not transformers'."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if trust_remote_code or spec.config == read_object(spec.folder / "config.json"):
+        return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    if spec.model_type not in CONFIG_MAPPING:
+        raise ValueError(f"transformers has no class for `{spec.model_type}`; ONNX Runtime and OpenVINO run it")
+    return CONFIG_MAPPING[spec.model_type].from_dict(dict(spec.config))
 
 
 @contextmanager
