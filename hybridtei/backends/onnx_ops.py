@@ -145,6 +145,19 @@ class OnnxOps:
         normed = self._node("Mul", self._node("Div", value, size), weight)
         return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
 
+    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+        """See `Ops.experts`. All are computed, those that are not chosen times zero: two products, whatever was chosen."""
+        count = logits.width
+        w1, w2 = (self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2"))
+        bias = self._weight(f"{name}.bias", (x.width,))
+        chances = self._node("Softmax", logits.value, axis=1)
+        largest, places = self.writer.node("TopK", chances, self._list(chosen), outputs=2, axis=1)
+        nothing = self._node("Mul", chances, self._float(0))
+        share = self._node("ScatterElements", nothing, places, largest, axis=1)
+        each = self.activate(Rows(self._node("Gemm", x.value, w1, transB=1), count * wide), act)
+        shared = self._node("Mul", self._heads(each, wide), self._node("Unsqueeze", share, self._list(2)))
+        return Rows(self._node("Gemm", self._node("Flatten", shared, axis=1), w2, bias), x.width)
+
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
         places = self._node("Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1))
         angles = self._node("Mul", places, self.writer.constant(frequencies[None]))

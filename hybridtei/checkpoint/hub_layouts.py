@@ -72,6 +72,10 @@ def _nomic(config: Config, file: Path) -> Config:
         return config
     served = {
         "causal": (False,),
+        "expert_choice_router": (False,),
+        "ffn_div": (1,),
+        "moe_normalize_expert_weights": (False,),
+        "num_shared_experts": (0,),
         "parallel_block": (False,),
         "prenorm": (False,),
         "rotary_emb_interleaved": (False,),
@@ -86,7 +90,7 @@ def _nomic(config: Config, file: Path) -> Config:
     _drop(config, "attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop")
     _drop(config, "fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy", "reorder_and_upcast_attn")
     _drop(config, "add_pooling_layer", "dense_seq_output", "last_layer_subset", "parallel_block_tied_norm")
-    _drop(config, "n_ctx", "summary_proj_to_labels")
+    _drop(config, "moe_impl", "n_ctx", "pad_vocab_to_multiple_of", "router_aux_loss_coef", "summary_proj_to_labels")
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
         config["n_inner"] = 4 * int(_number(config, "n_embd", file))

@@ -77,6 +77,13 @@ class Ops(Protocol):
         """Each `dim` numbers of a row by themselves, or the row; multiplied by `NAME.weight + offset`."""
         ...
 
+    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+        """Sum over the `chosen` experts of the largest `softmax(logits)`, by which each is weighted: `act(x w1^T) w2`.
+
+        `NAME.mlp.w1`, `NAME.mlp.w2` float[logits.width * wide, x.width], expert after expert; `NAME.bias` float[x.width].
+        """
+        ...
+
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
         """For the positions of the batch. `frequencies` float32[dim / 2]; `factor` multiplies cosines and sines."""
         ...

@@ -40,12 +40,17 @@ JINA = _Form("encoder.layers.", "emb_ln", "mixer.Wqkv", "mixer.out_proj", ("norm
 
 
 def nomic_bert(o: Ops, s: Settings) -> Rows:
-    """After `NomicBertModel`, and what Nomic's own code has beyond it: biases, and MLPs without a gate."""
+    """After `NomicBertModel`, and what Nomic's own code has beyond it: biases, MLPs without a gate, and experts in place of
+    every second of these, or third, and so on."""
     is_gated, wide = s.get("activation_function") is None, s.count("intermediate_size")
     act = s.activation("hidden_act", "silu") if is_gated else s.activation("activation_function")
     in_bias, out_bias = s.flag("mlp_fc1_bias"), s.flag("mlp_fc2_bias")
+    every, count, chosen = _experts(s, is_gated)
 
-    def mlp(x: Rows, name: str) -> Rows:
+    def mlp(x: Rows, name: str, i: int) -> Rows:
+        if every and i % every == 1:
+            logits = o.linear(x, f"{name}mlp.router.layer", count, bias=False)
+            return o.experts(x, logits, f"{name}mlp.experts", wide, chosen=chosen, act=act)
         parts = ("fc11", "fc12") if is_gated else ("fc1",)
         *up, gate = o.linears(x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias)
         y = o.activate(gate, act)
@@ -54,11 +59,24 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
     return _encoder(o, s, replace(NOMIC, has_bias=s.flag("qkv_proj_bias")), mlp)
 
 
+def _experts(s: Settings, is_gated: bool) -> tuple[int, int, int]:
+    """(each how manieth layer has experts, their number, how many of them a token takes); zeros without experts."""
+    every, count, chosen = (s.get(key, 0) for key in ("moe_every_n_layers", "num_experts", "moe_top_k"))
+    if not every:
+        return 0, 0, 0
+    if is_gated:
+        raise s.unsupported("moe_every_n_layers", every, (0,))
+    count, chosen = s.count("num_experts"), s.count("moe_top_k")
+    if chosen > count:
+        raise s.unsupported("moe_top_k", chosen, tuple(range(1, count + 1)))
+    return s.count("moe_every_n_layers"), count, chosen
+
+
 def gte(o: Ops, s: Settings) -> Rows:
     """After `GteModel`."""
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
-    def mlp(x: Rows, name: str) -> Rows:
+    def mlp(x: Rows, name: str, _: int) -> Rows:
         up, gate = o.split(o.linear(x, f"{name}mlp.up_gate_proj", 2 * wide, bias=False), [wide] * 2)
         return o.linear(o.multiply(o.activate(gate, act), up), f"{name}mlp.down_proj", x.width)
 
@@ -69,13 +87,13 @@ def jina_v3(o: Ops, s: Settings) -> Rows:
     """After `JinaEmbeddingsV3Model`, whose adapters were added to its weights."""
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
-    def mlp(x: Rows, name: str) -> Rows:
+    def mlp(x: Rows, name: str, _: int) -> Rows:
         return o.linear(o.activate(o.linear(x, f"{name}mlp.fc1", wide), act), f"{name}mlp.fc2", x.width)
 
     return _encoder(o, s, JINA, mlp)
 
 
-def _encoder(o: Ops, s: Settings, form: _Form, mlp: Callable[[Rows, str], Rows]) -> Rows:
+def _encoder(o: Ops, s: Settings, form: _Form, mlp: Callable[[Rows, str, int], Rows]) -> Rows:
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     if s.get("type_vocab_size", 0):
@@ -93,5 +111,5 @@ def _encoder(o: Ops, s: Settings, form: _Form, mlp: Callable[[Rows, str], Rows])
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         y = o.linear(attended, layer + form.out, hidden, bias=form.has_bias)
         x = o.layer_norm(o.add(x, y), layer + form.norms[0], eps)
-        x = o.layer_norm(o.add(x, mlp(x, layer)), layer + form.norms[1], eps)
+        x = o.layer_norm(o.add(x, mlp(x, layer, i)), layer + form.norms[1], eps)
     return x

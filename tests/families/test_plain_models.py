@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
-from conformance.families.oracle import ENGINES, difference, states_of, texts_of
+from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, LENGTHS, difference, states_of, texts_of
+from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.onnx_writer import contents
 from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
@@ -31,12 +34,30 @@ JINA: list[dict[str, Any]] = [
     {"code": True, "feed_forward_type": "original"},
 ]
 BIASES = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True}
+# Of nomic-embed-text-v2-moe.
+EXPERTS = {
+    **BIASES,
+    "activation_function": "gelu",
+    "add_pooling_layer": False,
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "moe_impl": "megablocks",
+    "moe_normalize_expert_weights": False,
+    "moe_resid_pdrop": 0.0,
+    "moe_top_k": 2,
+    "num_experts": 8,
+    "num_shared_experts": 0,
+    "router_aux_loss_coef": 0.1,
+}
 NOMIC: list[dict[str, Any]] = [
     {},
     BIASES,
     dict.fromkeys(BIASES, ...),  # they are there unless it is said that they are not
     {**BIASES, "activation_function": "gelu"},
     {"activation_function": "gelu", "mlp_fc2_bias": True},
+    {**EXPERTS, "moe_every_n_layers": 2},
+    {**EXPERTS, "moe_every_n_layers": 3, "n_layer": 5, "moe_top_k": 1},
+    {**EXPERTS, "moe_every_n_layers": 0},
 ]
 
 
@@ -57,7 +78,7 @@ def test_jina_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[st
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("settings", NOMIC, ids=str)
+@pytest.mark.parametrize("settings", NOMIC)
 def test_nomic_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[str, Any], engine: str) -> None:
     matches(published.write_nomic(tmp_path, **settings), plain.nomic, engine)
 
@@ -80,6 +101,23 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path: Path, write: Any, rectang
     )
     onnx.checker.check_model(model, full_check=True)
     assert len(graph.body) < 20_000
+
+
+def test_a_rectangle_has_the_same_experts_and_distances(tmp_path: Path) -> None:
+    """As others' ONNX files take it: padding at the end, a text of every length."""
+    for write in (published.write_jina, lambda folder: published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2)):
+        folder = write(tmp_path)
+        spec = read_spec(folder, pooling="mean")
+        texts = texts_of(spec)
+        graph = family_graph(spec, rectangle=True)
+        session = ort.InferenceSession(graph.body + contents(graph_tensors(graph, Weights.open(folder))))
+        mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+        ids = np.full(mask.shape, spec.padding_id, dtype=np.int64)
+        ids[mask] = np.concatenate([text.input_ids for text in texts])
+        feed = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
+        (states,) = session.run(None, {key: feed[key] for key in (one.name for one in session.get_inputs())})
+        expected = states_of(opened("ort", spec), texts).together
+        np.testing.assert_allclose(states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("code", [False, True])
@@ -110,6 +148,24 @@ def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
     first, last = classifier_layers(spec.classifier, folder, spec.hidden_size)
     assert (spec.kind, first.weight.shape, last.weight.shape) == ("reranker", (32, 32), (1, 32))
     family_graph(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; served: False"),
+        ({"num_shared_experts": 1}, "`num_shared_experts` is 1"),
+        ({"expert_choice_router": True}, "`expert_choice_router` is True"),
+        ({"moe_top_k": 9}, "`moe_top_k` is 9"),
+        ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
+        ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; served: 0"),
+    ],
+)
+def test_other_experts_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    folder = published.write_nomic(tmp_path, **EXPERTS, moe_every_n_layers=2)
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
+        family_graph(read_spec(folder, pooling="mean"))
 
 
 @pytest.mark.parametrize(
