@@ -67,11 +67,13 @@ def test_blocks_repeat_in_tensors_that_are_longer(tmp_path: Path, monkeypatch: p
 
     tensors._block.cache_clear()
     monkeypatch.setattr(tensors, "BLOCK", 7)
-    write_safetensors(tmp_path / "model.safetensors", {"a": (4, 5)}, "F32")
+    write_safetensors(tmp_path / "model.safetensors", {"a": (4, 5), "c": (4, 5)}, "F32")
     tensors._block.cache_clear()
-    values = Weights.open(tmp_path).float32("a").ravel()
+    weights = Weights.open(tmp_path)
+    values = weights.float32("a").ravel()
     np.testing.assert_array_equal(values[7:14], values[:7])
     assert len(np.unique(values)) == 7
+    assert not np.array_equal(values, weights.float32("c").ravel())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,8 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -50,19 +51,13 @@ def write_torch_zip(file: Path, shapes: Mapping[str, Shape], dtype: str) -> None
 
 
 def _write(out: IO[bytes], name: str, shape: Shape, dtype: str) -> None:
-    """Norms are near one, all else near zero."""
-    left = math.prod(shape)
-    is_scale = name.endswith(".weight") and len(shape) == 1
-    for values in _repeated(dtype, around=1.0 if is_scale else 0.0):
-        out.write(values[:left].tobytes())
-        left -= len(values)
-        if left <= 0:
-            return
-
-
-def _repeated(dtype: str, around: float) -> Iterator[np.ndarray]:
-    while True:
-        yield _block(dtype, around)
+    """Norms are near one, all else near zero. Each tensor begins elsewhere: engines keep equal ones once."""
+    left, at = math.prod(shape), zlib.crc32(name.encode()) % BLOCK
+    values = _block(dtype, 1.0 if name.endswith(".weight") and len(shape) == 1 else 0.0)
+    while left:
+        piece = values[at : at + left]
+        out.write(piece.tobytes())
+        left, at = left - len(piece), 0
 
 
 @cache
