@@ -151,7 +151,9 @@ def _jina_v3(config: Config, file: Path) -> Config:
     """
     if config.get("position_embedding_type") != "rotary":
         return config
+    _take(config, file, {"truncate_dim": (config.get("hidden_size"),)})
     _drop(config, "position_embedding_type", "matryoshka_dimensions", "use_flash_attn", "use_reentrant")
+    config["pooling"] = config.pop("emb_pooler", None)
     theta = _number({"rotary_emb_base": 10_000.0, **config}, "rotary_emb_base", file)
     _drop(config, "rotary_emb_base")
     return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}

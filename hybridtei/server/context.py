@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from hybridtei import errors
 from hybridtei.batch import Head
+from hybridtei.checkpoint.adapters import Adapters
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
 from hybridtei.engine.service import EngineService, too_many_numbers
@@ -66,6 +67,10 @@ class Context:
     @property
     def heads(self) -> frozenset[Head]:
         return self.service.model.spec.heads
+
+    @property
+    def adapters(self) -> Adapters | None:
+        return self.service.model.spec.adapters
 
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""

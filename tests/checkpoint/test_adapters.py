@@ -38,7 +38,7 @@ def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) ->
 
 def test_the_makers_default_of_the_base_is_not_the_native_one() -> None:
     written = {"model_type": "xlm-roberta-flash", "position_embedding_type": "rotary"}
-    assert translate(written, Path("x")) == {"model_type": "jina_embeddings_v3", "rope_theta": 10_000.0}
+    assert translate(written, Path("x")) == {"model_type": "jina_embeddings_v3", "rope_theta": 10_000.0, "pooling": None}
 
 
 def test_absolute_positions_are_left_to_the_family() -> None:
@@ -74,7 +74,17 @@ def test_settings_that_mean_nothing_are_refused(
         read_spec(checkpoint)
 
 
-@pytest.mark.parametrize("key", ["emb_pooler", "truncate_dim", "rotary_emb_fraction"])
+def test_what_the_makers_own_code_pools_and_cuts(checkpoint: Path) -> None:
+    """`emb_pooler` where no file of sentence-transformers says more; the whole width is no cut."""
+    tiny.edit_json(checkpoint / "config.json", emb_pooler="mean", truncate_dim=tiny.HIDDEN)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        (checkpoint / name).unlink()
+    spec = read_spec(checkpoint)
+    assert spec.pooling == ("mean",)
+    family_graph(spec)
+
+
+@pytest.mark.parametrize("key", ["truncate_dim", "rotary_emb_fraction"])
 def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> None:
     tiny.edit_json(checkpoint / "config.json", **{key: 8})
     with pytest.raises(UnsupportedArchitecture, match=f"`{key}` is 8"):

@@ -60,7 +60,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     )
     truncation: Truncate = None
     modality: Annotated[str | None, Meta(description="Of infinity's clients, who mean no `dimensions` by 0.")] = None
-    task: Annotated[str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage.")] = None
+    task: Annotated[
+        str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model.")
+    ] = None
     embedding_type: Annotated[JinaType | list[JinaType] | None, Meta(description="Jina's form of vectors; one.")] = None
     normalized: Annotated[bool | None, Meta(description="Of Jina's clients; false: as the model gives them.")] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
@@ -136,7 +138,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     with context.counting_failures():
         request.check()
     inputs = parse_inputs(request.items)
-    refusal: HybridTeiError | None = foreign_ids(context, inputs)
+    refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(context, request.task)
     if context.is_splade and request.outputs is None:
         refusal = UnsupportedHead(SPLADE_NORMALIZE)
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
@@ -145,6 +147,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         inputs.items,
         heads,
         context.truncate(request.truncate if request.truncation is None else request.truncation),
+        prompt_name=None if context.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
@@ -170,6 +173,14 @@ def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
         f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. LangChain's OpenAIEmbeddings sends ids of "
         "OpenAI's vocabulary, which mean nothing here: create it with `check_embedding_ctx_length=False`"
     )
+
+
+def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
+    """Why a model with adapters refuses a task; others only ask whether it means queries or documents."""
+    adapters = context.adapters
+    if task is None or adapters is None or task in adapters.names:
+        return None
+    return InvalidInput(f"`task` names no adapter of the model, which has: {', '.join(adapters.names)}")
 
 
 def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces) -> dict[str, Any]:

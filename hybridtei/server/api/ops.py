@@ -152,6 +152,7 @@ def facts(context: Context) -> dict[str, Any]:
             "outputs": sorted(spec.heads),
             "dimensions": {"dense": spec.dense_width or None, "multivector": spec.multivector and spec.multivector.dim},
             "prompts": dict(spec.prompts or {}),
+            "adapters": [] if spec.adapters is None else list(spec.adapters.names),
             "sparse_idf": spec.sparse is not None and spec.sparse.idf and not spec.is_splade,
             "activation": spec.activation,
             "backend": service.backend.name,

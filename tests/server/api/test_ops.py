@@ -64,6 +64,7 @@ def test_info_has_teis_keys_in_teis_order(server):
     assert (facts["max_input_length"], facts["max_client_batch_size"]) == (small.LONGEST, 32)
     assert (facts["version"], facts["model_id"], facts["model_sha"]) == (__version__, "small", None)
     assert facts["hybridtei"]["outputs"] == ["dense", "multivector", "sparse", "tokens"]
+    assert facts["hybridtei"]["adapters"] == []
     assert facts["hybridtei"]["dimensions"] == {"dense": small.HIDDEN, "multivector": small.DIM}
     assert response.headers["content-type"] == "application/json"
 

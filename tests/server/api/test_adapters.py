@@ -1,0 +1,80 @@
+"""Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose one, each for its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hybridtei.checkpoint.adapters import Adapters
+from tests.engine import small
+from tests.jina import ADAPTERS
+from tests.server.live import Running, serving
+
+PROMPTS = {**dict.fromkeys(ADAPTERS, ""), "retrieval.query": "one: ", "plain": ""}
+TEXT = "hybrid search"
+
+
+@pytest.fixture(scope="module")
+def adapted() -> Iterator[Running]:
+    """The fake backend's states depend on the adapter of a token."""
+    adapters = Adapters(ADAPTERS, 4, 0.25, PROMPTS)
+    with serving(small.model_spec(adapters=adapters, prompts=PROMPTS), engine={"embedding_cache_mb": 1}) as running:
+        yield running
+
+
+def embed(server: Running, text: str = TEXT, **body: object) -> list[float]:
+    return server.post("/embed", {"inputs": [text], **body}).json()[0]
+
+
+def openai(server: Running, **body: object) -> list[float]:
+    return server.post("/v1/embeddings", {"input": [TEXT], **body}).json()["data"][0]["embedding"]
+
+
+def test_each_name_chooses_its_own_adapter(adapted: Running) -> None:
+    plain = embed(adapted)
+    under = {name: embed(adapted, prompt_name=name) for name in ADAPTERS}
+    assert len({tuple(vector) for vector in (plain, *under.values())}) == 1 + len(ADAPTERS)
+    assert embed(adapted, prompt_name="plain") == plain  # a prompt that is no adapter's
+
+
+def test_the_prompt_is_put_before_the_text(adapted: Running) -> None:
+    counts = [
+        len(adapted.post("/embed_all", {"inputs": TEXT, "prompt_name": name}).json()[0])
+        for name in ("retrieval.passage", "retrieval.query")
+    ]
+    assert counts[1] == counts[0] + 2
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_jinas_task_is_the_same(adapted: Running, name: str) -> None:
+    np.testing.assert_allclose(openai(adapted, task=name), embed(adapted, prompt_name=name), rtol=0, atol=1e-7)
+
+
+def test_the_side_of_other_dialects_is_the_same(adapted: Running) -> None:
+    assert openai(adapted, input_type="query") == openai(adapted, task="retrieval.query")
+    assert openai(adapted, input_type="document") == openai(adapted, task="retrieval.passage")
+    assert openai(adapted) == openai(adapted, input_type="other")
+
+
+def test_an_unknown_task_is_refused_with_those_there_are(adapted: Running) -> None:
+    response = adapted.post("/v1/embeddings", {"input": [TEXT], "task": "retrieval"})
+    assert response.status_code == 422
+    assert f"`task` names no adapter of the model, which has: {', '.join(ADAPTERS)}" in response.json()["message"]
+    assert adapted.post("/embed", {"inputs": [TEXT], "prompt_name": "retrieval"}).status_code == 422
+
+
+def test_requests_at_once_and_the_cache_mix_none(adapted: Running) -> None:
+    names = [*ADAPTERS, "plain"] * 8
+    texts = [f"one {place % 3}" for place in range(len(names))]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda text, name: embed(adapted, text, prompt_name=name), texts, names))
+    with serving(adapted.service.model.spec) as fresh:
+        for text, name, vector in zip(texts[:18], names, together, strict=False):
+            np.testing.assert_allclose(vector, embed(fresh, text, prompt_name=name), rtol=0, atol=1e-6)
+
+
+def test_info_lists_them(adapted: Running) -> None:
+    assert adapted.get("/info").json()["hybridtei"]["adapters"] == list(ADAPTERS)
