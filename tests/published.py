@@ -93,7 +93,23 @@ def as_nomic(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-REWRITES = {"gte": as_new, "nomic_bert": as_nomic}
+def as_llama_bidirec(folder: Path, **changes: Any) -> Path:
+    """Rewrite a llama that sees both ways as NVIDIA publishes its embedders."""
+    nvidia = {"model_type": "llama_bidirec", "pooling": "avg", "temperature": 0.02, "is_causal": ...}
+    config = json.loads((folder / "config.json").read_text())
+    architectures = [name.replace("Llama", "LlamaBidirectional") for name in config["architectures"]]
+    tiny.edit_json(folder / "config.json", **{**nvidia, "architectures": architectures, **changes})
+    return folder
+
+
+def as_pplx(folder: Path, **changes: Any) -> Path:
+    """Rewrite a qwen3 that sees both ways as Perplexity publishes its embedders."""
+    pplx = {"model_type": "bidirectional_pplx_qwen3", "architectures": ["PPLXQwen3Model"], "is_causal": ...}
+    tiny.edit_json(folder / "config.json", **{**pplx, "use_bidirectional_attention": True, **changes})
+    return folder
+
+
+REWRITES = {"gte": as_new, "nomic_bert": as_nomic, "llama": as_llama_bidirec, "qwen3": as_pplx}
 
 
 def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:

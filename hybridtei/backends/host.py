@@ -165,6 +165,11 @@ def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: S
     return pooled
 
 
+def rounded(vectors: Floats) -> Floats:
+    """Whole numbers from -127 to 127, `round(127 tanh(x))`, of two equally near the even. Source: pplx-embed's quantizer."""
+    return np.round(np.float32(127) * np.tanh(vectors))
+
+
 def layer_norm(x: Floats, eps: float = 1e-5) -> Floats:
     """Each row with mean 0 and variance 1, without parameters."""
     centred = x - x.mean(1, keepdims=True)
@@ -234,7 +239,8 @@ class HostHeads:
         return Ragged(tag(hidden, self._classifier), batch.cu_seqlens)
 
     def _dense(self, batch: PackedBatch, hidden: Floats) -> Floats:
-        return dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers)
+        vectors = dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers)
+        return rounded(vectors) if self.spec.is_rounded else vectors
 
     def _token_weights(self, batch: PackedBatch, hidden: Floats) -> Ragged:
         assert self.spec.sparse is not None

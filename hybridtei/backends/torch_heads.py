@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hybridtei.backends.host_copy import Arrays
 from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens, offsets_of
-from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, tag
+from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, rounded, tag
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.trunk.families import LogitsOf
@@ -75,7 +75,8 @@ def compute(states: States, heads: frozenset[Head], spec: ModelSpec, weights: He
     """Each head that is wanted, by the name of its column in `HeadOutputs`; SPLADE's vectors in three parts."""
     hidden, layout, found = states.hidden, states.layout, dict[str, Tensor]()
     if Head.DENSE in heads:
-        found["dense"] = dense(hidden, layout, spec.pooling, weights.dense)
+        vectors = dense(hidden, layout, spec.pooling, weights.dense)
+        found["dense"] = rounded(vectors) if spec.is_rounded else vectors
     if Head.SPARSE in heads and spec.is_splade:
         assert weights.logits_of is not None
         found |= _sparse(splade(hidden, layout, weights.logits_of))

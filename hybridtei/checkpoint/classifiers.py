@@ -88,17 +88,18 @@ def _eurobert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 
 def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return "lasttoken", (LinearStep("score", bias=False),)
+    poolings: Mapping[str, ScorePooling] = {"mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
+    return _one_of(config, poolings, "lasttoken", key="pooling"), (LinearStep("score", bias=False),)
 
 
-def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str) -> ScorePooling:
-    name = config.get("classifier_pooling", default)
+def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling") -> ScorePooling:
+    name = config.get(key, default)
     if name not in known:
-        raise UnsupportedArchitecture(f"config.json: `classifier_pooling` {name!r}; served: {', '.join(known)}")
+        raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; served: {', '.join(known)}")
     return known[name]
 
 
-# transformers' generic class: one matrix on the last token.
+# transformers' generic class: one matrix on the last token, or on what NVIDIA's class pools.
 DECODERS = frozenset(
     {
         *("gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral", "olmo2", "phi3"),

@@ -14,6 +14,7 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Config = dict[str, Any]
+PPLX = "bidirectional_pplx_qwen3"
 
 
 def translate(config: Mapping[str, Any], file: Path) -> Config:
@@ -159,6 +160,34 @@ def _jina_v3(config: Config, file: Path) -> Config:
     return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
 
 
+POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}  # NVIDIA's names -> sentence-transformers'
+
+
+def _llama_bidirec(config: Config, file: Path) -> Config:
+    """After NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides the logits of rankers, and else serves training."""
+    if any(name.endswith("Classification") for name in _architectures(config)):
+        _take(config, file, {"temperature": (1.0,)})
+    pooling = config.get("pooling", "avg")
+    return {**config, "model_type": "llama", "is_causal": False, "pooling": POOLINGS.get(str(pooling), pooling)}
+
+
+def _pplx(config: Config, file: Path) -> Config:
+    """After Perplexity's `PPLXQwen3Config`. What its vectors are rounded to is the affair of `spec`."""
+    return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
+
+
+def _decoder(config: Config, file: Path) -> Config:
+    """The name of a class says that it sees both ways, where no key says whether it does."""
+    is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
+    both_ways = any("Bidirectional" in name for name in _architectures(config))
+    return {**config, "is_causal": False} if both_ways and not is_told else config
+
+
+def _architectures(config: Config) -> list[str]:
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
     """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
     for key, values in served.items():
@@ -188,8 +217,11 @@ def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
 
 
 TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
+    PPLX: _pplx,
     "gte": _gte,
+    "llama_bidirec": _llama_bidirec,
     "new": _gte,
     "nomic_bert": _nomic,
     "xlm-roberta": _jina_v3,

@@ -45,7 +45,8 @@ ClassifierLayer = LinearLayer | NormLayer
 def dense_layer(module: DenseModule) -> LinearLayer:
     """Read a sentence-transformers Dense layer. Raises LoadError."""
     file = _weights_file(module.folder)
-    arrays = read_arrays(file)
+    weights = Weights.open(module.folder)
+    arrays: Arrays = {name: weights.float32(name) for name in ("linear.weight", "linear.bias") if name in weights.names()}
     weight = _array(arrays, "linear.weight", (module.out_features, module.in_features), file)
     bias = _array(arrays, "linear.bias", (module.out_features,), file) if module.bias else None
     return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))

@@ -28,7 +28,16 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-ORDER = (*TRANSFORMERS, "LogitScore", "Pooling", "SpladePooling", "Dense", "Normalize")  # only Dense may come more than once
+QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors, see `ModelSpec.is_rounded`
+ORDER = (
+    *TRANSFORMERS,
+    "LogitScore",
+    "Pooling",
+    "SpladePooling",
+    "Dense",
+    QUANTIZER,
+    "Normalize",
+)  # only Dense may come more than once
 LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize")  # of models that have only vectors of tokens
 POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
 OF_TOKENS = (None, "token_embeddings")

@@ -16,14 +16,16 @@ from hybridtei.checkpoint.adapters import KEYS, Adapters, read_adapters
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
-from hybridtei.checkpoint.hub_layouts import translate
+from hybridtei.checkpoint.hub_layouts import PPLX, translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
     OF_TOKENS,
+    QUANTIZER,
     DenseModule,
     Modules,
     Pooling,
     is_splade,
+    module_path,
     read_dense_modules,
     read_modules,
     read_pooling,
@@ -33,7 +35,7 @@ from hybridtei.checkpoint.modules import (
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
 from hybridtei.checkpoint.sizes import check_sizes, max_input_length, sentence_config
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
 # Count positions from the padding id on, which defaults to 1.
@@ -49,7 +51,7 @@ class ModelSpec:
 
     `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
     for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
-    the gelu that `config` names (`layers.with_tanh_gelu`).
+    the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
     """
 
     folder: Path
@@ -76,6 +78,7 @@ class ModelSpec:
     unknown_token: str | None = None
     tanh_gelu: bool = False
     adapters: Adapters | None = None
+    is_rounded: bool = False
 
     # What follows from these, asked for by every request and so computed once.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -121,7 +124,8 @@ def read_spec(
     modules, queries = read_router(folder, read_modules(folder, late=is_colbert))
     home = transformer_folder(folder, modules)
     file = home / "config.json"
-    config = translate(read_object(file), file)
+    published = read_object(file)
+    config = translate(published, file)
     adapters = read_adapters(config, file)
     config = {key: value for key, value in config.items() if key not in KEYS}
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
@@ -159,6 +163,9 @@ def read_spec(
     if late is not None:
         multivector = _token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
+    dense = read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)) if pooled else ()
+    if pooled and not dense:
+        dense = _projection(home, model_type, config, hidden_size * len(poolings))
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     return ModelSpec(
@@ -170,7 +177,7 @@ def read_spec(
         max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None),
         positions=positions,
         pooling=poolings,
-        dense_modules=read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)) if pooled else (),
+        dense_modules=dense,
         sparse=sparse,
         multivector=multivector,
         late=late,
@@ -185,6 +192,7 @@ def read_spec(
         activation=_activation(config, sentence),
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
+        is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
 
 
@@ -222,6 +230,16 @@ def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: i
     if name not in weights.names():
         raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
+
+
+def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_width: int) -> tuple[DenseModule, ...]:
+    """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
+    if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
+        return ()
+    if "linear.weight" not in Weights.open(home).names():
+        return ()
+    width = positive(config, "num_labels", home / "config.json")
+    return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
 
 
 def _activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:

@@ -56,8 +56,8 @@ def _qwen_window(s: Settings) -> int | None:
 
 def is_causal(s: Settings, default: bool) -> bool:
     """Both spellings of a model that sees both ways: transformers' and that of converted embedders."""
-    both_ways = s.flag("use_bidirectional_attention") or not s.flag("is_causal", default=True)
-    return default and not both_ways
+    both_ways, causal = s.flag("use_bidirectional_attention"), s.flag("is_causal", default=True)  # each is read: see `check`
+    return default and causal and not both_ways
 
 
 def _decoder(o: Ops, s: Settings, form: _Form, window: int | None = None) -> Rows:

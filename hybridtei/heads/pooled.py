@@ -59,6 +59,11 @@ def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: 
     return pooled
 
 
+def rounded(vectors: Tensor) -> Tensor:
+    """Whole numbers from -127 to 127, `round(127 tanh(x))`, of two equally near the even. Source: pplx-embed's quantizer."""
+    return torch.round(127 * torch.tanh(vectors))
+
+
 def multivector(hidden: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Project the kept tokens: float[t, h], bool[t] -> float[t', d]. Source: BGE-M3, Chen et al. 2024, section 3.2."""
     return linear(hidden[kept], weight, bias)

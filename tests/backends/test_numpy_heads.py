@@ -111,6 +111,18 @@ def test_dense_agrees(modes: list[str], bias: bool) -> None:
         close(ours, torch_dense.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
 
 
+@given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
+def test_rounding_agrees(values: list[float]) -> None:
+    """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
+    x = np.array(values, dtype=np.float32)
+    ours, theirs = host.rounded(x), torch_dense.rounded(torch.from_numpy(x)).numpy()
+    assert ours.dtype == theirs.dtype == np.float32
+    exact = 127 * np.tanh(x.astype(np.float64))
+    for one in (ours, theirs):
+        assert np.abs(one - exact).max() <= 0.5 + 1e-4
+        np.testing.assert_array_equal(one, np.round(one))
+
+
 @pytest.mark.parametrize("scale", [1e-4, 1, 50])
 def test_layer_norm_agrees(scale: float) -> None:
     words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)

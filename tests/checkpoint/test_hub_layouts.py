@@ -10,7 +10,7 @@ import pytest
 
 from hybridtei.checkpoint.hub_layouts import translate
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 from tests import published, tiny
 
 
@@ -64,3 +64,43 @@ def test_a_gte_that_names_a_tagger_beside_the_model_is_an_embedding_model(tmp_pa
     assert read_spec(folder).kind == "tagger"
     tiny.edit_json(folder / "config.json", architectures=["NewModel", "NewForTokenClassification"])
     assert read_spec(folder, pooling="cls").kind == "embedding"
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken"), (..., "mean")])
+def test_nvidias_pooling(tmp_path: Path, theirs: Any, ours: str) -> None:
+    folder = published.as_llama_bidirec(tiny.write_family(tmp_path, "llama"), pooling=theirs)
+    assert read_spec(folder).pooling == (ours,)
+    assert read_spec(folder, pooling="cls").pooling == ("cls",)
+    tiny.write_modules(folder, pooling="max")
+    assert read_spec(folder).pooling == ("max",)
+
+
+def test_nvidias_other_poolings_are_refused(tmp_path: Path) -> None:
+    folder = published.as_llama_bidirec(tiny.write_family(tmp_path, "llama"), pooling="weighted_avg")
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: pooling 'weighted_avg'"):
+        read_spec(folder)
+
+
+def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
+    folder = published.as_llama_bidirec(tiny.write_classifier(tmp_path, "llama"), temperature=1.0)
+    spec = read_spec(folder)
+    assert spec.classifier is not None
+    assert (spec.kind, spec.classifier.pooling, spec.config["is_causal"]) == ("reranker", "mean", False)
+    tiny.edit_json(folder / "config.json", temperature=0.5)
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; served: 1.0"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_causal"),
+    [
+        ({"architectures": ["Qwen2BidirectionalModel"]}, False),
+        ({"architectures": ["Qwen2BidirectionalModel"], "is_causal": True}, True),
+        ({"architectures": ["Qwen2Model"]}, None),
+        ({"architectures": None}, None),
+    ],
+)
+def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path: Path, changes: dict[str, Any], is_causal: Any) -> None:
+    folder = tiny.write_family(tmp_path, "qwen2")
+    tiny.edit_json(folder / "config.json", **changes)
+    assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal

@@ -28,6 +28,9 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gte", {"rope_parameters": {"rope_theta": 10_000.0}}, {"rope_theta": ...}),
     ("gte", {"rope_parameters": NTK}, {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}),
     ("gte", {"type_vocab_size": 2}, {"model_type": "gte"}),
+    ("llama", {"is_causal": False}, {}),
+    ("llama", {"is_causal": False}, {"model_type": "llama", "pooling": ..., "temperature": ...}),  # the class's name says it
+    ("qwen3", {"is_causal": False}, {}),
 ]
 
 
@@ -44,7 +47,7 @@ def test_it_computes_what_transformers_does(
     assert found.is_within, found
 
 
-@pytest.mark.parametrize(("family", "settings", "changes"), [PUBLISHED[2], PUBLISHED[7]], ids=str)
+@pytest.mark.parametrize(("family", "settings", "changes"), [PUBLISHED[2], *PUBLISHED[7:]], ids=str)
 def test_torch_computes_it_too(tmp_path: Path, family: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
     folder = tiny.write_family(tmp_path, family, **settings)
     texts = texts_of(read_spec(folder, pooling="mean"))
