@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridtei.backends.graph_weights import old_name
 from hybridtei.backends.host import through
-from hybridtei.backends.onnx_session import Lent, open_session
+from hybridtei.backends.onnx_session import open_sessions
 from hybridtei.backends.onnx_writer import declarations, product_graph
 from hybridtei.batch import Offsets
 from hybridtei.checkpoint.layers import EXACT, TANH, LinearLayer, activation_name
@@ -90,9 +90,9 @@ class MlmHead:
         table, self._bias = own.decoder(family, words)
         graph = product_graph("rows", "matrix", "logits") + declarations({"matrix": table.shape})
         cores = available_cores()
-        self._lent = lent = Lent({"matrix": table})
-        self._session = open_session(graph, lent, spec.folder, threads)
-        self._all_cores = open_session(graph, lent, spec.folder, cores) if threads < cores else None
+        counts = [threads, *([cores] if threads < cores else [])]
+        sessions = open_sessions(graph, {"matrix": table}, spec.folder, counts)
+        self._session, self._all_cores = sessions[0], sessions[-1]
 
     def splade(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> SparseVectors:
         """log(1 + relu(max over tokens of a logit)): float32[t, h] -> n rows of weights over the vocabulary."""
@@ -101,11 +101,11 @@ class MlmHead:
 
     def strongest(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> Floats:
         """Max over the tokens of a sequence: float32[t, h] -> float32[n, v]. The bias is the same for all, so added last."""
-        session = self._all_cores if use_all_cores and self._all_cores is not None else self._session
+        session = self._all_cores if use_all_cores else self._session
         rows = self._transformed(hidden)
         best: Floats | None = None
         for start in range(0, len(rows), SLICE_TOKENS):
-            logits: Floats = session.run(None, {"rows": rows[start : start + SLICE_TOKENS]})[0]
+            logits = session.run("logits", {"rows": rows[start : start + SLICE_TOKENS]})
             if best is None:
                 best = np.full((len(cu_seqlens) - 1, logits.shape[1]), -np.inf, dtype=np.float32)
             cuts = np.clip(cu_seqlens - start, 0, len(logits))

@@ -2,12 +2,13 @@
 
 The graph holds no weights; they come from the checkpoint's safetensors. A session with one intra-op thread runs in its caller's
 thread, so lanes share it without a copy, never wait for one another, and run at their own priority. A short text that is
-alone goes to a second session, over all cores: it has its answer in little more than half the time.
+alone goes to a second session, over all cores and on the same packed matrices: its answer takes little more than half the time.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_files import check_file, hidden_output, words_beside
-from hybridtei.backends.onnx_session import Lent, open_session
+from hybridtei.backends.onnx_session import Session, open_file, open_sessions
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
@@ -42,7 +43,8 @@ class OnnxBackend:
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
-        self._open(graph.onnx, Lent(tensors, word_tables(spec, graph)))
+        sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph))
+        self._open(sessions)
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()  # the sessions have copied the matrices into a form of their own
         self._heads = HostHeads(spec, table, mlm)
@@ -56,8 +58,9 @@ class OnnxBackend:
         words = words_beside(path, spec)
         backend = cls.__new__(cls)
         backend._start(spec, dtype, threads)
-        backend._open(path, Lent({}))
-        backend._output = hidden_output(backend._session, spec, path)
+        sessions = open_file(path, spec.folder, backend._counts())
+        backend._open(sessions)
+        backend._output = hidden_output(sessions[0].inner, spec, path)
         backend._heads = HostHeads(spec, words)
         backend._probe(path)
         return backend
@@ -71,12 +74,13 @@ class OnnxBackend:
         self._counting = threading.Lock()
         self._output = "hidden"
 
-    def _open(self, graph: bytes | Path, lent: Lent) -> None:
-        cores, folder = available_cores(), self.spec.folder
-        self._lent = lent
-        self._session = open_session(graph, lent, folder, self._threads)
-        self._all_cores = open_session(graph, lent, folder, cores) if self._threads < cores else None
-        self._inputs = frozenset(node.name for node in self._session.get_inputs())
+    def _counts(self) -> list[int]:
+        """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
+        return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
+
+    def _open(self, sessions: Sequence[Session]) -> None:
+        self._session, self._all_cores = sessions[0], sessions[-1]
+        self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
 
     def _probe(self, path: Path) -> None:
@@ -110,14 +114,13 @@ class OnnxBackend:
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._session, self._all_cores, self._lent, self._heads
+        del self._session, self._all_cores, self._heads
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
-        session = self._all_cores if use_all_cores and self._all_cores is not None else self._session
+        session = self._all_cores if use_all_cores else self._session
 
         def run(feed: Feed) -> Floats:
-            hidden: Floats = session.run([self._output], feed)[0]
-            return hidden
+            return session.run(self._output, feed)
 
         if self.padding is Padding.ATTENTION:
             return end_to_end(batch, self._inputs, run)

@@ -1,26 +1,70 @@
-"""One ONNX Runtime session: a graph in bytes, and the tensors it lacks as arrays that it reads where they lie."""
+"""ONNX Runtime sessions: a graph in bytes, and the tensors it lacks as arrays that are read where they lie.
+
+Sessions that differ in their threads alone keep one packed copy of the matrices, by the library's C interface. A package that
+comes without that library, and a graph that is a file with its own weights, are run by the Python interface: a copy each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import onnxruntime as ort
+from numpy.typing import NDArray
 
+from hybridtei.backends.onnx_capi import Container, NativeSession, find_api
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 
 # Its one kernel for a sum and the norm after it walks each row number by number: the two apart take a quarter of the time,
 # which is a tenth of a pass (1.31, AVX-512).
-SLOWER = ("SkipLayerNormFusion",)
+SLOWER = "SkipLayerNormFusion"
+ENTRIES = {"session.force_spinning_stop": "1"}  # its threads wait actively within a pass only
+
+
+class Session(Protocol):
+    """A graph that runs with a certain number of threads. Threads may call at once. `inputs`: their names."""
+
+    inputs: frozenset[str]
+
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
+        """One output, float32."""
+        ...
+
+
+def open_sessions(
+    graph: bytes, tensors: Mapping[str, Floats], folder: Path, threads: Sequence[int], *, tables: Collection[str] = ()
+) -> list[Session]:
+    """A session for each number of threads. `tables`: names of tensors that are looked up and not computed with.
+
+    Raises LoadError, naming the model's folder.
+    """
+    api = find_api()
+    try:
+        if api is None:
+            lent = Lent(tensors, tables)
+            return [PythonSession(graph, lent, count) for count in threads]
+        container = Container(api, tensors)
+        entries = {**ENTRIES, "optimization.disable_specified_optimizers": SLOWER}
+        return [NativeSession(graph, container, count, entries) for count in threads]
+    except Exception as error:  # kinds of the library's own
+        raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
+
+
+def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[PythonSession]:
+    """Sessions of an ONNX file with its own weights. Raises LoadError, naming the model's folder."""
+    try:
+        return [PythonSession(path, Lent({}), count) for count in threads]
+    except Exception as error:  # kinds of the library's own
+        raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
 
 
 class Lent:
-    """Arrays that sessions read where they lie; to be kept as long as any of those.
+    """Arrays that sessions of the Python interface read where they lie; kept by those.
 
-    `tables`: names of those that are looked up and not computed with. ONNX Runtime copies every tensor it is given for its
-    optimisers to see, which for a table of words would be half of a small model, and once more for each session; what it is
-    given besides by that name it uses as it is.
+    `tables`: ONNX Runtime copies every tensor it is given for its optimisers to see, which for a table of words would be half
+    of a small model, and once more for each session; what it is given besides by that name it uses as it is.
     """
 
     def __init__(self, tensors: Mapping[str, Floats], tables: Collection[str] = ()) -> None:
@@ -29,17 +73,24 @@ class Lent:
         self._arrays = [tensors[name] for name in tables]  # whose memory the values share
 
 
-def open_session(graph: bytes | Path, lent: Lent, folder: Path, threads: int) -> ort.InferenceSession:
-    """Raises LoadError, naming the model's folder."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads wait actively within a pass only
-    options.add_external_initializers(list(lent.values), list(lent.values.values()))
-    for name, value in lent.tables.items():
-        options.add_initializer(name, value)
-    content = str(graph) if isinstance(graph, Path) else graph
-    try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER)
-    except Exception as error:  # kinds of the library's own
-        raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
+class PythonSession:
+    """See `Session`. `inner`: the package's own object."""
+
+    def __init__(self, graph: bytes | Path, lent: Lent, threads: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3
+        for key, text in ENTRIES.items():
+            options.add_session_config_entry(key, text)
+        options.add_external_initializers(list(lent.values), list(lent.values.values()))
+        for name, value in lent.tables.items():
+            options.add_initializer(name, value)
+        self._lent = lent
+        content = str(graph) if isinstance(graph, Path) else graph
+        self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+        self.inputs = frozenset(node.name for node in self.inner.get_inputs())
+
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
+        """See `Session.run`."""
+        found: Floats = self.inner.run([output], dict(feed))[0]
+        return found
