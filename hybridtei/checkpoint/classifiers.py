@@ -94,7 +94,7 @@ def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling") -> ScorePooling:
     name = config.get(key, default)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; served: {', '.join(known)}")
     return known[name]
 

@@ -6,10 +6,12 @@ they are known to change nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
@@ -50,7 +52,9 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
     """NTK scaling is linear scaling at another base: base * factor, frequencies / factor ** (2 / dim)."""
     if scaling.keys() - {"type", "factor"}:
         raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
-    dim = _number(config, "hidden_size", file) / _number(config, "num_attention_heads", file)
+    dim = positive(config, "hidden_size", file) // positive(config, "num_attention_heads", file)
+    if dim < 2:
+        raise LoadError(f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers")
     factor, theta = _number(scaling, "factor", file), _number(config, "rope_theta", file)
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
 
@@ -76,11 +80,13 @@ def _nomic(config: Config, file: Path) -> Config:
         "expert_choice_router": (False,),
         "ffn_div": (1,),
         "moe_normalize_expert_weights": (False,),
+        "norm_mlp": (False,),
         "num_shared_experts": (0,),
         "parallel_block": (False,),
         "prenorm": (False,),
         "rotary_emb_interleaved": (False,),
         "rotary_emb_scale_base": (),
+        "rotary_head_dim": (False,),
         "rotary_scaling_factor": (),
         "scale_attn_by_inverse_layer_idx": (False,),
         "scale_attn_weights": (True,),
@@ -94,15 +100,15 @@ def _nomic(config: Config, file: Path) -> Config:
     _drop(config, "moe_impl", "n_ctx", "pad_vocab_to_multiple_of", "router_aux_loss_coef", "summary_proj_to_labels")
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
-        config["n_inner"] = 4 * int(_number(config, "n_embd", file))
+        config["n_inner"] = 4 * positive(config, "n_embd", file)
     for name, ours in NOMIC_NAMES.items():
         _rename(config, name, ours, file)
     config["rope_parameters"] = _nomic_rope(config, file)
     lengths = [config.pop(name, None) for name in ("max_position_embeddings", "max_trained_positions", "n_positions")]
     config["max_position_embeddings"] = next((length for length in lengths if length is not None), None)
-    multiple = int(_number(config, "pad_vocab_size_multiple", file)) if "pad_vocab_size_multiple" in config else 1
+    multiple = positive({"pad_vocab_size_multiple": 1, **config}, "pad_vocab_size_multiple", file)
     _drop(config, "pad_vocab_size_multiple")
-    config["vocab_size"] = -(-int(_number(config, "vocab_size", file)) // multiple) * multiple
+    config["vocab_size"] = -(-positive(config, "vocab_size", file) // multiple) * multiple
     activation = config.setdefault("activation_function", "gelu_new")
     if isinstance(activation, str) and activation in NOMIC_GATED:
         config["activation_function"] = NOMIC_GATED[activation]
@@ -211,7 +217,7 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
 
 def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
     value = settings.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise LoadError(f"{file}: `{key}` is {value!r}, should be a positive number")
     return float(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
         ),
         ({"rotary_emb_base": ...}, "`rotary_emb_base` is None, should be a positive number"),
         ({"n_embd": "32"}, "`hidden_size` is '32', should be a whole number above zero"),
-        ({"pad_vocab_size_multiple": 0}, "`pad_vocab_size_multiple` is 0, should be a positive number"),
-        ({"vocab_size": True}, "`vocab_size` is True, should be a positive number"),
+        ({"pad_vocab_size_multiple": 0}, "`pad_vocab_size_multiple` is 0, should be a whole number above zero"),
+        ({"vocab_size": True}, "`vocab_size` is True, should be a whole number above zero"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -104,3 +105,32 @@ def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path: Path, changes
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", **changes)
     assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal
+
+
+NTK = {"type": "ntk", "factor": 8.0}
+WRITERS: list[Callable[[Path], Path]] = [
+    lambda folder: published.as_new(tiny.write_family(folder, "gte"), rope_scaling=NTK),
+    lambda folder: published.as_nomic(tiny.write_family(folder, "nomic_bert")),
+    published.write_nomic,
+    published.write_jina,
+    lambda folder: published.as_llama_bidirec(tiny.write_classifier(folder, "llama"), temperature=1.0),
+    lambda folder: published.as_pplx(tiny.write_family(folder, "qwen3")),
+]
+STRANGE = [..., None, -1, 0, 10**30, "x", [None], {"a": 1}, True, float("inf"), {**NTK, "factor": 0}, {**NTK, "factor": "8"}]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_no_strange_value_ends_in_another_error(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """A value that is missing, of another type or beyond all bounds: served where it changes nothing, or refused by file."""
+    file = write(tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    refused = list[str]()
+    for key in config:
+        for value in STRANGE:
+            tiny.write_json(file, {name: one for name, one in {**config, key: value}.items() if one is not ...})
+            try:
+                read_spec(tmp_path, pooling="mean")
+            except LoadError as error:
+                refused.append(str(error))
+    assert len(refused) > 50
+    assert all(str(tmp_path) in why for why in refused)
