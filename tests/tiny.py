@@ -74,6 +74,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+BIASED = frozenset({"mpnet", "deberta-v2"})  # their attention adds a bias to scores
+
+
 def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any) -> Path:
     """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
     family = FAMILIES[model_type]

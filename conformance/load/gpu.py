@@ -39,7 +39,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
 
 LENGTHS = {"5": ((1.0, (5, 5)),), "50": ((1.0, (50, 50)),), "512": ((1.0, (512, 512)),), "8192": ((1.0, (8192, 8192)),)}
 TRAFFIC = {**LENGTHS, "mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
-WAYS = ("plain", "qkv", "graphs", "compiled")
+WAYS = ("plain", "graphs", "compiled")
 SOME = ("5", "50", "512")
 COMPILE_SECONDS = 150.0
 
@@ -101,7 +101,7 @@ def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     from gpu_models import make
 
     options, rows = bench.options, []
-    made = make(shape, dtype=options.dtype, device=options.device, joined=False)
+    made = make(shape, dtype=options.dtype, device=options.device)
     told = {"dtype": options.dtype, "kernel": made.backend.trunk.attention.name}
     for way in WAYS:
         label = {**told, "way": way}
@@ -111,7 +111,7 @@ def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
             continue
         if way in options.ways:
             rows += cells(name, made, label, [*TRAFFIC] if way == options.ways[-1] else [*SOME], bench)
-        for which in other_kernels(made.backend.trunk, options) if way == "qkv" else []:
+        for which in other_kernels(made.backend.trunk, options) if way == "plain" else []:
             rows += by_kernel(name, made, which, bench)
     release(made)
     del made
@@ -123,12 +123,8 @@ def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
 def taken(way: str, backend: Any, bench: Bench) -> str | None:
     """Change a backend to a way from the one before; why that cannot be, or None."""
     from hybridtei.backends.acceleration import AccelerationOptions
-    from hybridtei.trunk.fused_qkv import fuse
 
     options, faster = bench.options, backend.faster
-    if way == "qkv":
-        fuse(backend.trunk.model)
-        backend.catch_up()
     if way == "graphs" and {"graphs", "compiled"} & {*options.ways}:
         faster.begin()
         if faster.graphs is None:
@@ -151,7 +147,7 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
     from hybridtei.trunk.attention import facts_of
     from hybridtei.trunk.kernels import choice
 
-    facts = facts_of(trunk.model, trunk.model.dtype, torch.device(options.device))
+    facts = facts_of(trunk.forms, trunk.dtype, torch.device(options.device))
     able = [one.name for one in choice.choices(facts)] if facts.device == "cuda" else [choice.PADDED]
     return [which for which in able if which != trunk.attention.name]
 
@@ -160,7 +156,7 @@ def by_kernel(name: str, made: Any, which: str, bench: Bench) -> list[dict[str, 
     """Two rows of another kernel; the one that was chosen is put back."""
     from hybridtei.trunk.attention import OPENERS
 
-    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which, "way": "qkv"}
+    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which, "way": "plain"}
     chosen = trunk.kernel
     try:
         trunk.kernel = OPENERS[which]()
@@ -181,7 +177,7 @@ def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     for layer in replace_linears(made.backend.trunk.model):
         layer.exact = None
     made.backend.catch_up()
-    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name, "way": "qkv"}
+    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name, "way": "plain"}
     rows = cells(name, made, told, ["50", "512", "mixed"], bench)
     release(made)
     return rows

@@ -6,9 +6,9 @@ Imports neither the server nor its packages, so it runs where only torch, transf
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,9 @@ from hybridtei.backends.cuda_graphs import Recorder
 from hybridtei.backends.torch_backend import DTYPES, TorchBackend
 from hybridtei.backends.torch_heads import HeadWeights
 from hybridtei.batch import Head, Positions
-from hybridtei.trunk.fused_qkv import fuse
-from hybridtei.trunk.interface import is_causal, register
-from hybridtei.trunk.trunk import Trunk
+from hybridtei.families import run_family
+from hybridtei.trunk.ops import ModuleOptions, family_module
+from hybridtei.trunk.trunk import PackedTrunk
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,9 @@ class Made:
         return 2.0 * self.matrix_weights + 4.0 * self.attention_width * seen
 
 
-def make(shape: Shape, *, dtype: str, device: str, joined: bool = True) -> Made:
-    """Random weights on the device. What a checkpoint would say of itself is said by its configuration and by `Shape`.
-
-    `joined`: query, key and value by one product, as a checkpoint is loaded on a GPU.
-    """
+def make(shape: Shape, *, dtype: str, device: str) -> Made:
+    """Random weights on the device. What a checkpoint would say of itself is said by its configuration and by `Shape`."""
     config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
-    model = _model(config, DTYPES[dtype], device)
-    if joined:
-        fuse(model)
     spec: Any = SimpleNamespace(
         folder=shape.classes,
         model_type=config.model_type,
@@ -106,14 +100,24 @@ def make(shape: Shape, *, dtype: str, device: str, joined: bool = True) -> Made:
         padding_id=0,
         config=config.to_dict(),
         is_splade=False,
+        adapters=None,
         heads=frozenset({Head.DENSE, Head.TOKENS}),
     )
-    trunk = Trunk(model, spec, torch.device(device))
+    on, draw = torch.device(device), torch.Generator(device).manual_seed(0)
+
+    def tensor_of(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        random = torch.randn(size, generator=draw, device=on, dtype=DTYPES[dtype]) * 0.02
+        return random + 1 if "norm" in name.lower() and name.endswith("weight") else random
+
+    family = partial(run_family, model_type=config.model_type, config=spec.config, file=shape.classes)
+    options = ModuleOptions(DTYPES[dtype], on, joined=True, typed=spec.has_token_types)
+    model, forms = family_module(family, tensor_of, options)
+    trunk = PackedTrunk(model, forms, spec, device=on, dtype=DTYPES[dtype])
     acceleration = AccelerationOptions(graphs=True, recorder=None if device.startswith("cuda") else _called_again)
     backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, HeadWeights()), acceleration=acceleration)
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    causal = any(is_causal(module) for module in model.modules())
+    causal = any(form.causal for form in forms)
     return Made(backend, weights, config.num_hidden_layers * config.num_attention_heads * width, causal)
 
 
@@ -122,21 +126,13 @@ def _called_again() -> Recorder:
     return lambda run: run  # type: ignore[return-value]
 
 
-def _model(config: Any, dtype: torch.dtype, device: str) -> nn.Module:
-    model_class = transformers.AutoModel._model_mapping[type(config)]
-    bare = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model_class.__init__).parameters else {}
-    with torch.device(device):
-        model = transformers.AutoModel.from_config(config, dtype=dtype, attn_implementation=register(), **bare)
-    return model.to(device).eval().requires_grad_(False)
-
-
 def write(shape: Shape, folder: str, dtype: str) -> list[str]:
     """A checkpoint of a BERT's shape with a tokenizer of made-up words, to be served; the words, a token each."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     config = getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
     transformers.utils.logging.disable_progress_bar()
-    _model(config, DTYPES[dtype], "cpu").save_pretrained(folder)
+    transformers.AutoModel.from_config(config, dtype=DTYPES[dtype]).save_pretrained(folder)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4))
     words = [*itertools.islice(letters, config.vocab_size - len(specials))]

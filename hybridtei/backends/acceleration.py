@@ -20,11 +20,13 @@ from hybridtei.backends.compiling import Compiling
 from hybridtei.backends.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS, Graphs, Recorder, on_gpu
 from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.trunk.kernels.choice import REPLAYED
+from hybridtei.trunk.trunk import PackedTrunk
 
 if TYPE_CHECKING:
     import torch
 
     from hybridtei.backends.torch_backend import TorchBackend
+    from hybridtei.checkpoint.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Acceleration:
         self._backend, self.options = backend, options
         self._on_gpu = backend.device.type == "cuda"
         trunk = backend.trunk
-        self._sizes = sizes(weights_of_layer(trunk.model), backend.spec.max_input_length)
+        self._sizes = sizes(weights_of_layer(trunk.model, backend.spec), backend.spec.max_input_length)
         refused = _why_no_graphs(options, trunk.packs, trunk.attention.name, self._sizes, self._on_gpu)
         self._records = refused is None
         if options.graphs and refused is not None:
@@ -61,9 +63,12 @@ class Acceleration:
     def begin(self) -> None:
         """Record and compile from now on, as wished for; what was begun before is not begun again."""
         backend, options = self._backend, self.options
+        trunk = backend.trunk
+        if not isinstance(trunk, PackedTrunk):
+            return
         if options.graphs and self._records and self.graphs is None:
             self.graphs = Graphs(
-                backend.trunk,
+                trunk,
                 backend.spec,
                 self._sizes,
                 device=backend.device,
@@ -72,9 +77,9 @@ class Acceleration:
                 dtype=backend.dtype,
             )
         wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
-        if wanted and backend.trunk.packs and self.compiling is None:
+        if wanted and trunk.packs and self.compiling is None:
             self.compiling = Compiling(
-                backend.trunk,
+                trunk,
                 probes(backend),
                 dtype=backend.dtype,
                 device=backend.device,
@@ -132,10 +137,11 @@ def probes(backend: TorchBackend) -> list[PackedBatch]:
     ]
 
 
-def weights_of_layer(model: Any) -> int:
+def weights_of_layer(model: Any, spec: ModelSpec) -> int:
     """Weights in the products of one layer, about."""
     total = sum(matrix.numel() for matrix in _matrices(model))
-    return total // max(int(getattr(model.config, "num_hidden_layers", 1)), 1)
+    layers = next((spec.config[key] for key in ("num_hidden_layers", "n_layers") if key in spec.config), 1)
+    return total // max(int(layers), 1)
 
 
 def _matrices(model: Any) -> list[torch.Tensor]:

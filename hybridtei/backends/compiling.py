@@ -1,4 +1,4 @@
-"""`torch.compile` of the packed pass, in the background: transformers' own modules serve until what was made is ready.
+"""`torch.compile` of the packed pass, in the background: the module itself serves until what was made is ready.
 
 What is compiled is everything but attention, which stays the kernel that was chosen (see `trunk.opaque`): token-wise
 arithmetic over any number of tokens, whose norms, activations and additions become one kernel where they were several. It is
@@ -31,7 +31,7 @@ from hybridtei.backends.out_of_memory import is_out_of_memory
 from hybridtei.batch import PackedBatch
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.opaque import meant, opaque
-from hybridtei.trunk.trunk import Pass, Placed, Trunk
+from hybridtei.trunk.trunk import Ids, PackedTrunk, Pass
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Compiling:
 
     def __init__(
         self,
-        trunk: Trunk,
+        trunk: PackedTrunk,
         probes: Sequence[PackedBatch],
         *,
         dtype: str,
@@ -106,7 +106,7 @@ class Compiling:
                 self._swapped()
                 log.info(
                     "torch.compile: what it made serves from now on, after %.0f s; states differ by %.2g from those of "
-                    "transformers' modules, relative to the largest",
+                    "the module itself, relative to the largest",
                     time.monotonic() - began,
                     worst,
                 )
@@ -122,52 +122,50 @@ class Compiling:
             call = self._compiled(fullgraph=False)
         worst = 0.0
         for probe in self._probes:
-            placed, layout = self._trunk.place(probe), self._trunk.layout(probe)
-            worst = max(worst, deviation(call(placed, layout), self._trunk.eager(placed, layout)))
+            ids, layout = self._trunk.place(probe), self._trunk.layout(probe)
+            worst = max(worst, deviation(call(ids, layout), self._trunk.eager(ids, layout)))
             if not worst <= NEAR[self._dtype]:  # NaN fails too
-                raise RuntimeError(
-                    f"what it made differs by {worst:.2g} from transformers' modules, relative to the largest state"
-                )
+                raise RuntimeError(f"what it made differs by {worst:.2g} from the module itself, relative to the largest state")
         return self._guarded(call), worst
 
     def _compiled(self, *, fullgraph: bool) -> Pass:
         trunk, layout = self._trunk, opaque()
 
-        def forward(inputs: dict[str, Any]) -> Tensor:
-            return trunk.model(**inputs, layout=layout).last_hidden_state[0]  # type: ignore[no-any-return]
+        def forward(inputs: Ids) -> Tensor:
+            return trunk.model(inputs, layout)  # type: ignore[no-any-return]
 
         own = _with_code_of_its_own(forward)
         compiled = torch.compile(own, dynamic=True, fullgraph=fullgraph, backend=self._backend)
         probe = self._probes[0]
         with meant(trunk.layout(probe)):
-            compiled(trunk.inputs(trunk.place(probe)))
+            compiled(trunk.place(probe))
         known = torch._dynamo.run(own)  # uses what was compiled, and compiles no more
 
-        def call(placed: Placed, layout: PackedLayout) -> Tensor:
+        def call(ids: Ids, layout: PackedLayout) -> Tensor:
             with meant(layout):
-                return known(trunk.inputs(placed))  # type: ignore[no-any-return]
+                return known(ids)  # type: ignore[no-any-return]
 
         return call
 
     def _guarded(self, call: Pass) -> Pass:
         trunk = self._trunk
 
-        def guarded(placed: Placed, layout: PackedLayout) -> Tensor:
+        def guarded(ids: Ids, layout: PackedLayout) -> Tensor:
             try:
-                return call(placed, layout)
+                return call(ids, layout)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 trunk.instead = None
                 self._refuse(error)
-                return trunk.eager(placed, layout)
+                return trunk.eager(ids, layout)
 
         return guarded
 
     def _refuse(self, error: Exception) -> None:
         if self.fault is None:
             self.fault = _in_one_line(error)
-            log.warning("torch.compile: transformers' own modules serve on: %s", self.fault)
+            log.warning("torch.compile: the module itself serves on: %s", self.fault)
 
     @contextmanager
     def _device_alone(self) -> Iterator[None]:

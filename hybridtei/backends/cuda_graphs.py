@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +26,7 @@ from torch import Tensor
 from hybridtei.backends.buckets import SEQUENCES, Bucket, Sizes, padded
 from hybridtei.backends.compiling import BUSY_WITH_DEVICE, SAME, deviation
 from hybridtei.batch import Encoding, PackedBatch, pack
-from hybridtei.trunk.trunk import Placed, Trunk
+from hybridtei.trunk.trunk import Ids, PackedTrunk
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec
@@ -62,7 +61,7 @@ class Graphs:
 
     def __init__(
         self,
-        trunk: Trunk,
+        trunk: PackedTrunk,
         spec: ModelSpec,
         sizes: Sizes,
         *,
@@ -78,7 +77,7 @@ class Graphs:
         self._recorded: OrderedDict[Bucket, tuple[Replay, int]] = OrderedDict()
         self._asked: set[Bucket] = set()
         self._passes = 0
-        self._buffers: tuple[Placed, Tensor, Tensor] | None = None
+        self._buffers: tuple[Ids, Tensor, Tensor] | None = None
         self._closed = threading.Event()
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hybridtei-graphs")
 
@@ -106,15 +105,12 @@ class Graphs:
         return None
 
     def bucketed(self, batch: PackedBatch, bucket: Bucket) -> PackedBatch:
-        """Return the batch padded to its bucket, with token types where the model has them."""
-        filled = padded(batch, bucket)
-        if self._spec.has_token_types and filled.token_type_ids is None:
-            return replace(filled, token_type_ids=np.zeros_like(filled.input_ids))
-        return filled
+        """Return the batch padded to its bucket."""
+        return padded(batch, bucket)
 
-    def play(self, bucket: Bucket, placed: Placed, offsets: Tensor) -> Tensor:
+    def play(self, bucket: Bucket, ids: Ids, offsets: Tensor) -> Tensor:
         """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played."""
-        self._fill(bucket, placed, offsets)
+        self._fill(bucket, ids, offsets)
         try:
             self._recorded[bucket][0]()
         except Exception as error:
@@ -173,16 +169,9 @@ class Graphs:
     def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
         sample = self.bucketed(self._sample(bucket), bucket)
-        integers = sample.input_ids, sample.position_ids, sample.cu_seqlens, sample.token_type_ids
-        ids, positions, offsets, types = (
-            None if one is None else torch.as_tensor(one, device=self._device) for one in integers
-        )
-        assert ids is not None
-        assert positions is not None
-        assert offsets is not None
-        placed = Placed(ids, positions, types)
-        expected = self._trunk.run(placed, self._trunk.layout(sample, offsets, bound=bucket.longest))
-        self._fill(bucket, placed, offsets, like=expected)
+        ids, offsets = self._trunk.place(sample), torch.as_tensor(sample.cu_seqlens, device=self._device)
+        expected = self._trunk.run(ids, self._trunk.layout(sample, offsets, bound=bucket.longest))
+        self._fill(bucket, ids, offsets, like=expected)
 
         def run() -> None:
             inputs, ends = self._inputs(bucket)
@@ -202,30 +191,24 @@ class Graphs:
         ids = np.arange(first, first + bucket.longest, dtype=np.int64) % self._spec.vocab_size
         return pack([Encoding(ids)], frozenset(), self._spec.positions)
 
-    def _fill(self, bucket: Bucket, placed: Placed, offsets: Tensor, *, like: Tensor | None = None) -> None:
+    def _fill(self, bucket: Bucket, ids: Ids, offsets: Tensor, *, like: Tensor | None = None) -> None:
         if self._buffers is None:
             assert like is not None
-            self._buffers = self._new_buffers(like)
+            self._buffers = self._new_buffers(ids, like)
         there, ends = self._inputs(bucket)
-        there.input_ids.copy_(placed.input_ids)
-        there.position_ids.copy_(placed.position_ids)
+        for name, values in there.items():
+            values.copy_(ids[name])
         ends.copy_(offsets)
-        if there.token_type_ids is not None and placed.token_type_ids is not None:
-            there.token_type_ids.copy_(placed.token_type_ids)
 
-    def _new_buffers(self, like: Tensor) -> tuple[Placed, Tensor, Tensor]:
+    def _new_buffers(self, ids: Ids, like: Tensor) -> tuple[Ids, Tensor, Tensor]:
         tokens = self._sizes.tokens
-        ids = torch.zeros(3, tokens, dtype=torch.int64, device=self._device)
         ends = torch.zeros(SEQUENCES[-1] + 1, dtype=torch.int64, device=self._device)
-        return (
-            Placed(ids[0], ids[1], ids[2] if self._spec.has_token_types else None),
-            ends,
-            like.new_zeros(tokens, like.shape[1]),
-        )
+        return {name: one.new_zeros(tokens) for name, one in ids.items()}, ends, like.new_zeros(tokens, like.shape[1])
 
-    def _inputs(self, bucket: Bucket) -> tuple[Placed, Tensor]:
+    def _inputs(self, bucket: Bucket) -> tuple[dict[str, Tensor], Tensor]:
         assert self._buffers is not None
-        return self._buffers[0].first(bucket.tokens), self._buffers[1][: bucket.sequences + 1]
+        ids, ends, _ = self._buffers
+        return {name: values[: bucket.tokens] for name, values in ids.items()}, ends[: bucket.sequences + 1]
 
     def _states(self, bucket: Bucket) -> Tensor:
         assert self._buffers is not None

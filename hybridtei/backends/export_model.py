@@ -51,7 +51,7 @@ def export_model(
         raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
     weights = Weights.open(spec.folder)
     graph, fidelity = family_graph(spec, rectangle=True), None
-    words = word_table(spec, graph)
+    words = word_table(spec, graph.weights)
     tensors = graph_tensors(graph, weights)
     if dtype == "int8":
         graph, fidelity = make_int8(spec, weights, guard or Guard(), rectangle=True)

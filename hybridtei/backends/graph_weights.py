@@ -14,12 +14,19 @@ from hybridtei.checkpoint.weights import Weights, left_over
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.outputs import Floats
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 def graph_tensors(graph: Graph, weights: Weights) -> dict[str, Floats]:
     """Each tensor that the graph wants, under its name for it. Raises WeightMismatch."""
-    key_of = {name: find_tensor(weights, name) for name in (*graph.weights, *graph.held)}
-    _check_names(key_of, weights)
-    return {name: _tensor(weights, name, key_of[name], shape) for name, shape in graph.weights.items()}
+    return {name: weights.float32(key) for name, key in graph_keys(graph, weights).items()}
+
+
+def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
+    """The checkpoint's spelling of each name in the graph, of whose shape the tensor is. Raises WeightMismatch."""
+    keys = {name: checked_key(weights, name, shape) for name, shape in graph.weights.items()}
+    check_names({**keys, **{name: find_tensor(weights, name) for name in graph.held}}, weights)
+    return keys
 
 
 def find_tensor(weights: Weights, name: str) -> str | None:
@@ -32,26 +39,26 @@ def old_name(name: str) -> str:
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def word_table(spec: ModelSpec, graph: Graph) -> str | None:
+def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     """Name of the word embeddings where the sparse head reads them, else None. Raises LoadError."""
     read = spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)
-    return _one_word_table(spec, graph) if read else None
+    return _one_word_table(spec, shapes) if read else None
 
 
-def word_tables(spec: ModelSpec, graph: Graph) -> list[str]:
+def word_tables(spec: ModelSpec, shapes: Shapes) -> list[str]:
     """Names of the tensors with a row for each word."""
-    return [name for name, shape in graph.weights.items() if shape == (spec.vocab_size, spec.hidden_size)]
+    return [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
 
 
-def _one_word_table(spec: ModelSpec, graph: Graph) -> str:
+def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
     """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
-    tables = word_tables(spec, graph)
+    tables = word_tables(spec, shapes)
     if len(tables) != 1:
         raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
     return tables[0]
 
 
-def _check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
+def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
     """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
     shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
@@ -67,10 +74,12 @@ def _shift(name: str, key: str) -> str:
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
-def _tensor(weights: Weights, name: str, key: str | None, shape: tuple[int, ...]) -> Floats:
+def checked_key(weights: Weights, name: str, shape: tuple[int, ...]) -> str:
+    """The checkpoint's spelling of a tensor's name. Raises WeightMismatch if it is not there, or of another shape."""
+    key = find_tensor(weights, name)
     if key is None:
-        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the graph needs")
+        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the model needs")
     if weights.shape(key) != shape:
         found = list(weights.shape(key))
-        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the graph needs {list(shape)}")
-    return weights.float32(key)
+        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the model needs {list(shape)}")
+    return key

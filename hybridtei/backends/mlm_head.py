@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridtei.backends.graph_weights import old_name
-from hybridtei.backends.host import through
+from hybridtei.backends.host import layer_norm, through
 from hybridtei.backends.onnx_session import open_sessions
 from hybridtei.backends.onnx_writer import declarations, product_graph
 from hybridtei.batch import Offsets
@@ -41,11 +41,12 @@ class _Family:
 
 
 _BERT = "cls.predictions"
+_TRANSFORM = f"{_BERT}.transform"
 _ROBERTA = _Family("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias", "gelu", ("layer_norm_eps", 1e-12))
 FAMILIES: Mapping[str, _Family] = {
     "bert": _Family(
-        f"{_BERT}.transform.dense",
-        f"{_BERT}.transform.LayerNorm",
+        f"{_TRANSFORM}.dense",
+        f"{_TRANSFORM}.LayerNorm",
         f"{_BERT}.decoder",
         f"{_BERT}.bias",
         ("hidden_act", "gelu"),
@@ -63,15 +64,44 @@ FAMILIES: Mapping[str, _Family] = {
         ("norm_eps", 1e-5),
         ("decoder_bias", True),
     ),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), _ROBERTA),
+    "nomic_bert": _Family(
+        f"{_TRANSFORM}.dense",
+        f"{_TRANSFORM}.layer_norm",
+        f"{_BERT}.decoder",
+        f"{_BERT}.bias",
+        ("hidden_act", "silu"),
+        ("layer_norm_eps", 1e-12),
+    ),
+    "deberta-v2": _Family(
+        f"{_TRANSFORM}.dense",
+        f"{_TRANSFORM}.LayerNorm",
+        f"{_BERT}.decoder",
+        f"{_BERT}.bias",
+        ("hidden_act", "gelu"),
+        ("layer_norm_eps", 1e-7),
+    ),
+    "gte": _Family("lm_head.dense", "lm_head.norm", "lm_head.decoder", "lm_head.bias", "gelu", ("layer_norm_eps", 1e-12)),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3"), _ROBERTA),
 }
 
 
-class MlmHead:
-    """The head of a checkpoint. `words`: its table of word embeddings, float32[v, h], which most heads share."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MlmLayers:
+    """A dense layer with its activation, a norm of `scale` and `shift`, and the product with `table` float32[v, h]."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1) -> None:
-        """Raises LoadError and its kinds."""
+    dense: LinearLayer
+    scale: Floats
+    shift: Floats | None
+    epsilon: float
+    table: Floats
+    bias: Floats | None
+
+    @classmethod
+    def read(cls, spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
+        """The head of a checkpoint. `words`: its table of word embeddings, float32[v, h], which most heads share.
+
+        Raises LoadError and its kinds.
+        """
         family = FAMILIES.get(spec.model_type)
         if family is None:
             raise UnsupportedArchitecture(
@@ -81,17 +111,29 @@ class MlmHead:
         width = (spec.hidden_size,)
         activation = activation_name(str(own.setting(family.activation)), spec.folder / "config.json")
         activation = TANH if spec.tanh_gelu and activation == EXACT else activation
-        self._dense = LinearLayer(
-            own.needed(f"{family.dense}.weight", width * 2), own.optional(f"{family.dense}.bias", width), activation
+        table, bias = own.decoder(family, words)
+        return cls(
+            LinearLayer(
+                own.needed(f"{family.dense}.weight", width * 2), own.optional(f"{family.dense}.bias", width), activation
+            ),
+            own.needed(f"{family.norm}.weight", width),
+            own.optional(f"{family.norm}.bias", width),
+            float(str(own.setting(family.epsilon))),
+            table,
+            bias,
         )
-        self._scale = own.needed(f"{family.norm}.weight", width)
-        self._shift = own.optional(f"{family.norm}.bias", width)
-        self._epsilon = np.float32(str(own.setting(family.epsilon)))
-        table, self._bias = own.decoder(family, words)
-        graph = product_graph("rows", "matrix", "logits") + declarations({"matrix": table.shape})
+
+
+class MlmHead:
+    """The head at work: hidden rows in, a weight for each word out."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1) -> None:
+        """See `MlmLayers.read`."""
+        self._layers = MlmLayers.read(spec, weights, words)
+        graph = product_graph("rows", "matrix", "logits") + declarations({"matrix": self._layers.table.shape})
         cores = available_cores()
         counts = [threads, *([cores] if threads < cores else [])]
-        sessions = open_sessions(graph, {"matrix": table}, spec.folder, counts)
+        sessions = open_sessions(graph, {"matrix": self._layers.table}, spec.folder, counts)
         self._session, self._all_cores = sessions[0], sessions[-1]
 
     def splade(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> SparseVectors:
@@ -112,13 +154,12 @@ class MlmHead:
             for row in np.flatnonzero(np.diff(cuts)):
                 np.maximum(best[row], logits[cuts[row] : cuts[row + 1]].max(0), out=best[row])
         assert best is not None
-        return best if self._bias is None else best + self._bias
+        return best if self._layers.bias is None else best + self._layers.bias
 
     def _transformed(self, hidden: Floats) -> Floats:
-        x = through(hidden, self._dense)
-        centred = x - x.mean(1, keepdims=True)
-        normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + self._epsilon) * self._scale
-        return np.asarray(normed if self._shift is None else normed + self._shift, dtype=np.float32)
+        x, layers = through(hidden, self._layers.dense), self._layers
+        normed = layer_norm(x, layers.epsilon) * layers.scale
+        return np.asarray(normed if layers.shift is None else normed + layers.shift, dtype=np.float32)
 
 
 class _Part:

@@ -39,11 +39,11 @@ class OnnxBackend:
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
         """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well."""
-        words = word_table(spec, graph)
+        words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
-        sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph))
+        sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph.weights))
         self._open(sessions)
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()  # the sessions have copied the matrices into a form of their own

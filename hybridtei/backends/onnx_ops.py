@@ -20,11 +20,9 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_writer import BOOL, FLOAT, INT64, Attribute, OnnxWriter
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.families import FAMILIES
-from hybridtei.families.adapters import adapted
-from hybridtei.families.ops import Heads, Ops, Rotation, Rows
-from hybridtei.families.settings import Settings
+from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.families import run_family
+from hybridtei.families.ops import Heads, Rotation, Rows
 
 T = TypeVar("T")
 MASKED = float(np.finfo(np.float32).min)
@@ -42,21 +40,9 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
 
 def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     """Write a checkpoint's family by these operations. Raises as `family_graph`."""
-    family = FAMILIES.get(spec.model_type)
-    if family is None:
-        raise UnsupportedArchitecture(f"{spec.folder}: no graph of `{spec.model_type}` is known")
-    settings = Settings(spec.config, str(spec.folder / "config.json"))
-    try:
-        hidden = family(_adapted(ops, spec), settings)
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
-        raise LoadError(f"{spec.folder / 'config.json'}: no configuration of `{spec.model_type}`: {error!r}") from error
-    settings.check()
+    file = str(spec.folder / "config.json")
+    hidden = run_family(ops, spec.model_type, spec.config, file, None if spec.adapters is None else spec.adapters.form)
     return Graph(ops.model(hidden), ops.weights)
-
-
-def _adapted(ops: Ops, spec: ModelSpec) -> Ops:
-    adapters = spec.adapters
-    return ops if adapters is None else adapted(ops, len(adapters.names), adapters.rank, adapters.scale)
 
 
 class OnnxOps:

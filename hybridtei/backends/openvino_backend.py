@@ -81,7 +81,7 @@ class OpenVinoBackend:
         self.lanes = both_lanes(cores) if threads == 1 else (LaneKind.BULK,)
         self._counting = threading.Lock()
         self._lane = threading.local()
-        words = word_table(spec, graph)
+        words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         try:

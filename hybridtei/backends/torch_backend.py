@@ -25,7 +25,7 @@ from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
-from hybridtei.trunk.trunk import Placed, Trunk
+from hybridtei.trunk.trunk import Trunk
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec
@@ -162,19 +162,17 @@ class TorchBackend:
         graphs = self.faster.graphs
         bucket = None if graphs is None else graphs.find(batch)
         bucketed = batch if graphs is None or bucket is None else graphs.bucketed(batch, bucket)
-        types = {} if bucketed.token_type_ids is None else {"token_type_ids": bucketed.token_type_ids}
-        integers = {"input_ids": bucketed.input_ids, "position_ids": bucketed.position_ids, "offsets": bucketed.cu_seqlens}
-        there = to_device({**integers, **types, **asked.integers}, self.device)
-        riding = Placed(there["input_ids"], there["position_ids"], there.get("token_type_ids"))
-        placed = riding.first(len(batch.input_ids))
+        integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
+        there = to_device({**integers, "offsets": bucketed.cu_seqlens, **asked.integers}, self.device)
+        ids = {name: there[name][:count] for name in integers}
         layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
         if graphs is None or bucket is None:
-            hidden = self._trunk(batch, layout, placed)
+            hidden = self._trunk(batch, layout, ids)
         else:
-            hidden = graphs.play(bucket, riding, there["offsets"])[: len(batch.input_ids)]
+            hidden = graphs.play(bucket, there, there["offsets"])[:count]
         with self._counting:
             self.forwards += 1
-        embeddings = self._trunk.word_embeddings(batch, placed) if wants_words(batch, self.spec) else None
+        embeddings = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
         states = States(hidden, layout, embeddings, there.get(KEPT))
         return start_copy(compute(states, batch.heads, self.spec, self._heads), self.device)
 

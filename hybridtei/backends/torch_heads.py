@@ -5,7 +5,7 @@ Everything a request wants of a pass is computed before anything is copied. Load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,12 @@ from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens, off
 from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, rounded, tag
 from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
-from hybridtei.trunk.families import LogitsOf
 from hybridtei.trunk.layout import PackedLayout
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec
 
+LogitsOf = Callable[[Tensor], Tensor]  # hidden states float[t, h] -> logits float[t, v]
 KEPT = "kept"  # among a batch's integers: rows of the tokens that have a vector
 
 

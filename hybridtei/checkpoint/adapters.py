@@ -43,6 +43,11 @@ class Adapters:
     scale: float
     prompts: Mapping[str, str]
 
+    @property
+    def form(self) -> tuple[int, int, float]:
+        """What `families.adapters.adapted` takes."""
+        return len(self.names), self.rank, self.scale
+
 
 def read_adapters(config: Mapping[str, Any], file: Path) -> Adapters | None:
     """Return the adapters that a configuration names, or None. Raises LoadError or UnsupportedArchitecture."""

@@ -59,17 +59,19 @@ class Tensor:
     walked: tuple[int, ...] | None = None  # the shape that `strides` are of, where it is another
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        values = self.stored()
+        # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
+        return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
+
+    def stored(self) -> NDArray[Any]:
         if self.dtype not in DTYPES:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
         stored = np.dtype(DTYPES[self.dtype])
         values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
         if self.strides is None:
-            values = values.reshape(self.shape)
-        else:
-            steps = [one * stored.itemsize for one in self.strides]
-            values = np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
-        # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
-        return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
+            return values.reshape(self.shape)
+        steps = [one * stored.itemsize for one in self.strides]
+        return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
 
 
 class Weights:
@@ -118,6 +120,10 @@ class Weights:
             check_finite(array, self._tensors[name].file, name)
             self._finite.add(name)
         return array
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return a tensor as the file has it, bfloat16 by ml_dtypes, aligned and row after row; its numbers are not checked."""
+        return np.require(self._tensors[name].stored(), requirements=["C", "A"])
 
     def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
         """Return some rows of a tensor, without reading the others. Raises LoadError as `float32` does."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.families.adapters import adapted
 from hybridtei.families.bert import bert, electra
 from hybridtei.families.deberta import deberta_v2
 from hybridtei.families.decoder import eurobert, llama, mistral, qwen2, qwen3
@@ -35,3 +38,23 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
+
+
+def run_family(
+    ops: Ops, model_type: str, config: Mapping[str, Any], file: str, adapters: tuple[int, int, float] | None = None
+) -> Rows:
+    """Last hidden states by these operations. `config`: the contents of `file`, a config.json.
+
+    `adapters`: how many there are, their rank and their scale: see `adapters.adapted`.
+    Raises UnsupportedArchitecture for a family or a setting that is not known, and LoadError for a value that cannot be.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise UnsupportedArchitecture(f"{file}: no family `{model_type}` is known")
+    settings = Settings(config, file)
+    try:
+        hidden = family(ops if adapters is None else adapted(ops, *adapters), settings)
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
+        raise LoadError(f"{file}: no configuration of `{model_type}`: {error!r}") from error
+    settings.check()
+    return hidden

@@ -65,6 +65,8 @@ def _decoder(o: Ops, s: Settings, form: _Form, window: int | None = None) -> Row
     count = s.count("num_attention_heads")
     heads = Heads(count, s.count("num_key_value_heads", count), s.count("head_dim", hidden // count))
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
+    if window is not None and not causal:
+        window += 1  # transformers counts a window inclusively once a decoder sees both ways
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
     s.get("max_position_embeddings")  # no table is that long
     layers = s.count("num_hidden_layers")

@@ -7,18 +7,17 @@ first that answers the trial is taken, and what was refused is in the log. Knows
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.interface import is_causal
 from hybridtei.trunk.kernels import choice, flash
 from hybridtei.trunk.kernels.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
 from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel, Sequences
+from hybridtei.trunk.ops import AttentionForm
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +34,9 @@ TRIAL_LENGTHS = [1, 9, 64, 33, 2]
 TRIAL_WINDOW = 8
 
 
-def kernel_for(model: Any, dtype: torch.dtype, device: torch.device) -> tuple[Choice, Kernel]:
-    """The best kernel for a loaded model, with its name; the log says which, and why none before it."""
-    facts = facts_of(model, dtype, device)
+def kernel_for(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> tuple[Choice, Kernel]:
+    """The best kernel for what a model's layers ask of it, with its name; the log says which, and why none before it."""
+    facts = facts_of(forms, dtype, device)
     able = choice.choices(facts)
     for candidate in able[:-1]:
         kernel, fault = _tried(candidate, facts, device)
@@ -47,20 +46,18 @@ def kernel_for(model: Any, dtype: torch.dtype, device: torch.device) -> tuple[Ch
     return _logged(able[-1], OPENERS[able[-1].name]())
 
 
-def facts_of(model: Any, dtype: torch.dtype, device: torch.device) -> Facts:
-    """What decides: the device, and the shape of the model's attention by its configuration."""
-    config = model.config
-    heads = int(getattr(config, "num_attention_heads", 1))
-    head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+def facts_of(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> Facts:
+    """What decides: the device, and what the layers ask of attention."""
+    forms = [*forms]
     has = {
-        WINDOW: any(getattr(config, name, None) for name in ("sliding_window", "local_attention")),
-        CAUSAL: any(is_causal(module) for module in model.modules()),
-        GROUPED: getattr(config, "num_key_value_heads", None) not in (None, heads),
+        WINDOW: any(form.window is not None for form in forms),
+        CAUSAL: any(form.causal for form in forms),
+        GROUPED: any(form.heads.count != form.heads.key_count for form in forms),
     }
     return Facts(
         device.type,
         str(dtype).removeprefix("torch."),
-        int(head_dim),
+        max(form.heads.dim for form in forms),
         torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
         choice.present() if device.type == "cuda" else {},
         frozenset(name for name, needed in has.items() if needed),

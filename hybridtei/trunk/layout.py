@@ -6,14 +6,15 @@ Hidden states are rows `[t, h]`, one a token, sequence after sequence. Attention
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hybridtei.batch import Offsets
-from hybridtei.trunk.kernels.sdpa import per_sequence
+from hybridtei.trunk.bias import Bias, DisentangledBias, DistanceBias, FallingBias
+from hybridtei.trunk.kernels.sdpa import biased, per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel, Sequences
 
 FEW_SEQUENCES = 8  # on a GPU so many launches of a sum are cheap
@@ -24,7 +25,9 @@ MANY_SEQUENCES = 64
 class Layout(Protocol):
     """x: float[t, ...], one row a token -> float[n, ...], one row a sequence."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
+    ) -> Tensor:
         """[t, heads, head_dim] each -> [t, heads, head_dim]; a token sees its own sequence only.
 
         `window`: sees keys at a distance below it. `causal`: sees no later key. k and v may have fewer heads (GQA).
@@ -64,8 +67,24 @@ class PackedLayout:
         self._ends = offsets[1:]
         self._counts = (self._ends - self._starts).unsqueeze(1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
+    ) -> Tensor:
+        if bias is not None:
+            return biased(q, k, v, self._sequences, bias, scale=scale, window=window, causal=causal)
         return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
+
+    def distance_bias(self, values: Tensor) -> Bias:
+        """For `attend`: see `DistanceBias`."""
+        return DistanceBias(values)
+
+    def falling_bias(self, slopes: Tensor) -> Bias:
+        """For `attend`: see `FallingBias`."""
+        return FallingBias(slopes)
+
+    def disentangled_bias(self, *parts: Any) -> Bias:
+        """For `attend`: see `DisentangledBias`."""
+        return DisentangledBias(*parts)
 
     def first(self, x: Tensor) -> Tensor:
         return x[self._starts]

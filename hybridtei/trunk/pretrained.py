@@ -1,4 +1,4 @@
-"""transformers' own modules, loaded strictly: every weight of a checkpoint in its place, none made up and none left over."""
+"""Families without a file here: transformers' own modules, loaded strictly, no weight made up and none left over."""
 
 from __future__ import annotations
 
@@ -11,42 +11,19 @@ from typing import Any
 import torch
 
 from hybridtei.checkpoint import layers
-from hybridtei.checkpoint.files import read_object, require
+from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import left_over, not_finite
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.trunk.families import LogitsOf, is_packed, mlm_head
-from hybridtei.trunk.fused_qkv import fuse
-from hybridtei.trunk.interface import register
-from hybridtei.trunk.trunk import Trunk
 
 
-def load_trunk(
-    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False
-) -> tuple[Trunk, LogitsOf | None]:
-    """(trunk, masked-language-model head if the model is a SPLADE). Raises LoadError and its kinds.
+def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """transformers' model of a checkpoint, without heads. Raises LoadError and its kinds."""
+    from transformers import AutoConfig, AutoModel
 
-    On a GPU query, key and value become one product: a launch less is time there, and a larger product fills more of the card.
-    On a CPU neither is so.
-    """
-    from transformers import AutoModel, AutoModelForMaskedLM
-
-    if spec.adapters is not None:
-        names = ", ".join(spec.adapters.names)
-        raise UnsupportedArchitecture(f"{spec.folder}: torch cannot choose among adapters ({names}); ort and openvino can")
-    auto = AutoModelForMaskedLM if spec.is_splade else AutoModel
-    model = _load(auto, spec, dtype, trust_remote_code).to(device).eval()
-    if device.type == "cuda" and is_packed(spec.model_type):
-        fuse(model)
-    if not spec.is_splade:
-        return Trunk(model, spec, device), None
-    return Trunk(model.base_model, spec, device), mlm_head(model, spec.model_type)
-
-
-def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     _weights_file(spec.folder)
     try:
-        config = _config(spec, trust_remote_code)
+        config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
     except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
@@ -55,33 +32,21 @@ def _load(auto: Any, spec: ModelSpec, dtype: torch.dtype, trust_remote_code: boo
         layers.in_config(config)
     try:
         with _quiet():
-            model, report = auto.from_pretrained(
+            model, report = AutoModel.from_pretrained(
                 spec.folder,
                 config=config,
                 dtype=dtype,
-                attn_implementation=register() if is_packed(spec.model_type) else None,
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that `_check` refuses them, by name
-                **_without_pooler(auto, config),
+                **_without_pooler(config),
             )
     except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
-    _check_numbers(model, spec.folder)
-    return model
-
-
-def _config(spec: ModelSpec, trust_remote_code: bool) -> Any:
-    """Of the makers' own code where that is to run; of what `hub_layouts` made of their words, which are not transformers'."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    if trust_remote_code or spec.config == read_object(spec.folder / "config.json"):
-        return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    if spec.model_type not in CONFIG_MAPPING:
-        raise ValueError(f"transformers has no class for `{spec.model_type}`; ONNX Runtime and OpenVINO run it")
-    return CONFIG_MAPPING[spec.model_type].from_dict(dict(spec.config))
+    check_numbers(model, spec.folder)
+    return model.eval()
 
 
 @contextmanager
@@ -100,12 +65,10 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _without_pooler(auto: Any, config: Any) -> dict[str, bool]:
+def _without_pooler(config: Any) -> dict[str, bool]:
     """BERT-like models build a pooler that embedding checkpoints do not carry; it would be random, so it is left out."""
     from transformers import AutoModel
 
-    if auto is not AutoModel:
-        return {}
     try:
         model_class = AutoModel._model_mapping[type(config)]
     except KeyError:
@@ -126,7 +89,7 @@ def _check(report: dict[str, Any], folder: Path) -> None:
             raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
 
 
-def _check_numbers(model: torch.nn.Module, folder: Path) -> None:
+def check_numbers(model: torch.nn.Module, folder: Path) -> None:
     """What is no number in one weight is none in every vector. Half precision may have made it of a number too large for it."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter.sum(dtype=torch.float32)):

@@ -82,4 +82,4 @@ def test_probes_keep_a_models_limit_and_differ(tmp_path: Path) -> None:
 
 def test_weights_of_a_layer_are_those_of_its_products(bert: Path) -> None:
     backend = TorchBackend(read_spec(bert))
-    assert weights_of_layer(backend.trunk.model) == 4 * tiny.HIDDEN**2 + 2 * tiny.HIDDEN * 48
+    assert weights_of_layer(backend.trunk.model, backend.spec) == 4 * tiny.HIDDEN**2 + 2 * tiny.HIDDEN * 48

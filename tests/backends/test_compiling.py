@@ -20,9 +20,10 @@ import torch
 from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.compiling import NEAR, Compiling
 from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch_heads import HeadWeights
+from hybridtei.backends.torch_load import load_family
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk.fused_qkv import fuse
 from tests import tiny
 from tests.backends.test_cuda_graphs import Player, by_offsets
 from tests.sampled import sampled
@@ -84,9 +85,9 @@ def deviations(backend: TorchBackend) -> list[float]:
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str, joined: bool) -> None:
     compiler = Counting()
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
-    backend = TorchBackend(spec, acceleration=AccelerationOptions(compiled="true", compiler=compiler))
-    if joined:
-        fuse(backend.trunk.model)
+    trunk, _ = load_family(spec, torch.float32, torch.device("cpu"), joined=joined)
+    acceleration = AccelerationOptions(compiled="true", compiler=compiler)
+    backend = TorchBackend(spec, loaded=(trunk, HeadWeights()), acceleration=acceleration)
     backend.accelerate()
     compiling = backend.faster.compiling
     assert compiling is not None
@@ -167,7 +168,7 @@ def test_what_fails_or_differs_leaves_the_modules_with_one_line(
         assert max(deviations(backend)) == 0
     assert backend.trunk.instead is None
     (line,) = [record.message for record in caplog.records if record.name.startswith("hybridtei")]
-    assert line.startswith("torch.compile: transformers' own modules serve on: ")
+    assert line.startswith("torch.compile: the module itself serves on: ")
     assert why in line
     assert "\n" not in line
     assert len(line) < 400
@@ -238,6 +239,8 @@ EXITING = """
 import sys
 from hybridtei.backends.acceleration import AccelerationOptions
 from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch_heads import HeadWeights
+from hybridtei.backends.torch_load import load_family
 from hybridtei.checkpoint.spec import read_spec
 backend = TorchBackend(read_spec(sys.argv[1], pooling="mean"), acceleration=AccelerationOptions(compiled="true"))
 backend.accelerate()

@@ -22,7 +22,7 @@ from hybridtei.outputs import Floats
 from tests import tiny, tolerances
 from tests.sampled import sampled
 from tests.tiny import change
-from tests.trunk.test_pretrained import random_encodings
+from tests.trunk.test_trunk import random_encodings
 
 Copied = Callable[[Path], Path]
 BIAS = "cls.predictions.bias"

@@ -27,7 +27,7 @@ from tests import tiny, tolerances
 from tests.backends.test_torch_backend import columns_of, sixty_four
 from tests.sampled import sampled
 from tests.tiny import change
-from tests.trunk.test_pretrained import random_encodings
+from tests.trunk.test_trunk import random_encodings
 
 Copied = Callable[[Path], Path]
 EVERYTHING = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})

@@ -7,22 +7,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
 
+from hybridtei.backends.torch_load import load_family
+from hybridtei.checkpoint.spec import read_spec
 from hybridtei.trunk import attention
 from hybridtei.trunk.attention import facts_of, kernel_for, trial
 from hybridtei.trunk.kernels import choice
 from hybridtei.trunk.kernels.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
 from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel
+from hybridtei.trunk.ops import AttentionForm
 from tests import tiny
 
 CPU = torch.device("cpu")
 ALL_NEEDED = Facts("cpu", "float32", 8, needs=ALL)
 
 
-def model(folder: Path, model_type: str, **settings) -> object:
-    return AutoModel.from_pretrained(tiny.write_family(folder, model_type, **settings))
+def forms(folder: Path, model_type: str, **settings) -> frozenset[AttentionForm]:
+    spec = read_spec(tiny.write_family(folder, model_type, **settings), pooling="mean")
+    return load_family(spec, torch.float32, CPU)[0].forms
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,7 @@ def model(folder: Path, model_type: str, **settings) -> object:
     ],
 )
 def test_what_a_family_asks_of_a_kernel(tmp_path: Path, model_type: str, needs: set[str]) -> None:
-    found = facts_of(model(tmp_path, model_type), torch.float16, CPU)
+    found = facts_of(forms(tmp_path, model_type), torch.float16, CPU)
     assert (found.device, found.dtype, found.head_dim, found.needs) == ("cpu", "float16", 8, needs)
 
 
@@ -67,7 +70,7 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Facts of a card with everything installed; of the packages, one does not load and one is wrong."""
-    loaded = model(tmp_path, "bert")
+    loaded = forms(tmp_path, "bert")
     card = Facts("cuda", "float16", 8, (9, 0), {choice.FLASH_2: ALL, choice.FLASH_4: ALL, choice.TORCH_VARLEN: ALL})
 
     def broken() -> Kernel:
@@ -85,7 +88,7 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
 
 
 def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = model(tmp_path, "bert")
+    loaded = forms(tmp_path, "bert")
     monkeypatch.setattr(attention, "facts_of", lambda *_: Facts("cuda", "float32", 8, (9, 0)))
     found, kernel = kernel_for(loaded, torch.float32, CPU)
     assert (found.name, kernel) == (choice.PADDED, padded_groups)

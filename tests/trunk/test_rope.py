@@ -15,7 +15,6 @@ from transformers import AutoModel
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk import pretrained
 from hybridtei.trunk.rope import forget_lengths
 from tests import tiny, tolerances
 
@@ -64,11 +63,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny.write_family(tmp_path_factory.mktemp("rope"), model_type, **settings)
 
 
-@pytest.fixture(params=["packed", "padded"])
-def backend(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
-    """Both ways a family can run have the fault."""
-    if request.param == "padded":
-        monkeypatch.setattr(pretrained, "is_packed", lambda model_type: False)
+@pytest.fixture
+def backend(folder: Path) -> TorchBackend:
+    """Families refuse such embeddings, so transformers' own modules run them."""
     return TorchBackend(read_spec(folder, pooling="mean"))
 
 

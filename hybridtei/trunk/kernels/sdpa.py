@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hybridtei.batch import offsets_of
+from hybridtei.trunk.bias import Bias
 from hybridtei.trunk.kernels.sequences import Sequences
 
 PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens
+BIAS_ENTRIES = 1 << 24  # of queries that are computed together: 64 MB in float32
 MASK_ENTRIES = 1 << 26  # of a group whose queries see different keys; one sequence alone may have more
 
 
@@ -32,6 +34,27 @@ def per_sequence(
         rows, others = slice(start, start + length), slice(start, start + keys)
         mask = _mask(length, window, causal, q.device)
         out[rows] = _one_sequence(q[rows], k[others], v[others], scale, None if mask is None else mask[:, :keys])
+        start += length
+    return out
+
+
+def biased(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, bias: Bias, *, scale: float, window: int | None, causal: bool
+) -> Tensor:
+    """As `per_sequence`, with a bias on the scores: some queries at a time, since their bias must not outgrow memory."""
+    out = torch.empty_like(q)
+    start = 0
+    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
+        whole, others = slice(start, start + length), slice(start, start + keys)
+        mask = _mask(length, window, causal, q.device)
+        step = max(BIAS_ENTRIES // (q.shape[1] * length), 1)
+        for first in range(0, length, step):
+            some = slice(first, min(first + step, length))
+            scores = bias.of(whole, some)[..., :keys]
+            if mask is not None:
+                scores = scores.masked_fill(~mask[some, :keys], float("-inf"))
+            rows = slice(start + some.start, start + some.stop)
+            out[rows] = _one_sequence(q[rows], k[others], v[others], scale, scores)
         start += length
     return out
 

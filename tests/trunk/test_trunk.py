@@ -14,7 +14,6 @@ from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, WeightMismatch
-from hybridtei.trunk.families import PACKED, is_packed
 from tests import tiny, tolerances
 
 LENGTHS = (7, 1, 120, 2, 64, 17, 16, 33, 3, 15, 120)  # some longer than every window, some on its edges
@@ -96,11 +95,6 @@ def test_tokens_of_one_text_differ(family: tuple[Path, TorchBackend]) -> None:
     row = hidden_of(backend, [Encoding(ids)])[0]
     distances = np.abs(row[:, None] - row[None]).max(2) + np.eye(len(row))
     assert distances.min() > 100 * tolerances.HIDDEN["float32"]
-
-
-def test_every_packed_family_has_an_oracle() -> None:
-    assert set(tiny.FAMILIES) >= PACKED
-    assert {model_type for model_type in tiny.FAMILIES if not is_packed(model_type)} == {"distilbert", "mpnet", "deberta-v2"}
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])

@@ -1,0 +1,243 @@
+"""`families.ops.Ops` that compute: rows are tensors [t, width], texts end to end, and attention asks the layout.
+
+`family_module` runs a family once, traced by torch.fx. What remains is straight-line code over the checkpoint's tensors,
+without names and settings, which torch can compile and a GPU can record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from hybridtei.families.ops import Heads, Rotation, Rows
+
+# A tensor of the checkpoint by name and shape, on the device and in the dtype of the model.
+TensorOf = Callable[[str, tuple[int, ...]], Tensor]
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What a layer asks of the kernel of attention."""
+
+    heads: Heads
+    causal: bool
+    window: int | None
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """`joined`: projections of the same rows are one product. `typed`: there are token types; else all tokens are of type 0."""
+
+    dtype: torch.dtype
+    device: torch.device
+    joined: bool = False
+    typed: bool = False
+    tanh_gelu: bool = False
+
+
+def family_module(
+    family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
+) -> tuple[fx.GraphModule, frozenset[AttentionForm]]:
+    """(a module `(ids, layout)` -> last hidden states [t, h], what its layers ask of attention).
+
+    `ids`: int64[t] each, by the names that `Ops.embedding` takes. `family`: a family whose settings are bound.
+    """
+    root = _Root(family, tensor_of, options)
+    graph = _Tracer().trace(root)
+    return fx.GraphModule(root, graph).eval().requires_grad_(False), frozenset(root.forms)
+
+
+class _Root(nn.Module):
+    """Holds the tensors that a family has asked for, by their names without dots."""
+
+    def __init__(self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions) -> None:
+        super().__init__()
+        self.family, self.tensor_of, self.options = family, tensor_of, options
+        self.forms: set[AttentionForm] = set()
+        self.paths: dict[nn.Module, str] = {}
+
+    def forward(self, ids: Mapping[str, Tensor], layout: Any) -> Tensor:
+        hidden: Tensor = self.family(TorchOps(self, ids, layout)).value
+        return hidden
+
+    def parameter(self, name: str, *shape: int) -> Tensor:
+        """A tensor of the checkpoint, registered once."""
+        path = path_of(name)
+        if path not in self._parameters:
+            self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
+        found = self._parameters[path]
+        assert found is not None
+        return found
+
+    def linear(self, names: Sequence[str], width: int, widths: Sequence[int], bias: bool) -> nn.Module:
+        """A layer of the tensors of several, one below the other: float[t, width] -> float[t, sum(widths)]."""
+        path = path_of(names[0])
+        if path not in self._modules:
+            with torch.device("meta"):
+                layer = nn.Linear(width, sum(widths), bias=bias)
+            parts = [*zip(names, widths, strict=True)]
+            layer.weight = _stacked([self.tensor_of(f"{name}.weight", (rows, width)) for name, rows in parts])
+            if bias:
+                layer.bias = _stacked([self.tensor_of(f"{name}.bias", (rows,)) for name, rows in parts])
+            self.add_module(path, layer)
+            self.paths[layer] = path
+        found = self._modules[path]
+        assert found is not None
+        return found
+
+
+class _Tracer(fx.Tracer):
+    """Knows layers that were made while it traces."""
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        assert isinstance(self.root, _Root)
+        return self.root.paths[mod]
+
+
+class TorchOps:
+    """See `families.ops.Ops`."""
+
+    def __init__(self, root: _Root, ids: Mapping[str, Tensor], layout: Any) -> None:
+        self._root, self._ids, self._layout, self._options = root, ids, layout, root.options
+
+    def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
+        table = self._root.parameter(name, rows, width)
+        if ids == "token_type_ids" and not self._options.typed:
+            return Rows(table[0], width)
+        return Rows(functional.embedding(self._ids[ids], table), width)
+
+    def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
+        return Rows(self._root.parameter(name, rows, width), width, is_parameter=True)
+
+    def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
+        if x.is_parameter:  # computed once, while the family is traced
+            more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
+            weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
+            return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
+        return Rows(self._root.linear([name], x.width, [width], bias)(x.value), width)
+
+    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
+        if not self._options.joined:
+            return [self.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
+        return self.split(Rows(self._root.linear(names, x.width, widths, bias)(x.value), sum(widths)), widths)
+
+    def add(self, x: Rows, y: Rows) -> Rows:
+        return Rows(x.value + y.value, x.width)
+
+    def multiply(self, x: Rows, y: Rows) -> Rows:
+        return Rows(x.value * y.value, x.width)
+
+    def scale(self, x: Rows, factor: float) -> Rows:
+        return Rows(x.value * factor, x.width)
+
+    def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
+        parts = x.value.split([*widths], 1)
+        return [Rows(parts[place], width) for place, width in enumerate(widths)]
+
+    def activate(self, x: Rows, kind: str) -> Rows:
+        if kind == "gelu_tanh" or (kind == "gelu" and self._options.tanh_gelu):
+            return Rows(functional.gelu(x.value, approximate="tanh"), x.width)
+        return Rows(ACTIVATIONS[kind](x.value), x.width)
+
+    def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
+        more = self._root.parameter(f"{name}.bias", x.width) if bias else None
+        normed = functional.layer_norm(x.value, (x.width,), self._root.parameter(f"{name}.weight", x.width), more, eps)
+        return Rows(normed, x.width, x.is_parameter)
+
+    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+        size = (dim or x.width,)
+        weight, value = self._root.parameter(f"{name}.weight", *size), x.value if dim is None else self._heads(x, dim)
+        if offset:  # near one, half precision is too coarse for the sum
+            normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(weight.dtype)
+        else:
+            normed = functional.rms_norm(value, size, weight, eps)
+        return Rows(normed if dim is None else normed.flatten(1), x.width)
+
+    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+        inverse = torch.as_tensor(frequencies, device=self._options.device)
+        angles = self._ids["position_ids"][:, None].float() * inverse
+        both = torch.cat((angles, angles), 1)[:, None]
+        cos, sin = ((one * factor).to(self._options.dtype) for one in (both.cos(), both.sin()))
+        return Rotation(cos, sin, 2 * len(frequencies))
+
+    def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
+        whole = self._heads(x, dim)
+        heads = whole if rotation.dim == dim else whole[..., : rotation.dim]
+        half = rotation.dim // 2
+        turned = torch.cat((-heads[..., half:], heads[..., :half]), 2)
+        rotated = heads * rotation.cos + turned * rotation.sin
+        if rotation.dim < dim:
+            rotated = torch.cat((rotated, whole[..., rotation.dim :]), 2)
+        return Rows(rotated.flatten(1), x.width)
+
+    def attention(
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        heads: Heads,
+        *,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        bias: Any = None,
+    ) -> Rows:
+        self._root.forms.add(AttentionForm(heads, causal, window, bias is not None))
+        parts = (self._heads(one, heads.dim) for one in (q, k, v))
+        biased = {} if bias is None else {"bias": bias}
+        attended = self._layout.attend(*parts, scale=scale, window=window, causal=causal, **biased)
+        return Rows(attended.flatten(1), q.width)
+
+    def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
+        values = torch.as_tensor(table, device=self._options.device, dtype=self._options.dtype)
+        return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])
+
+    def falling(self, slopes: NDArray[np.float32]) -> Any:
+        return self._layout.falling_bias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
+
+    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
+        table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
+        return self._layout.distance_bias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
+
+    def disentangled(
+        self,
+        q: Rows,
+        k: Rows,
+        heads: Heads,
+        buckets: NDArray[np.int64],
+        *,
+        content_to_position: Rows | None,
+        position_to_content: Rows | None,
+        scale: float,
+    ) -> Any:
+        tables = [None if one is None else self._heads(one, heads.dim) for one in (content_to_position, position_to_content)]
+        places = torch.as_tensor(buckets, device=next(table for table in tables if table is not None).device)
+        contents = (self._heads(one, heads.dim) for one in (q, k))
+        return self._layout.disentangled_bias(*contents, places, *tables, scale)
+
+    def _heads(self, x: Rows, dim: int) -> Tensor:
+        heads: Tensor = x.value.unflatten(1, (-1, dim))
+        return heads
+
+
+def _stacked(tensors: Sequence[Tensor]) -> nn.Parameter:
+    return nn.Parameter(tensors[0] if len(tensors) == 1 else torch.cat([*tensors]), requires_grad=False)
+
+
+def path_of(name: str) -> str:
+    """Where a module keeps a tensor of the checkpoint."""
+    return name.replace(".", "__")

@@ -1,0 +1,90 @@
+"""Families by torch: what is joined, what waits for a device, and biases that are made a part at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hybridtei.backends.fp8_linear import Fp8Linear, replace_linears
+from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch_heads import HeadWeights
+from hybridtei.backends.torch_load import load_family
+from hybridtei.batch import Encoding, pack
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.trunk.kernels import sdpa
+from tests import tiny
+from tests.trunk.test_trunk import hidden_of, random_encodings
+
+EQUAL = 2e-6  # another order of sums
+
+
+def opened(spec: ModelSpec, *, joined: bool) -> TorchBackend:
+    trunk, _ = load_family(spec, torch.float32, torch.device("cpu"), joined=joined)
+    return TorchBackend(spec, loaded=(trunk, HeadWeights()))
+
+
+def linears(backend: TorchBackend) -> int:
+    return sum(isinstance(module, Linear) for module in backend.trunk.model.modules())
+
+
+@pytest.mark.parametrize("model_type", tiny.FAMILIES)
+def test_joined_projections_compute_the_same(tmp_path: Path, model_type: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
+    apart, joined = opened(spec, joined=False), opened(spec, joined=True)
+    has_one_already = {"modernbert", "gte", "jina_embeddings_v3"}
+    assert (linears(joined) < linears(apart)) == (model_type not in has_one_already)
+    encodings = random_encodings(spec)
+    for ours, theirs in zip(hidden_of(joined, encodings), hidden_of(apart, encodings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=EQUAL, rtol=EQUAL)
+
+
+def test_eight_bits_take_the_joined_matrix(tmp_path: Path) -> None:
+    backend = opened(read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean"), joined=True)
+    layers = replace_linears(backend.trunk.model)
+    assert len(layers) == 2 * 4  # of two layers: query, key and value; output; two of the MLP
+    encodings = random_encodings(backend.spec)
+    rough = hidden_of(backend, encodings)
+    assert [type(module) for module in backend.trunk.model.modules()].count(Fp8Linear) == len(layers)
+    for layer in layers:
+        layer.judging = True
+    for ours, theirs in zip(rough, hidden_of(backend, encodings), strict=True):
+        assert 0 < np.abs(ours - theirs).max() < 1
+
+
+@pytest.mark.parametrize("model_type", sorted(tiny.FAMILIES.keys() - tiny.BIASED))
+def test_no_pass_waits_for_the_device_midway(tmp_path: Path, model_type: str) -> None:
+    """What reads a number off a tensor makes a host wait for all that it launched, and cannot be recorded as a graph."""
+    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    batch = pack([Encoding(np.arange(5, 5 + length)) for length in (5, 9)], frozenset(), backend.spec.positions)
+    layout, placed = backend.trunk.layout(batch), backend.trunk.place(batch)
+    with torch.inference_mode(), Reads() as reads:
+        backend.trunk.eager(placed, layout)
+    assert reads.found == []
+
+
+class Reads(TorchDispatchMode):
+    """Notes operations that give the host a number, or a size that depends on numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"):
+            self.found.append(function._schema.name)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("model_type", sorted(tiny.BIASED))
+def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    encodings = random_encodings(backend.spec)
+    whole = hidden_of(backend, encodings)
+    monkeypatch.setattr(sdpa, "BIAS_ENTRIES", 1000)
+    for ours, theirs in zip(hidden_of(backend, encodings), whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=EQUAL, rtol=EQUAL)
