@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -76,8 +77,8 @@ def compare(family: str, settings: Mapping[str, Any]) -> tuple[list[float], bool
         expected = reference(folder, texts)
         states = [states_of(open_engine(engine, spec), texts) for engine in ENGINES]
     differences = [difference(one, expected, texts) for one in states]
-    forms = [[unit_means(form, texts) for form in (one.together, one.alone)] for one in states]
-    apart = max(max_difference(forms[0], one) for one in forms[1])
+    vectors = [unit_means(form, texts) for one in states for form in (one.together, one.alone)]
+    apart = max(max_difference(one, other) for one, other in combinations(vectors, 2))
     figures = [figure for one in differences for figure in (one.hidden, one.vectors)]
     return [*figures, apart], all(one.is_within for one in differences), apart <= VECTOR_TOLERANCE
 

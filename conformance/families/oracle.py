@@ -17,7 +17,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
-ENGINES = ("ort", "openvino")
+ENGINES = ("ort", "openvino", "torch")
 LENGTHS = (1, 3, 40, 17, 100)  # tokens; beyond the windows and the buckets of the tiny families
 HIDDEN_TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
 VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
@@ -52,11 +52,15 @@ def texts_of(spec: ModelSpec) -> list[Encoding]:
 
 
 def open_engine(name: str, spec: ModelSpec) -> Backend:
-    """The graph of a checkpoint's family on one of ENGINES. Raises LoadError, and ImportError where it is not installed."""
+    """A checkpoint's family on one of ENGINES. Raises LoadError, and ImportError where it is not installed."""
     if name == "ort":
         from hybridtei.backends.onnx_backend import OnnxBackend
 
         return OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    if name == "torch":
+        from hybridtei.backends.torch_backend import TorchBackend
+
+        return TorchBackend(spec)
     from hybridtei.backends.openvino_backend import OpenVinoBackend
 
     return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))

@@ -16,6 +16,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("modernbert", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"}),
     ("modernbert", {"layer_types": ["full_attention", "full_attention"]}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "is_causal": False}),
+    ("mistral", {"is_causal": False}),
     ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
 from hybridtei.backends.base import Backend
@@ -19,7 +18,6 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.outputs import Floats
-from hybridtei.trunk.pretrained import load_trunk
 from tests import jina, tiny
 from tests.families.test_families import opened
 
@@ -100,11 +98,6 @@ def test_int8_keeps_adapters_in_float32(checkpoint: Path) -> None:
     assert len(factors) == 2 * (2 + 4 * tiny.SMALL["num_hidden_layers"])
     assert set(factors) <= set(graph.weights)
     assert fidelity.worst > 0.99
-
-
-def test_torch_refuses_it_by_name(checkpoint: Path) -> None:
-    with pytest.raises(UnsupportedArchitecture, match=r"torch cannot choose among adapters \(retrieval.query, "):
-        load_trunk(read_spec(checkpoint), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_files_for_others_are_refused(checkpoint: Path) -> None:

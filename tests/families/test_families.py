@@ -165,7 +165,7 @@ def test_nested_settings_of_another_form_are_refused(tmp_path: Path, family: str
 
 
 def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
-    with pytest.raises(UnsupportedArchitecture, match="no graph of `t5`"):
+    with pytest.raises(UnsupportedArchitecture, match="no family `t5`"):
         family_graph(replace(read_spec(bert), model_type="t5"))
 
 
