@@ -10,7 +10,8 @@ measured first. `small/s` is tokens/s in passes of a thousand tokens, where laun
 
 Each model is measured in ways that build on each other, so that each row says what one more of them brings: `plain`, kernel by
 kernel; `graphs`, small batches launched at once; `compiled`, torch.compile, which is how a server ends up. `plain` also with
-each other attention kernel of this installation, and in fp8 where the card has it. Over HTTP nothing is compiled: that would take place while it is measured.
+each other attention kernel of this installation, and in fp8 where the card has it. Over HTTP nothing is compiled: that would
+take place while it is measured.
 
 In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in
 a folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a

@@ -167,6 +167,16 @@ class TorchOps:
             normed = functional.rms_norm(value, size, weight, eps)
         return Rows(normed if dim is None else normed.flatten(1), x.width)
 
+    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+        """See `Ops.experts`. All are computed, those that are not chosen times zero: no shape follows the choice."""
+        count = logits.width
+        w1, w2 = (self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2"))
+        largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
+        share = torch.zeros_like(logits.value).scatter(1, places, largest.to(self._options.dtype))
+        each = self.activate(Rows(functional.linear(x.value, w1), count * wide), act)
+        shared = (self._heads(each, wide) * share[:, :, None]).flatten(1)
+        return Rows(functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width)
+
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
         angles = self._ids["position_ids"][:, None].float() * inverse

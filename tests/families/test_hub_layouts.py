@@ -10,9 +10,8 @@ import pytest
 
 from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
 from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.errors import UnsupportedArchitecture
 from tests import published, tiny
 from tests.families.test_families import opened
 
@@ -45,31 +44,6 @@ def test_it_computes_what_transformers_does(
     spec = read_spec(published.REWRITES[family](folder, **changes), pooling="mean")
     found = difference(states_of(opened(engine, spec), texts), expected, texts)
     assert found.is_within, found
-
-
-@pytest.mark.parametrize(("family", "settings", "changes"), [PUBLISHED[2], *PUBLISHED[7:]], ids=str)
-def test_torch_computes_it_too(tmp_path: Path, family: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
-    folder = tiny.write_family(tmp_path, family, **settings)
-    texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = reference(folder, texts)
-    spec = read_spec(published.REWRITES[family](folder, **changes), pooling="mean")
-    found = difference(states_of(TorchBackend(spec), texts), expected, texts)
-    assert found.is_within, found
-
-
-@pytest.mark.parametrize(
-    ("write", "settings", "why"),
-    [
-        (published.write_nomic, {"qkv_proj_bias": True}, "the weights hold what config.json does not"),
-        (published.write_nomic, {"activation_function": "gelu"}, "the weights lack"),
-        (published.write_jina, {}, "config.json: transformers has no class for `jina_bert`"),
-    ],
-)
-def test_torch_refuses_what_transformers_has_no_class_for(
-    tmp_path: Path, write: Any, settings: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(LoadError, match=why):
-        TorchBackend(read_spec(write(tmp_path, **settings), pooling="mean"))
 
 
 def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
