@@ -29,6 +29,7 @@ KEYS = frozenset(
         "task_instructions",
     }
 )
+MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above those of any model; ranks of all adapters together
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ def read_adapters(config: Mapping[str, Any], file: Path) -> Adapters | None:
     if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
         raise LoadError(f"{file}: `task_instructions` should map names to texts")
     alpha = config.get("lora_alpha", 1)
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not alpha > 0:
-        raise LoadError(f"{file}: `lora_alpha` is {alpha!r}, should be a positive number")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
+        raise LoadError(f"{file}: `lora_alpha` is {alpha!r}, should be a positive number, at most {MAX_ALPHA}")
     rank = positive({"lora_rank": 4, **config}, "lora_rank", file)
+    if rank * len(names) > MAX_RANKS:
+        raise LoadError(f"{file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks")
     return Adapters(tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names})
 
 

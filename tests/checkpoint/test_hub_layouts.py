@@ -12,7 +12,7 @@ import pytest
 from hybridtei.checkpoint.hub_layouts import translate
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from tests import published, tiny
+from tests import jina, published, tiny
 
 
 @pytest.mark.parametrize("model_type", tiny.FAMILIES)
@@ -113,6 +113,7 @@ WRITERS: list[Callable[[Path], Path]] = [
     lambda folder: published.as_nomic(tiny.write_family(folder, "nomic_bert")),
     published.write_nomic,
     published.write_jina,
+    jina.write,
     lambda folder: published.as_llama_bidirec(tiny.write_classifier(folder, "llama"), temperature=1.0),
     lambda folder: published.as_pplx(tiny.write_family(folder, "qwen3")),
 ]
