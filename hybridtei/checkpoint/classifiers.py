@@ -109,7 +109,7 @@ DECODERS = frozenset(
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
-    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "gte", "nomic_bert")},
+    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "gte", "new", "nomic_bert")},
     "jina_bert": ("bert", _two_layers("bert.pooler.dense", "tanh")),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
     "mpnet": ("mpnet", _DENSE_TANH),
@@ -138,8 +138,7 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
     if not name.endswith(("ForSequenceClassification", "ForTokenClassification")) or model_type not in SEQUENCE:
         served = ", ".join(sorted(SEQUENCE))
         raise UnsupportedArchitecture(f"{file}: {name} of {model_type!r} is not served; classifiers served: {served}")
-    trunk, recipe = SEQUENCE[model_type]
-    trunk = "new" if name.startswith("NewFor") else trunk  # as Alibaba's code calls what transformers calls gte
+    trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]  # Alibaba's name for transformers' gte
     labels = _labels(config, file)
     if name.endswith("ForTokenClassification"):
         return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)

@@ -78,7 +78,7 @@ class Ops(Protocol):
         ...
 
     def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
-        """Sum over the `chosen` experts of the largest `softmax(logits)`, by which each is weighted: `act(x w1^T) w2`.
+        """Mixture of experts: `bias` + the sum of `p act(x w1^T) w2` over the `chosen` ones of largest p = softmax(logits).
 
         `NAME.mlp.w1`, `NAME.mlp.w2` float[logits.width * wide, x.width], expert after expert; `NAME.bias` float[x.width].
         """

@@ -15,12 +15,12 @@ from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, LENGTHS, diff
 from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.onnx_writer import contents
-from hybridtei.checkpoint.layers import classifier_layers
+from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families.jina_bert import slopes
-from tests import published, tiny
+from tests import published, tiny, tolerances
 from tests.families import plain
 from tests.families.test_families import opened
 
@@ -139,15 +139,20 @@ def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path: Path) -> N
 def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     folder = published.write_jina(tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels)
-    head = {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,), "classifier.weight": (1, 32)}
-    head["classifier.bias"] = (1,)
-    tensors = {f"bert.{name}": Weights.open(folder).float32(name) for name in Weights.open(folder).names()}
-    published.save_file({**tensors, **published.random_tensors(head)}, folder / "model.safetensors")
+    config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
+    trunk = {name: weights.float32(name) for name in weights.names()}
+    shapes = {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,), "classifier.weight": (1, 32)}
+    head = published.random_tensors({**shapes, "classifier.bias": (1,)})
+    published.save_file({**{f"bert.{name}": one for name, one in trunk.items()}, **head}, folder / "model.safetensors")
     spec = read_spec(folder)
-    assert spec.classifier is not None
-    first, last = classifier_layers(spec.classifier, folder, spec.hidden_size)
-    assert (spec.kind, first.weight.shape, last.weight.shape) == ("reranker", (32, 32), (1, 32))
-    family_graph(spec)
+    texts = texts_of(spec)
+    states = plain.states(plain.jina, config, trunk, texts)
+    first = states[np.cumsum([0, *(len(text) for text in texts[:-1])])]
+    pooled = np.tanh(first @ head["bert.pooler.dense.weight"].T + head["bert.pooler.dense.bias"])
+    expected = pooled @ head["classifier.weight"].T + head["classifier.bias"]
+    scores = opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    assert (spec.kind, scores is None) == ("reranker", False)
+    np.testing.assert_allclose(scores, expected, atol=tolerances.LOGITS["float32"])
 
 
 @pytest.mark.parametrize(
