@@ -79,7 +79,6 @@ def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     try:
         _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
-        _warm_up(backend, model.reader.max_input_length)
         budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
@@ -140,22 +139,19 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
 
 
 def _self_test(backend: Backend, longest: int) -> None:
-    """Raises LoadError unless a short text and a long one in one pass give what each gives alone: a family that hides its
-    layout from our attention, or picks anything by the longest text of a pass, fails here, at start."""
+    """Run all outputs once. Raises LoadError unless a short text behind a long one in one pass gives what it gives alone: a
+    family that hides its layout from our attention, or picks anything by the longest text of a pass, fails here, at start."""
     spec = backend.spec
-    heads = frozenset({Head.SPARSE if spec.is_splade else Head.TOKENS})
+    heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
     first = spec.positions.offset
-    texts = [
-        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size) for length in (min(3, longest), longest)
-    ]
-    together = backend.forward(pack(texts, heads, spec.positions))
-    for row, text in enumerate(texts):
-        alone = _values(backend.forward(pack([text], heads, spec.positions)), 0)
-        worst = float(np.abs(alone - _values(together, row)).max() / max(1.0, np.abs(alone).max()))
-        if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
-            raise LoadError(
-                f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
-            )
+    long, short = (
+        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size) for length in (longest, min(3, longest))
+    )
+    together = _values(backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1)
+    alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
+    worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
+    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
+        raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together")
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
@@ -183,12 +179,6 @@ def _values(outputs: HeadOutputs, row: int) -> Floats:
         return outputs.splade.take([row]).to_dense()
     assert outputs.tokens is not None
     return outputs.tokens.row(row)
-
-
-def _warm_up(backend: Backend, tokens: int) -> None:
-    spec = backend.spec
-    longest = Encoding(np.full(tokens, min(spec.vocab_size - 1, spec.positions.offset), dtype=np.int64))
-    backend.forward(pack([longest], spec.heads, spec.positions))
 
 
 ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -47,14 +47,14 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
 
     monkeypatch.setattr(OnnxBackend, "forward", counted)
     loaded(bert)
-    assert lengths[0] == [3, vocabulary.LONGEST]
+    assert lengths[0] == [vocabulary.LONGEST, 3]
     lengths.clear()
     loaded(bert, max_batch_tokens=50)
-    assert lengths[0] == [3, 50]
+    assert lengths[0] == [50, 3]
     lengths.clear()
     monkeypatch.setattr(load, "SELF_TEST_TOKENS", 20)
     loaded(bert)
-    assert lengths[0] == [3, 20]
+    assert lengths[0] == [20, 3]
 
 
 def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,16 @@ another model, and refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from hybridtei.backends.graphs import Graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, left_over
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.outputs import Floats
+from hybridtei.system import memory
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -27,6 +30,27 @@ def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
     keys = {name: checked_key(weights, name, shape) for name, shape in graph.weights.items()}
     check_names({**keys, **{name: find_tensor(weights, name) for name in graph.held}}, weights)
     return keys
+
+
+def discard_widened(
+    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, states: Callable[[], Sequence[Floats]]
+) -> None:
+    """Give back the memory of matrices that were widened to float32, once a runtime has packed them in a form of its own.
+
+    `states`: what the runtime computes of a few tokens, each way it can. If that changes, the runtime reads the matrices where
+    they lie: their numbers are read again, and stay.
+    """
+    owned = {name: tensors[name] for name in graph.matrices if tensors[name].flags.owndata}
+    if not owned:
+        return
+    expected = states()
+    for array in owned.values():
+        memory.discard(array)
+    if all(np.array_equal(one, other) for one, other in zip(states(), expected, strict=True)):
+        return
+    again = graph_tensors(graph, weights)
+    for name, array in owned.items():
+        np.copyto(array, again[name])
 
 
 def find_tensor(weights: Weights, name: str) -> str | None:

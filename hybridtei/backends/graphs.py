@@ -19,18 +19,21 @@ class _Tensors(msgspec.Struct, omit_defaults=True):
 
     weights: dict[str, tuple[int, ...]]
     held: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
     """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
-    `held`: tensors of the checkpoint that the graph carries itself, in another form.
+    `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
+    only multiplies by, of which runtimes make a packed form of their own.
     """
 
     body: bytes
     weights: Mapping[str, tuple[int, ...]]
     held: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
 
     @property
     def onnx(self) -> bytes:
@@ -39,7 +42,7 @@ class Graph:
 
     def write(self, path: Path) -> None:
         """A zip of `graph.onnx` and `weights.json`, whole or not at all; the same graph gives the same bytes."""
-        described = msgspec.json.encode(_Tensors(dict(self.weights), self.held))
+        described = msgspec.json.encode(_Tensors(dict(self.weights), self.held, self.matrices))
         with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for name, data in (("graph.onnx", self.body), ("weights.json", described)):
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
@@ -50,7 +53,7 @@ class Graph:
         try:
             with zipfile.ZipFile(path) as archive:
                 tensors = msgspec.json.decode(archive.read("weights.json"), type=_Tensors)
-                return cls(archive.read("graph.onnx"), tensors.weights, tensors.held)
+                return cls(archive.read("graph.onnx"), tensors.weights, tensors.held, tensors.matrices)
         except Exception as error:  # zipfile lets through what zlib and others raise
             raise LoadError(f"{path}: not a readable graph: {error}") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.graph_weights import graph_tensors, word_table, word_tables
+from hybridtei.backends.graph_weights import discard_widened, graph_tensors, word_table, word_tables
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.mlm_head import MlmHead
@@ -46,7 +46,8 @@ class OnnxBackend:
         sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph.weights))
         self._open(sessions)
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
-        weights.release()  # the sessions have copied the matrices into a form of their own
+        discard_widened(graph, tensors, weights, self._sample)  # the sessions have packed the matrices
+        weights.release()
         self._heads = HostHeads(spec, table, mlm)
 
     @classmethod
@@ -82,6 +83,12 @@ class OnnxBackend:
         self._session, self._all_cores = sessions[0], sessions[-1]
         self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
+
+    def _sample(self) -> list[Floats]:
+        """States of a few tokens by each session."""
+        texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
+        batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
+        return [self._hidden(batch, use_all_cores=use_all_cores) for use_all_cores in (False, True)]
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""

@@ -42,15 +42,16 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     """Write a checkpoint's family by these operations. Raises as `family_graph`."""
     file = str(spec.folder / "config.json")
     hidden = run_family(ops, spec.model_type, spec.config, file, None if spec.adapters is None else spec.adapters.form)
-    return Graph(ops.model(hidden), ops.weights)
+    return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices))
 
 
 class OnnxOps:
-    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants."""
+    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by."""
 
     def __init__(self, spec: ModelSpec, *, rectangle: bool = False) -> None:
         self.writer = OnnxWriter()
         self.weights: dict[str, tuple[int, ...]] = {}
+        self.matrices: list[str] = []
         self._tanh_gelu = spec.tanh_gelu
         self._is_rectangle = rectangle
         self._made: dict[Any, Any] = {}
@@ -89,6 +90,7 @@ class OnnxOps:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         weight = self._weight(f"{name}.weight", (width, x.width))
+        self.matrices.append(weight)
         more = [self._weight(f"{name}.bias", (width,))] if bias else []
         return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
 

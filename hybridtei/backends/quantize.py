@@ -8,6 +8,7 @@ point of 128, since x86 multiplies unsigned by signed ones. Rows that are quanti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def int8_family_graph(
     """As `onnx_ops.family_graph`, holding in eight bits every matrix of a linear map. `tensors`: the checkpoint's, by name."""
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
     graph = graph_by(ops, spec)
-    return Graph(graph.body, graph.weights, tuple(sorted(ops.held)))
+    return replace(graph, held=tuple(sorted(ops.held)))
 
 
 class _Int8Ops(OnnxOps):

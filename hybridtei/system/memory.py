@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from hybridtei.system.cpu import available_cores
 
@@ -37,6 +42,15 @@ def trim() -> None:
     """Loading leaves copies behind that were needed for a moment: 60 MB of a model of 90. Elsewhere than on glibc, nothing."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def discard(array: NDArray[Any]) -> None:
+    """Give back the pages of an array that is never read again. It may be: its numbers then are zeros, where this is Linux, and
+    what they were elsewhere."""
+    first, stop = -(-array.ctypes.data // PAGESIZE) * PAGESIZE, (array.ctypes.data + array.nbytes) // PAGESIZE * PAGESIZE
+    if sys.platform == "linux" and array.flags.c_contiguous and first < stop:
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
 
 
 def arenas() -> int:

@@ -10,6 +10,7 @@ import threading
 from itertools import pairwise
 from mmap import PAGESIZE
 
+import numpy as np
 import pytest
 
 from hybridtei.system import memory as heap
@@ -199,3 +200,15 @@ def test_where_nobody_tells_what_is_held_no_thread_runs(monkeypatch: pytest.Monk
     keeper.start()
     assert keepers() == others
     keeper.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
+def test_a_discarded_array_takes_no_pages_and_its_neighbours_stay() -> None:
+    numbers = np.ones(1_000_000, np.float32)
+    heap.discard(numbers[100_000:900_000])
+    pages = PAGESIZE // numbers.itemsize
+    assert numbers[:100_000].all()
+    assert numbers[900_000:].all()
+    assert np.count_nonzero(numbers[100_000:900_000]) < 2 * pages
+    heap.discard(numbers[:3])
+    assert numbers[:3].all()
