@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm, linear
 from hybridtei.backends.graph_weights import check_names, checked_key, word_table
 from hybridtei.backends.mlm_head import MlmLayers
 from hybridtei.backends.torch_heads import HeadWeights, LogitsOf
+from hybridtei.checkpoint.hub_layouts import is_translated
 from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights, not_finite
@@ -62,6 +63,8 @@ def _load_trunk(
     except UnsupportedArchitecture as refused:
         if spec.is_splade or spec.adapters is not None:
             raise
+        if is_translated(spec.config, spec.folder / "config.json") and not trust_remote_code:
+            raise  # transformers takes its own defaults for what the makers' words say, and computes another model
         log.info("transformers' own modules run this model, padded: %s", refused)
     model = load_model(spec, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
     return PaddedTrunk(model, spec, device), None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridtei.checkpoint.files import positive
+from hybridtei.checkpoint.files import positive, read_object
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
@@ -27,6 +27,11 @@ def translate(config: Mapping[str, Any], file: Path) -> Config:
     model_type = config.get("model_type")
     translator = TRANSLATORS.get(model_type) if isinstance(model_type, str) else None
     return dict(config) if translator is None else translator(dict(config), file)
+
+
+def is_translated(config: Mapping[str, Any], file: Path) -> bool:
+    """Whether these settings of a model are in other words than its config.json."""
+    return dict(config) != read_object(file)
 
 
 def _gte(config: Config, file: Path) -> Config:

@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
 from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import UnsupportedArchitecture
@@ -47,6 +48,20 @@ def test_it_computes_what_transformers_does(
     spec = read_spec(published.REWRITES[family](folder, **changes), pooling="mean")
     found = difference(states_of(opened(engine, spec), texts), expected, texts)
     assert found.is_within, found
+
+
+@pytest.mark.parametrize(
+    ("family", "rewrite", "changes", "why"),
+    [
+        ("nomic_bert", published.as_nomic, {"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
+        ("llama", published.as_llama_bidirec, {"model_type": "llama", "an_option": 1}, "`an_option` is 1"),
+    ],
+)
+def test_torch_does_not_fall_back_on_another_model(tmp_path: Path, family: str, rewrite: Any, changes: Any, why: str) -> None:
+    """transformers would read Nomic's sizes as its own defaults, and this llama as one that looks back only."""
+    folder = rewrite(tiny.write_family(tmp_path, family), **changes)
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
+        TorchBackend(read_spec(folder, pooling="mean"))
 
 
 def test_a_gte_without_types_has_no_table_of_them(tmp_path: Path) -> None:
