@@ -150,7 +150,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = None
     default_prompt_name: Annotated[
         str | None,
-        Meta(description="Name of the model's prompt put before every input; excludes --default-prompt.", extra=INPUTS),
+        Meta(
+            description="Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.",
+            extra=INPUTS,
+        ),
     ] = None
 
 

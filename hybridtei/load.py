@@ -140,12 +140,15 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
 
 def _self_test(backend: Backend, longest: int) -> None:
     """Run all outputs once. Raises LoadError unless a short text behind a long one in one pass gives what it gives alone: a
-    family that hides its layout from our attention, or picks anything by the longest text of a pass, fails here, at start."""
+    family that hides its layout from our attention, or picks anything by the longest text of a pass, fails here, at start. The
+    long text has the last of the model's adapters, the short one none."""
     spec = backend.spec
     heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
     first = spec.positions.offset
+    last = 0 if spec.adapters is None else len(spec.adapters.names)
     long, short = (
-        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size) for length in (longest, min(3, longest))
+        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size, adapter=adapter)
+        for length, adapter in ((longest, last), (min(3, longest), 0))
     )
     together = _values(backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1)
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)

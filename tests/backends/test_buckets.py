@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
 
 def batch(lengths: list[int], positions: Positions | None = None, vocab_size: int = 500) -> PackedBatch:
     draw = np.random.default_rng(0)
-    encodings = [Encoding(draw.integers(5, vocab_size, length)) for length in lengths]
+    encodings = [Encoding(draw.integers(5, vocab_size, length), adapter=i % 3) for i, length in enumerate(lengths)]
     return pack(encodings, frozenset(), positions or Positions())
 
 
@@ -53,6 +53,10 @@ def test_a_padded_batch_begins_with_the_batch_and_fills_its_bucket(lengths: list
     np.testing.assert_array_equal(bucketed.input_ids[: len(asked.input_ids)], asked.input_ids)
     np.testing.assert_array_equal(bucketed.position_ids[: len(asked.input_ids)], asked.position_ids)
     np.testing.assert_array_equal(bucketed.cu_seqlens[: len(asked) + 1], asked.cu_seqlens)
+    if asked.adapter_ids is not None:
+        assert bucketed.adapter_ids is not None
+        assert len(bucketed.adapter_ids) == bucket.tokens
+        np.testing.assert_array_equal(bucketed.adapter_ids[: len(asked.input_ids)], asked.adapter_ids)
     assert (bucketed.lengths >= 0).all()
     assert bucketed.max_seqlen <= bucket.longest
     assert set(bucketed.position_ids) <= set(asked.position_ids)
