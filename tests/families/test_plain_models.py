@@ -13,6 +13,8 @@ import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, LENGTHS, difference, states_of, texts_of
 from hybridtei.backends.graph_weights import graph_tensors
+from hybridtei.backends.int8 import Guard, make_int8
+from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.onnx_writer import contents
 from hybridtei.batch import Head, pack
@@ -101,6 +103,17 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path: Path, write: Any, rectang
     )
     onnx.checker.check_model(model, full_check=True)
     assert len(graph.body) < 20_000
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_int8_stays_near_and_apart_from_neighbours(tmp_path: Path, experts: bool) -> None:
+    settings = {**EXPERTS, "moe_every_n_layers": 2}
+    spec = read_spec(published.write_nomic(tmp_path, **settings) if experts else published.write_jina(tmp_path), pooling="mean")
+    weights = Weights.open(spec.folder)
+    graph, fidelity = make_int8(spec, weights, Guard())
+    states = states_of(OnnxBackend(spec, graph, weights), texts_of(spec))
+    np.testing.assert_allclose(states.together, states.alone, atol=HIDDEN_TOLERANCE)
+    assert fidelity.worst > 0.99
 
 
 def test_a_rectangle_has_the_same_experts_and_distances(tmp_path: Path) -> None:
