@@ -2,7 +2,8 @@
 
 Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
 a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
-third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share.
+third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share. So a
+model of large matrices is compiled once, over all cores, for a single lane.
 
 Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
 sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
@@ -43,6 +44,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import openvino as ov  # noqa: E402
 
+LARGE_BYTES = 256_000_000  # of matrices in float32, of which there is no second copy; two cores do as much in one lane
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
@@ -78,14 +80,17 @@ class OpenVinoBackend:
         self.dtype = dtype
         self.forwards = 0
         cores = available_cores()
-        self.lanes = both_lanes(cores) if threads == 1 else (LaneKind.BULK,)
         self._counting = threading.Lock()
         self._lane = threading.local()
         words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
+        is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
+        threads = max(threads, cores) if is_large else threads
+        team = threads if is_large or threads > 1 else 0
+        self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
         try:
-            self._models = _Models(graph, tensors, PRECISIONS[dtype], cores=cores, threads=threads, bulk_niceness=bulk_niceness)
+            self._models = _Models(graph, tensors, PRECISIONS[dtype], cores=cores, team=team, bulk_niceness=bulk_niceness)
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:  # bare RuntimeErrors
@@ -127,13 +132,14 @@ class _Models:
     """
 
     def __init__(
-        self, graph: Graph, tensors: Mapping[str, Floats], precision: ov.Type, *, cores: int, threads: int, bulk_niceness: int
+        self, graph: Graph, tensors: Mapping[str, Floats], precision: ov.Type, *, cores: int, team: int, bulk_niceness: int
     ) -> None:
+        """`team`: threads of the one model that there is for all, or 0."""
         core = ov.Core()
         _check_processor(core, precision)
         model = _model(core, graph, tensors)
-        if threads > 1:
-            self._all_cores = self._express = self._bulk = _compile(core, model, precision, threads=threads, streams=1)
+        if team:
+            self._all_cores = self._express = self._bulk = _compile(core, model, precision, threads=team, streams=1)
             return
         self._all_cores = _compile(core, model, precision, threads=cores, streams=1)
         if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time

@@ -190,6 +190,22 @@ def test_threads_of_one_pass_change_nothing(hybrid: Path, hybrid_backend: OpenVi
     same(run(team, texts), run(hybrid_backend, texts), len(texts), hybrid_backend.dtype)
 
 
+def test_a_model_of_large_matrices_is_compiled_once(
+    hybrid: Path, hybrid_backend: OpenVinoBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len({id(model) for model in vars(hybrid_backend._models).values()}) > 1
+    monkeypatch.setattr("hybridtei.backends.openvino_backend.LARGE_BYTES", 1000)
+    texts = sixty_four(hybrid_backend.spec.vocab_size)
+    team = openvino(read_spec(hybrid), dtype=hybrid_backend.dtype)
+    assert team.lanes == (LaneKind.BULK,)
+    assert len({id(model) for model in vars(team._models).values()}) == 1
+    same(run(team, texts), run(hybrid_backend, texts), len(texts), hybrid_backend.dtype)
+    with ThreadPoolExecutor(4) as pool:
+        alone = list(pool.map(lambda text: run(team, [text], use_all_cores=True), texts))
+    for text, outputs in zip(texts, alone, strict=True):
+        same(outputs, run(hybrid_backend, [text]), 1, hybrid_backend.dtype)
+
+
 def test_what_came_out_is_not_touched_by_the_next_pass(m3_backend: OpenVinoBackend) -> None:
     one, other = sixty_four(m3_backend.spec.vocab_size)[:2]
     outputs = run(m3_backend, [one])
