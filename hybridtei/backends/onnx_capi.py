@@ -33,6 +33,7 @@ FUNCTIONS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
     "SetInterOpNumThreads": (25, (c_void_p, c_int)),
     "SessionGetInputCount": (30, (c_void_p, POINTER(c_size_t))),
     "SessionGetInputName": (36, (c_void_p, c_size_t, c_void_p, OUT)),
+    "CreateRunOptions": (39, (OUT,)),
     "CreateTensorWithDataAsOrtValue": (49, (c_void_p, c_void_p, c_size_t, POINTER(c_int64), c_size_t, c_int, OUT)),
     "GetTensorMutableData": (51, (c_void_p, OUT)),
     "GetDimensionsCount": (61, (c_void_p, POINTER(c_size_t))),
@@ -43,6 +44,7 @@ FUNCTIONS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
     "GetAllocatorWithDefaultOptions": (78, (OUT,)),
     "AddSessionConfigEntry": (130, (c_void_p, c_char_p, c_char_p)),
     "AddInitializer": (150, (c_void_p, c_char_p, c_void_p)),
+    "AddRunConfigEntry": (165, (c_void_p, c_char_p, c_char_p)),
     "CreatePrepackedWeightsContainer": (166, (OUT,)),
     "CreateSessionFromArrayWithPrepackedWeightsContainer": (169, (c_void_p, c_char_p, c_size_t, c_void_p, c_void_p, OUT)),
     "AddExternalInitializers": (210, (c_void_p, OUT, OUT, c_size_t)),
@@ -50,6 +52,8 @@ FUNCTIONS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
 MESSAGE = 2  # of a status
 RELEASES = {"status": 93, "session": 95, "value": 96, "shape": 99, "options": 100, "container": 167}
 ELEMENTS = {"float32": 1, "int64": 7}  # ONNXTensorElementDataType
+# What a pass took beyond the first is freed after it; else each session keeps as much as its largest pass took.
+SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 WARNINGS = 3  # the least severity that is logged: errors
 
 
@@ -58,7 +62,7 @@ class _Base(ctypes.Structure):
 
 
 class Api:
-    """The functions of a library, and the environment of this process in it."""
+    """The functions of a library, and the environment and options of this process in it."""
 
     def __init__(self, library: Path) -> None:
         """Raises OSError or AttributeError for a file that is no such library, RuntimeError for one that is too old."""
@@ -75,6 +79,9 @@ class Api:
         self._releases = {name: ctypes.CFUNCTYPE(None, c_void_p)(entries[place]) for name, place in RELEASES.items()}
         self.environment = self.make("CreateEnv", WARNINGS, b"hybridtei")
         self.memory = self.make("CreateCpuMemoryInfo", 0, 0)
+        self.run_options = self.make("CreateRunOptions")
+        for key, text in SHRINKING.items():
+            self.call("AddRunConfigEntry", self.run_options, key.encode(), text.encode())
 
     def call(self, name: str, *arguments: Any) -> None:
         """Raises RuntimeError with the library's words."""
@@ -192,7 +199,7 @@ class NativeSession:
         try:
             for place, array in enumerate(arrays):
                 values[place] = api.tensor(array)
-            api.call("Run", self._session, None, _names(feed), values, len(feed), _names([output]), 1, outputs)
+            api.call("Run", self._session, api.run_options, _names(feed), values, len(feed), _names([output]), 1, outputs)
             return api.array(c_void_p(outputs[0]))
         finally:
             for value in (*values, *outputs):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from hybridtei.backends.onnx_capi import Container, NativeSession, find_api
+from hybridtei.backends.onnx_capi import SHRINKING, Container, NativeSession, find_api
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 
@@ -86,11 +86,14 @@ class PythonSession:
         for name, value in lent.tables.items():
             options.add_initializer(name, value)
         self._lent = lent
+        self._run_options = ort.RunOptions()
+        for key, text in SHRINKING.items():
+            self._run_options.add_run_config_entry(key, text)
         content = str(graph) if isinstance(graph, Path) else graph
         self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
         self.inputs = frozenset(node.name for node in self.inner.get_inputs())
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
         """See `Session.run`."""
-        found: Floats = self.inner.run([output], dict(feed))[0]
+        found: Floats = self.inner.run([output], dict(feed), self._run_options)[0]
         return found
