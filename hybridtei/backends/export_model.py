@@ -14,9 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from hybridtei.backends.fidelity import Fidelity, Guard
 from hybridtei.backends.graph_weights import graph_tensors, word_table
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.int8 import Fidelity, Guard, make_int8
+from hybridtei.backends.int8 import make_int8
 from hybridtei.backends.onnx_files import FILES, WORDS
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.onnx_writer import contents, declarations

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from hybridtei.backends.acceleration import AccelerationOptions
+from hybridtei.backends.fidelity import Fidelity, Guard, check, compare
 from hybridtei.backends.fp8_linear import STEP, Fp8Linear, replace_linears
-from hybridtei.backends.int8 import Fidelity, Guard, compare
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import LoadError
@@ -53,11 +53,7 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
         raise LoadError(f"{backend.spec.folder}: fp8: no matrix of the trunk has sides of a multiple of {STEP}")
     fidelity = _fidelity(backend, layers)
     log.info("fp8, %d matrices, against bfloat16: %s", len(layers), fidelity)
-    if not fidelity.passes(guard):
-        raise LoadError(
-            f"{backend.spec.folder}: fp8 is too far from bfloat16 for this model: {fidelity}; asked for: {guard.worst} at "
-            f"worst, {guard.mean} on average"
-        )
+    check(fidelity, guard, backend.spec, "fp8 is too far from bfloat16")
     for layer in layers:
         layer.exact = None
     backend.make_room()
@@ -89,4 +85,4 @@ class _View:
 
 def _fidelity(backend: TorchBackend, layers: list[Fp8Linear]) -> Fidelity:
     exact, approximate = (_View(backend, layers, exact=exact) for exact in (True, False))
-    return compare(cast(Any, exact), cast(Any, approximate))
+    return compare(exact, approximate)

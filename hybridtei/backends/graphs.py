@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hybridtei.backends.onnx_writer import declarations
+from hybridtei.checkpoint.weights import weight_files
 from hybridtei.errors import LoadError
 from hybridtei.system.cache_folder import cache_folder, whole
 
@@ -61,3 +63,12 @@ class Graph:
 def graphs_folder() -> Path:
     """Of graphs made on this machine."""
     return cache_folder("graphs")
+
+
+def digest(graph: Graph, folder: Path, facts: bytes) -> str:
+    """Of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
+    made = hashlib.sha256(graph.onnx + facts)
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            made.update(hashlib.file_digest(file, "sha256").digest())
+    return made.hexdigest()[:32]

@@ -90,7 +90,8 @@ class OnnxOps:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         weight = self._weight(f"{name}.weight", (width, x.width))
-        self.matrices.append(weight)
+        if not x.is_parameter:  # else the product is a constant
+            self.matrices.append(weight)
         more = [self._weight(f"{name}.bias", (width,))] if bias else []
         return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
 

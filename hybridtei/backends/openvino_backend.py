@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, in float32 or bfloat16: the graphs and heads of ONNX Runtime's backend, another engine for the trunk.
+"""OpenVINO on the CPU, in float32, bfloat16 or int8: the graphs and heads of ONNX Runtime's backend, another engine.
 
 Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
 a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
@@ -7,6 +7,9 @@ model of large matrices is compiled once, over all cores, for a single lane.
 
 Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
 sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
+
+In int8, groups of the numbers of a matrix's row share a scale, and groups of a token's numbers one that is found in the pass,
+where the processor multiplies bytes; elsewhere, only the matrices are smaller. Attention and sums stay float32.
 
 Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
 address, and the next request whose inputs are copied has them written there, by then the memory of something else.
@@ -19,21 +22,25 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.graph_weights import graph_tensors, word_table
+from hybridtei.backends.graph_weights import graph_keys, word_table
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_writer import inputs
+from hybridtei.backends.quantize import quantized
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
+from hybridtei.families.adapters import is_adapter
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
 
@@ -44,9 +51,9 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import openvino as ov  # noqa: E402
 
-LARGE_BYTES = 256_000_000  # of matrices in float32, of which there is no second copy; two cores do as much in one lane
+LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
-PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
+PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16, "int8": ov.Type.f32}  # of all but the matrices
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
 KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
@@ -68,13 +75,14 @@ class OpenVinoBackend:
         weights: Weights,
         *,
         dtype: str = "float32",
+        group: int = 64,
         threads: int = 1,
         bulk_niceness: int = 10,
     ) -> None:
         """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
 
-        `bulk_niceness`: what bulk lanes compute at; the callers' own priority does not reach OpenVINO's threads.
-        Raises LoadError.
+        `group`: numbers that share a scale, in int8. `bulk_niceness`: what bulk lanes compute at; the callers' own priority
+        does not reach OpenVINO's threads. Raises LoadError.
         """
         self.spec = spec
         self.dtype = dtype
@@ -83,14 +91,15 @@ class OpenVinoBackend:
         self._counting = threading.Lock()
         self._lane = threading.local()
         words = word_table(spec, graph.weights)
-        tensors = graph_tensors(graph, weights)
-        table = None if words is None else tensors[words]
+        settings = _settings(dtype, group)
+        tensors = _tensors(graph, weights, group if dtype == "int8" else None)
+        table = None if words is None else np.asarray(tensors[words], dtype=np.float32)
         is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
         threads = max(threads, cores) if is_large else threads
         team = threads if is_large or threads > 1 else 0
         self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
         try:
-            self._models = _Models(graph, tensors, PRECISIONS[dtype], cores=cores, team=team, bulk_niceness=bulk_niceness)
+            self._models = _Models(graph, tensors, settings, cores=cores, team=team, bulk_niceness=bulk_niceness)
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:  # bare RuntimeErrors
@@ -132,22 +141,22 @@ class _Models:
     """
 
     def __init__(
-        self, graph: Graph, tensors: Mapping[str, Floats], precision: ov.Type, *, cores: int, team: int, bulk_niceness: int
+        self, graph: Graph, tensors: Tensors, settings: Settings, *, cores: int, team: int, bulk_niceness: int
     ) -> None:
         """`team`: threads of the one model that there is for all, or 0."""
         core = ov.Core()
-        _check_processor(core, precision)
+        _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
         model = _model(core, graph, tensors)
         if team:
-            self._all_cores = self._express = self._bulk = _compile(core, model, precision, threads=team, streams=1)
+            self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
             return
-        self._all_cores = _compile(core, model, precision, threads=cores, streams=1)
+        self._all_cores = _compile(core, model, settings, threads=cores, streams=1)
         if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
             self._express = self._all_cores
         else:
-            self._express = _compile(core, model, precision, threads=cores, streams=cores)
+            self._express = _compile(core, model, settings, threads=cores, streams=cores)
         with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
-            self._bulk = thread.submit(_compile, core, model, precision, threads=cores, streams=cores).result()
+            self._bulk = thread.submit(_compile, core, model, settings, threads=cores, streams=cores).result()
 
     def of(self, kind: LaneKind, *, use_all_cores: bool) -> _Compiled:
         if use_all_cores:
@@ -213,22 +222,78 @@ def grown(size: int, least: int, parts: int) -> int:
     return -(-size // step) * step
 
 
-def _model(core: ov.Core, graph: Graph, tensors: Mapping[str, Floats]) -> ov.Model:
+@dataclass(frozen=True, slots=True)
+class _Int8Matrix:
+    """See `quantize.quantized`."""
+
+    values: NDArray[np.int8]
+    scale: Floats
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes
+
+    @property
+    def node(self) -> ov.Node:
+        """The matrix float32[v, k] as OpenVINO recognises it, and keeps it in eight bits."""
+        ops, (rows, groups, group) = ov.opset13, self.values.shape
+        grouped = groups > 1
+        values, scale = (self.values, self.scale) if grouped else (self.values[:, 0], self.scale[:, 0])
+        product = ops.multiply(ops.convert(ops.constant(values), "f32"), ops.constant(scale))
+        return ops.reshape(product, ops.constant(np.array([rows, groups * group])), False) if grouped else product
+
+
+Tensors = Mapping[str, Floats | _Int8Matrix]
+Settings = Mapping[str, Any]
+
+
+def _settings(dtype: str, group: int) -> Settings:
+    found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
+    return {**found, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group} if dtype == "int8" else found
+
+
+def _tensors(graph: Graph, weights: Weights, group: int | None) -> Tensors:
+    """Of the checkpoint; with a `group`, matrices in eight bits. One matrix at a time is there in float32. Adapters, which are
+    small, stay so."""
+    keys = graph_keys(graph, weights)
+    eight = frozenset[str]() if group is None else frozenset(name for name in graph.matrices if not _of_adapter(name))
+    tensors: dict[str, Floats | _Int8Matrix] = {}
+    for name, key in keys.items():
+        tensor = weights.float32(key)
+        if name in eight:
+            assert group is not None
+            width = tensor.shape[1]
+            tensors[name] = _Int8Matrix(*quantized(tensor, width if width % group else group))
+        else:
+            tensors[name] = tensor
+    return tensors
+
+
+def _of_adapter(name: str) -> bool:
+    return is_adapter(name.removesuffix(".weight"))
+
+
+def _model(core: ov.Core, graph: Graph, tensors: Tensors) -> ov.Model:
     """The graph with its weights, which stay where they are: declared as inputs, then replaced by constants."""
     model = core.read_model(graph.body + inputs(graph.weights))
     for parameter in model.get_parameters():
         name = parameter.get_friendly_name()
         if name in tensors:
-            constant = ov.opset13.constant(np.asarray(_Lent(tensors[name])), shared_memory=True)
-            parameter.output(0).replace(constant.output(0))
+            parameter.output(0).replace(_node(tensors[name]).output(0))
             model.remove_parameter(parameter)
     return model
 
 
-def _compile(core: ov.Core, model: ov.Model, precision: ov.Type, *, threads: int, streams: int) -> _Compiled:
+def _node(tensor: Floats | _Int8Matrix) -> ov.Node:
+    if isinstance(tensor, _Int8Matrix):
+        return tensor.node
+    return ov.opset13.constant(np.asarray(_Lent(tensor)), shared_memory=True)
+
+
+def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
     """In threads of its own: those of a closed model, which OpenVINO would take over, may have another priority."""
     settings: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": precision,
+        **wanted,
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": streams,
         "ENABLE_CPU_PINNING": False,
@@ -241,7 +306,7 @@ def _compile(core: ov.Core, model: ov.Model, precision: ov.Type, *, threads: int
         if not before or _threads() - before:
             break
     compiled = others[-1]
-    found = compiled.get_property("INFERENCE_PRECISION_HINT")
+    found, precision = compiled.get_property("INFERENCE_PRECISION_HINT"), wanted["INFERENCE_PRECISION_HINT"]
     if found != precision:
         raise LoadError(f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}")
     return _Compiled(compiled)

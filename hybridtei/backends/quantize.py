@@ -1,4 +1,4 @@
-"""Graphs whose matrices are held in eight bits, for ONNX Runtime.
+"""Matrices in eight bits, and graphs that hold them so, for ONNX Runtime.
 
 A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * m / column maximum of |W|), times both
 scales, where m is the largest weight: 127, or 63 where sums of two products saturate at 16 bits. Bytes are unsigned with a zero
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_ops import OnnxOps, graph_by
@@ -20,7 +21,7 @@ from hybridtei.families.adapters import is_adapter
 from hybridtei.families.ops import Rows
 from hybridtei.outputs import Floats
 
-TINY = 1e-30  # of a row that is zero
+TINY = 1e-30  # of a row or a group that is zero
 
 
 def int8_family_graph(
@@ -30,6 +31,16 @@ def int8_family_graph(
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
     graph = graph_by(ops, spec)
     return replace(graph, held=tuple(sorted(ops.held)))
+
+
+def quantized(matrix: Floats, group: int, max_weight: int = 127) -> tuple[NDArray[np.int8], Floats]:
+    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group.
+
+    The largest magnitude of a group becomes `max_weight`. `group` divides k.
+    """
+    grouped = matrix.reshape(len(matrix), -1, group)
+    scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(max_weight)
+    return np.round(grouped / scale).astype(np.int8), scale
 
 
 class _Int8Ops(OnnxOps):
@@ -45,12 +56,11 @@ class _Int8Ops(OnnxOps):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
         matrix = self._tensors[f"{name}.weight"]
-        scale = np.maximum(np.abs(matrix).max(1), np.float32(TINY)) / np.float32(self._max_weight)
-        values = np.round(matrix / scale[:, None]).astype(np.int8)
+        values, scale = (one[:, 0] for one in quantized(matrix, matrix.shape[1], self._max_weight))
         self.held.append(f"{name}.weight")
         constant = self.writer.constant
         zero, one = constant(np.array(128, np.uint8)), self._float(1)
-        inputs = rows, constant(np.ascontiguousarray(values.T)), one, constant(scale), zero
+        inputs = rows, constant(np.ascontiguousarray(values.T)), one, constant(scale[:, 0]), zero
         product = self._node("Mul", self._node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT), size)
         if bias:
             product = self._node("Add", product, self._weight(f"{name}.bias", (width,)))

@@ -31,7 +31,7 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
     "float16": ("torch",),
-    "int8": ("ort",),
+    "int8": ("openvino", "ort"),
     "fp8": ("torch",),
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
@@ -162,7 +162,12 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.openvino_backend import OpenVinoBackend
 
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype=dtype, bulk_niceness=niceness)
+    weights = Weights.open(spec.folder)
+    if dtype == "int8":
+        from hybridtei.backends.openvino_int8 import open_int8
+
+        return open_int8(spec, weights, bulk_niceness=niceness)
+    return OpenVinoBackend(spec, family_graph(spec), weights, dtype=dtype, bulk_niceness=niceness)
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

@@ -66,7 +66,7 @@ def measure(
     clock = clock or _clock_for(backend)
     began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
     while size <= max(most_tokens, FIRST_TOKENS):
-        point = Point(size, _rate(backend, size, clock))
+        point = Point(size, rate(backend, size, clock))
         yield point
         flat = flat + 1 if point.tokens_per_s < best / FLAT else 0
         best = max(best, point.tokens_per_s)
@@ -81,7 +81,7 @@ def _clock_for(backend: Backend) -> Clock:
     return process_time if LaneKind.EXPRESS in backend.lanes and not backend.fills_cores else perf_counter
 
 
-def _rate(backend: Backend, tokens: int, clock: Clock) -> float:
+def rate(backend: Backend, tokens: int, clock: Clock) -> float:
     """The best of several passes: whatever else the machine does only ever slows one down."""
     batch = _texts(backend.spec, tokens)
     took = []
@@ -115,7 +115,7 @@ def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: i
 
 
 def _file(backend: str, dtype: str, spec: ModelSpec, threads: int) -> Path:
-    facts = json.dumps([threads, _machine(), _versions(), _sizes(spec.config)], sort_keys=True)
+    facts = json.dumps([threads, *machine(), _sizes(spec.config)], sort_keys=True)
     return cache_folder("tuning") / f"{backend}-{dtype}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
 
 
@@ -124,9 +124,10 @@ def _sizes(config: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if isinstance(value, int) or key in ("model_type", "hidden_act")}
 
 
-def _machine() -> list[object]:
+def machine() -> list[object]:
+    """What a measurement holds for: the processor, its cores, a GPU, and the versions of libraries."""
     gpu = _gpu()
-    return [_processor(), available_cores(), *([] if gpu is None else [gpu])]
+    return [[_processor(), available_cores(), *([] if gpu is None else [gpu])], _versions()]
 
 
 def _processor() -> str:

@@ -36,7 +36,7 @@ def test_the_only_one_needs_no_measurement() -> None:
     ("name", "dtype", "why"),
     [
         ("ort", "bfloat16", "float32 and int8 only, not bfloat16"),
-        ("openvino", "int8", "float32 and bfloat16 only, not int8"),
+        ("openvino", "float16", "float32 and bfloat16 and int8 only, not float16"),
         ("torch", "int8", "only, not int8"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.backends import export_model as module
 from hybridtei.backends.export_model import export_model
-from hybridtei.backends.int8 import Guard
+from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_files import find_own_graph
 from hybridtei.backends.torch_backend import TorchBackend

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.fp8 import judged, open_fp8
 from hybridtei.backends.fp8_linear import EIGHT_BITS, Fp8Linear, emulated, product, quantised, replace_linears
-from hybridtei.backends.int8 import Guard
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError

@@ -12,9 +12,10 @@ import onnxruntime as ort
 import pytest
 
 from hybridtei.backends import int8
+from hybridtei.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.graphs import Graph
-from hybridtei.backends.int8 import Fidelity, Guard, compare, int8_graph, make_int8
+from hybridtei.backends.int8 import int8_graph, make_int8
 from hybridtei.backends.onnx_backend import OnnxBackend
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.onnx_writer import integer_product_graph
