@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from hybridtei.backends.onnx_capi import SHRINKING, Container, NativeSession, find_api
@@ -68,6 +67,8 @@ class Lent:
     """
 
     def __init__(self, tensors: Mapping[str, Floats], tables: Collection[str] = ()) -> None:
+        import onnxruntime as ort
+
         self.values = {name: ort.OrtValue.ortvalue_from_numpy(tensor) for name, tensor in tensors.items()}
         self.tables = {name: self.values[name] for name in tables}
         self._arrays = [tensors[name] for name in tables]  # whose memory the values share
@@ -77,6 +78,8 @@ class PythonSession:
     """See `Session`. `inner`: the package's own object."""
 
     def __init__(self, graph: bytes | Path, lent: Lent, threads: int) -> None:
+        import onnxruntime as ort  # a second copy of the library, 20 MB, where sessions are made by the C interface
+
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
