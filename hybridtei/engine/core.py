@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.scheduler import (
-    EXPRESS_TOKENS,
     CallerPlace,
     EngineRequest,
     FairQueue,
@@ -32,7 +31,7 @@ LOOK_AHEAD = 512  # waiting sequences that one choice considers
 class Batch:
     """A packed batch, the callers of each of its sequences, and the lane whose queue they came from.
 
-    `use_all_cores`: the batch is short and nothing else runs or waits, so the pass may use every core and end sooner.
+    `use_all_cores`: nothing else runs or waits, so the pass may use every core and end sooner.
     """
 
     packed: PackedBatch
@@ -103,6 +102,7 @@ class EngineCore:
         self._lanes = Counter(lanes)
         self._running = 0  # batches that lanes have taken and not given back
         self._bulk_served_ns = 0
+        self._parts_left = self._part_tokens = 0
 
     def __len__(self) -> int:
         """Sequences waiting, those of cancelled requests included until their turn comes."""
@@ -142,17 +142,27 @@ class EngineCore:
             self._queue_of(kind).add(request, places, encodings)
         return request
 
-    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK) -> Batch | None:
-        """Return the next batch for a lane of a kind, or None if none waits. Sequences of cancelled requests are dropped."""
+    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> Batch | None:
+        """Return the next batch for a lane of a kind, or None if none waits. Sequences of cancelled requests are dropped.
+
+        `device_idle`: no other model of the device runs a batch or has one waiting.
+        """
         kind = self._kind_for(kind, now_ns)
         queue = self._queue_of(kind)
         head = queue.head(LOOK_AHEAD)
         if not head:
             return None
-        budget = share(queue.tokens, self._lanes[kind], self._max_tokens)
         lengths = [len(waiting) for waiting in head]
+        idle = device_idle and self._running == 0 and self.waiting_tokens == queue.tokens
+        budget = share(lengths, queue.tokens, self._lanes[kind], self._max_tokens, idle=idle)
+        if idle:  # what waits is one burst: the other lanes take parts as large as this one
+            self._parts_left, self._part_tokens = self._lanes[kind] - 1, budget
+        elif self._parts_left:
+            self._parts_left -= 1
+            budget = max(budget, self._part_tokens)
         chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
-        batch = self._batch(queue.remove(head, chosen), now_ns, kind)
+        waiting = queue.remove(head, chosen)
+        batch = self._batch(waiting, now_ns, kind, use_all_cores=idle and not len(self))
         self._running += 1
         if kind is LaneKind.BULK:
             self._bulk_served_ns = now_ns
@@ -195,12 +205,9 @@ class EngineCore:
             return LaneKind.BULK
         return kind
 
-    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind) -> Batch:
+    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
         heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))
         packed = pack([waiting.encoding for waiting in chosen], heads, self._positions)
-        alone = kind is LaneKind.EXPRESS and self._running == 0 and not len(self)
-        # Beside other passes, a second thread costs more than it brings.
-        use_all_cores = alone and len(packed.input_ids) <= EXPRESS_TOKENS
         batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, use_all_cores)
         for request, _ in batch.callers:
             request.queue_ns += now_ns - request.added_ns

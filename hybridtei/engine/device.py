@@ -185,7 +185,7 @@ class Device:
             while True:
                 now = perf_counter_ns()
                 for instance in sorted(self._instances, key=lambda instance: instance.served_tokens):
-                    batch = instance.core.take(now, kind)
+                    batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
                     instance.on_take(batch)
                     if batch is not None:
                         self._account(instance, batch)
@@ -193,6 +193,10 @@ class Device:
                 if self._closing:
                     return None
                 self._work[kind].wait()
+
+    def _others_idle(self, instance: ModelInstance) -> bool:
+        others = (other for other in self._instances if other is not instance)
+        return not any(other.running or len(other.core) for other in others)
 
     def _account(self, instance: ModelInstance, batch: Batch) -> None:
         busy = [

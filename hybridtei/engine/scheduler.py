@@ -186,9 +186,16 @@ def is_starving(waiting_since_ns: int, last_served_ns: int, now_ns: int) -> bool
     return now_ns - max(waiting_since_ns, last_served_ns) > PATIENCE_NS
 
 
-def share(waiting_tokens: int, lanes: int, max_tokens: int) -> int:
-    """Return the budget of one batch, in tokens, where `lanes` share what waits: none takes all of it while another idles."""
-    return min(max_tokens, max(MIN_SHARE_TOKENS, -(-waiting_tokens // lanes)))
+def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False) -> int:
+    """Return the budget of one batch, in tokens, where `lanes` share what waits: none takes all of it while another idles.
+
+    `lengths`: of the sequences that are next. `idle`: nothing runs, so one pass on all cores may take what no division among
+    the lanes would end sooner, since one sequence is longer than a lane's part.
+    """
+    part = -(-waiting_tokens // lanes)
+    if idle and waiting_tokens <= max_tokens and max(lengths, default=0) > part:
+        return max_tokens
+    return min(max_tokens, max(MIN_SHARE_TOKENS, part))
 
 
 def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:

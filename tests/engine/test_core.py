@@ -250,10 +250,32 @@ def test_without_express_lanes_everything_is_taken():
     query = queue.add([encoding(5)], DENSE)
     batch = queue.take()
     assert [ticket for ticket, _ in batch.callers] == [query]
-    assert not batch.use_all_cores
+    assert batch.use_all_cores
 
 
-def test_a_short_text_that_is_alone_may_spread():
+@pytest.mark.parametrize("lengths", [[300], [300, 10], [20, 20, 20], [150, 90, 40]])
+def test_a_request_that_is_alone_has_all_cores_unless_lanes_divide_it(lengths):
+    queue = core(512, lanes=BOTH)
+    queue.add([encoding(length, place) for place, length in enumerate(lengths)], DENSE)
+    batch = queue.take(kind=LaneKind.BULK)
+    assert batch.use_all_cores
+    assert len(batch.packed) == len(lengths)
+
+
+def test_a_request_that_lanes_divide_evenly_is_divided():
+    queue = core(512, lanes=BOTH)
+    queue.add(different(8, 40), DENSE)
+    batches = [queue.take(kind=LaneKind.BULK) for _ in range(2)]
+    assert [(len(batch.packed), batch.use_all_cores) for batch in batches] == [(4, False), (4, False)]
+
+
+def test_beside_work_of_another_model_a_pass_has_one_core():
+    queue = core(512, lanes=BOTH)
+    queue.add([encoding(300)], DENSE)
+    assert not queue.take(kind=LaneKind.BULK, device_idle=False).use_all_cores
+
+
+def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue, backend = core(lanes=BOTH), FakeBackend(SPEC)
     queue.add([encoding(5)], DENSE)
     first = queue.take(kind=LaneKind.EXPRESS)
@@ -274,10 +296,14 @@ def test_a_short_text_that_is_alone_may_spread():
 
 def test_two_lanes_share_what_waits():
     queue = core(512, lanes=BOTH, padding=Padding.ALL)
-    for _ in range(40):
-        queue.add(different(1, 10), DENSE)
+    for first, count in ((0, 40), (40, 30)):
+        for encoding_ in different(first + count, 10)[first:]:
+            queue.add([encoding_], DENSE)
+        if not first:
+            sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
+            assert sizes == [20, 20]  # a burst, in equal parts
     sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
-    assert sizes == [20, 12]  # half of what waits each time, but no less than keeps a core busy
+    assert sizes == [15, 12]  # half of what waits each time, but no less than keeps a core busy
 
 
 def test_bulk_behind_endless_queries_is_served_by_an_express_lane_at_last():

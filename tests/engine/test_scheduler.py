@@ -125,6 +125,14 @@ def test_express_is_what_is_short_and_not_behind_too_much(tokens, backlog):
         assert lane_for(max(tokens - 1, 1), max(backlog - 1, 0)) is LaneKind.EXPRESS
 
 
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=20), st.integers(1, 16), st.integers(1, 20_000))
+def test_an_idle_device_gives_one_pass_what_lanes_cannot_divide(lengths, lanes, budget):
+    total = sum(lengths)
+    got = share(lengths, total, lanes, budget, idle=True)
+    one_is_most = max(lengths) * lanes > total
+    assert got == (budget if total <= budget and one_is_most else share(lengths, total, lanes, budget))
+
+
 def test_starving_begins_after_the_last_service_or_the_arrival():
     assert not is_starving(10, 0, 10 + PATIENCE_NS)
     assert is_starving(10, 0, 11 + PATIENCE_NS)
@@ -134,7 +142,7 @@ def test_starving_begins_after_the_last_service_or_the_arrival():
 
 @given(st.integers(0, 100_000), st.integers(1, 64), st.integers(1, 20_000))
 def test_a_share_is_no_more_than_the_budget_and_no_less_than_keeps_a_core_busy(waiting, lanes, budget):
-    got = share(waiting, lanes, budget)
+    got = share([], waiting, lanes, budget)
     assert got <= budget
     assert got >= min(budget, MIN_SHARE_TOKENS)
     assert got * lanes >= min(waiting, budget * lanes)
