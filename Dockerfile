@@ -18,7 +18,7 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 # An environment without torch and even without pip, and the embedded model put together, so that a container starts at once.
 FROM ${PYTHON_IMAGE} AS environment-cpu
-ARG EXTRAS=grpc,openvino,otlp,qdrant
+ARG EXTRAS=grpc,otlp,qdrant
 WORKDIR /build
 COPY constraints.txt ./
 COPY --from=wheel /wheels /wheels

@@ -1,13 +1,14 @@
 """Which backend runs a model here, and why; alone names concrete backends, and imports them late.
 
-A plain install has ONNX Runtime alone. What `hybridtei tune` measured on this machine decides between several; before that, the
-order of `PREFERRED`.
+A plain install has ONNX Runtime, and on Linux OpenVINO. What `hybridtei tune` measured on this machine decides between several;
+before that, the order of `PREFERRED`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -26,7 +27,9 @@ from hybridtei.system.cpu import cuda_devices
 log = logging.getLogger(__name__)
 
 NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
-# On CPUs, the first that can run the model. ONNX Runtime before OpenVINO in float32: a tenth slower, but half the memory.
+# On CPUs, the first that can run the model. In float32 OpenVINO is the first for models of more weights than LARGE: it was 4 to
+# 12 % faster on two cores (conformance/load/precisions.py); smaller ones take half the memory on ONNX Runtime.
+LARGE = 50_000_000
 PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
@@ -35,6 +38,7 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "fp8": ("torch",),
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+INSTALLS = {"openvino": "openvino", "torch": "'hybridtei[torch]'"}  # by pip
 DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
 
 
@@ -60,6 +64,7 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
             failure = failure or error
         else:
             log.info("backend %s, %s: %s", choice.name, choice.dtype, choice.why)
+            _log_faster(config, choice, spec)
             return backend
     assert failure is not None
     raise failure
@@ -75,7 +80,7 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
     if NVIDIA.exists() and _installed("torch"):
         return [Choice("torch", _dtype(config.dtype, "torch"), "there is an NVIDIA device")]
     dtype = config.dtype or "float32"
-    refused = {name: why_not(name, config.dtype, spec) for name in PREFERRED[dtype]}
+    refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype, spec)}
     able = [name for name, reason in refused.items() if reason is None]
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -95,13 +100,38 @@ def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -
     return [Choice(name, dtype, why) for name in order]
 
 
+def _order(dtype: str, spec: ModelSpec) -> Sequence[str]:
+    """Backends of a precision, the one that is usually the best first."""
+    order = PREFERRED[dtype]
+    return sorted(order, key=lambda name: name != "openvino") if dtype == "float32" and _weights(spec) > LARGE else order
+
+
+def _weights(spec: ModelSpec) -> int:
+    """How many numbers the trunk has; 0 of an unknown family."""
+    try:
+        return sum(math.prod(shape) for shape in family_graph(spec).weights.values())
+    except LoadError:
+        return 0
+
+
+def _log_faster(config: ModelConfig, choice: Choice, spec: ModelSpec) -> None:
+    """What other precisions do, as measured here, where none was asked for."""
+    base = None if config.dtype else _rate(choice.name, choice.dtype, spec)
+    if base is None:
+        return
+    others = [(name, dtype, _rate(name, dtype, spec)) for dtype in ("bfloat16", "int8") for name in PREFERRED[dtype]]
+    shown = ", ".join(f"{rate / base:.1f} x by --backend {name} --dtype {dtype}" for name, dtype, rate in others if rate)
+    if shown:
+        log.info("measured here, of the speed of %s: %s", choice.dtype, shown)
+
+
 def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     """Why a backend cannot run a model, or None if it may."""
     if dtype not in (None, *DTYPES[name]):
         return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
     lacking = [package for package in PACKAGES[name] if not _installed(package)]
     if lacking:
-        return f"this needs {' and '.join(lacking)}: pip install 'hybridtei[{name}]'"
+        return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None

@@ -127,10 +127,10 @@ def _sizes(config: Mapping[str, object]) -> dict[str, object]:
 def machine() -> list[object]:
     """What a measurement holds for: the processor, its cores, a GPU, and the versions of libraries."""
     gpu = _gpu()
-    return [[_processor(), available_cores(), *([] if gpu is None else [gpu])], _versions()]
+    return [[processor(), available_cores(), *([] if gpu is None else [gpu])], _versions()]
 
 
-def _processor() -> str:
+def processor() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

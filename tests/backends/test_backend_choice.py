@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.replicas import Replicas
@@ -27,6 +29,31 @@ def test_what_was_measured_decides() -> None:
     assert "openvino 110, ort 100, torch 90" in found[0].why
 
 
+def test_openvino_comes_first_for_large_models_in_float32(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    spec, config = read_spec(bert), ModelConfig(model_id=str(bert))
+    weights = sum(tensor.numel() for name, tensor in load_file(bert / "model.safetensors").items() if "pooler" not in name)
+    monkeypatch.setattr(backend_choice, "LARGE", weights)
+    assert [choice.name for choice in choices(config, spec)] == ["ort", "openvino", "torch"]
+    monkeypatch.setattr(backend_choice, "LARGE", weights - 1)
+    assert [choice.name for choice in choices(config, spec)] == ["openvino", "ort", "torch"]
+    assert choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)[0].name == "openvino"
+
+
+def test_the_log_says_what_fewer_bits_were_measured_to_bring(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rates = {"float32": 100.0, "bfloat16": 180.0, "int8": None}
+    monkeypatch.setattr(backend_choice, "_rate", lambda name, dtype, spec: rates[dtype] if name != "torch" else None)
+    with caplog.at_level(logging.INFO):
+        open_backend(ModelConfig(model_id=str(bert), backend="ort", dtype="float32"), read_spec(bert)).close()
+        assert "1.8 x" not in caplog.text
+        open_backend(ModelConfig(model_id=str(bert), backend="ort"), read_spec(bert)).close()
+    assert "of the speed of float32: 1.8 x by --backend openvino --dtype bfloat16" in caplog.text
+    assert "int8" not in caplog.text
+
+
 def test_the_only_one_needs_no_measurement() -> None:
     (only,) = ranked(["torch"], "float16", {})
     assert only.why == "the only one that can"
@@ -44,12 +71,12 @@ def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype:
     assert why in (why_not(name, dtype, read_spec(bert)) or "")
 
 
-@pytest.mark.parametrize(("name", "extra"), [("openvino", "openvino"), ("torch", "torch")])
+@pytest.mark.parametrize(("name", "installed"), [("openvino", "openvino"), ("torch", "'hybridtei[torch]'")])
 def test_a_missing_package_is_named_with_the_command(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+    bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, installed: str
 ) -> None:
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
-    assert f"pip install 'hybridtei[{extra}]'" in (why_not(name, None, read_spec(bert)) or "")
+    assert f"pip install {installed}" in (why_not(name, None, read_spec(bert)) or "")
 
 
 def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

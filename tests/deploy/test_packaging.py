@@ -9,7 +9,9 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import hybridtei
 from tests.deploy.command_line import ROOT
@@ -31,6 +33,17 @@ def test_every_file_of_the_package_is_in_the_wheel() -> None:
 
 def test_the_version_is_said_once_or_the_same() -> None:
     assert hybridtei.__version__ == PYPROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "comes"),
+    [("Linux", "x86_64", True), ("Linux", "aarch64", True), ("Linux", "riscv64", False), ("Darwin", "arm64", False)],
+)
+def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(system: str, machine: str, comes: bool) -> None:
+    [openvino] = [one for one in map(Requirement, PYPROJECT["project"]["dependencies"]) if one.name == "openvino"]
+    assert openvino.marker is not None
+    assert openvino.marker.evaluate({"platform_system": system, "platform_machine": machine}) is comes
+    assert "openvino" in PYPROJECT["project"]["optional-dependencies"]  # of commands that name it
 
 
 def test_the_changelog_tells_of_what_is_not_released() -> None:
