@@ -126,6 +126,13 @@ class EngineCore:
     def max_tokens(self) -> int:
         return self._max_tokens
 
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether bulk lanes would not share what waits for them, on an idle device."""
+        lengths = [len(waiting) for waiting in self._bulk.head(LOOK_AHEAD)]
+        waiting_tokens = self._bulk.tokens
+        return share(lengths, waiting_tokens, self._lanes[LaneKind.BULK], self._max_tokens, idle=True) >= waiting_tokens
+
     def waiting(self, kind: LaneKind) -> int:
         """How many sequences wait for lanes of a kind."""
         return len(self._queue_of(kind))

@@ -21,7 +21,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head
 from hybridtei.engine.core import Batch, EngineCore
 from hybridtei.engine.device import Device, ModelInstance
-from hybridtei.engine.scheduler import MIN_SHARE_TOKENS, EngineRequest, ResultCache
+from hybridtei.engine.scheduler import EngineRequest, ResultCache
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
 
@@ -200,7 +200,7 @@ def _wake(requests: Iterable[EngineRequest]) -> None:
 def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
     """Until nobody waits; `callers` passes at once, of which `advance` is told how many sequences each did. Raises what a pass
     raised, once the others have ended."""
-    if callers == 1 or core.waiting_tokens <= MIN_SHARE_TOKENS:
+    if callers == 1 or core.is_one_pass:
         while (batch := core.take()) is not None:
             core.give(batch, backend.forward(batch.packed, use_all_cores=True))
             advance(len(batch.packed))
@@ -210,7 +210,7 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
     def work() -> None:
         while True:
             with lock:
-                batch = core.take()
+                batch = core.take(device_idle=False)  # what a batch holds must not depend on which caller ends first
             if batch is None:
                 return
             try:

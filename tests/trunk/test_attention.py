@@ -79,6 +79,7 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     openers = {**attention.OPENERS, choice.FLASH_2: broken, choice.FLASH_4: lambda: lambda q, *_, **__: 0 * q}
     monkeypatch.setattr(attention, "facts_of", lambda *_: card)
     monkeypatch.setattr(attention, "OPENERS", {**openers, choice.TORCH_VARLEN: lambda: padded_groups})
+    caplog.clear()
     with caplog.at_level(logging.INFO, "hybridtei.trunk.attention"):
         assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
     told = [record.getMessage() for record in caplog.records]
