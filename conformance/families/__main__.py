@@ -1,9 +1,9 @@
-"""Every family of models against transformers, on every engine: `python -m conformance.families [FAMILY ...]`
+"""Every family of models against transformers, on every engine: `python -m conformance.families [FAMILY ...] [--dtype DTYPE]`
 
 For each family and each setting of it in `variants`, a tiny checkpoint with seeded weights is written, read and computed by
-ONNX Runtime and by OpenVINO: five texts in one batch, and each alone. Printed are the largest differences from transformers'
-eager attention: of hidden states relative to the largest, and of mean-pooled unit vectors; and that of the two engines'
-vectors. Exit status 1 if one is beyond its tolerance.
+ONNX Runtime, OpenVINO and torch, as far as they have that precision: five texts in one batch, and each alone. Printed are the
+largest differences from transformers' eager attention: of hidden states relative to the largest, and of mean-pooled unit
+vectors; and that of the engines' vectors. Exit status 1 if one is beyond its tolerance.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 from transformers.utils import logging
 
 from conformance.families.oracle import (
-    ENGINES,
-    HIDDEN_TOLERANCE,
-    VECTOR_TOLERANCE,
+    ENGINES_OF,
+    TOLERANCES,
     difference,
     max_difference,
     open_engine,
@@ -34,8 +33,6 @@ from conformance.families.variants import VARIANTS
 from hybridtei.checkpoint.spec import read_spec
 from tests import tiny
 
-COLUMNS = [f"{engine} {what}" for engine in ENGINES for what in ("hidden", "vectors")] + ["engines apart"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
@@ -43,17 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m conformance.families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(tiny.FAMILIES)}; all if none is given")
-    wanted = parser.parse_args(argv).families
+    parser.add_argument("--dtype", choices=list(TOLERANCES), default="float32", help="of the engines; transformers has float32")
+    options = parser.parse_args(argv)
+    wanted, tolerance = options.families, TOLERANCES[options.dtype]
     unknown = sorted(set(wanted) - set(tiny.FAMILIES))
     if unknown:
         parser.error(f"no family {unknown[0]!r}")
     logging.disable_progress_bar()
-    print(f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in COLUMNS))
+    print(f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in columns(options.dtype)))
     beyond, apart, count = 0, set(), 0
     for family, settings in VARIANTS:
         if wanted and family not in wanted:
             continue
-        row, within, agree = compare(family, settings)
+        row, within, agree = compare(family, settings, options.dtype)
         count += 1
         beyond += not within
         if not agree:
@@ -62,25 +61,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = ", ".join(settings) or "-"
         print(f"{family:20}{shown[:42]:44}" + "".join(f"{figure:18.1e}" for figure in row) + marks, flush=True)
     print(
-        f"{count} checkpoints, {beyond} beyond {HIDDEN_TOLERANCE:g} (hidden) or {VECTOR_TOLERANCE:g} (vectors); "
+        f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or {tolerance.vectors:g} (vectors); "
         f"{len(apart)} families in which engines disagree"
     )
     return 1 if beyond or apart else 0
 
 
-def compare(family: str, settings: Mapping[str, Any]) -> tuple[list[float], bool, bool]:
-    """(figures under COLUMNS, whether each engine is near transformers, whether the engines agree)."""
+def columns(dtype: str) -> list[str]:
+    """Names of the figures of a row."""
+    return [f"{engine} {what}" for engine in ENGINES_OF[dtype] for what in ("hidden", "vectors")] + ["engines apart"]
+
+
+def compare(family: str, settings: Mapping[str, Any], dtype: str) -> tuple[list[float], bool, bool]:
+    """(figures under `columns`, whether each engine is near transformers, whether the engines agree)."""
     with TemporaryDirectory() as name:
         folder = tiny.write_family(Path(name), family, **settings)
         spec = read_spec(folder, pooling="mean")
         texts = texts_of(spec)
         expected = reference(folder, texts)
-        states = [states_of(open_engine(engine, spec), texts) for engine in ENGINES]
+        states = [states_of(open_engine(engine, spec, dtype), texts) for engine in ENGINES_OF[dtype]]
     differences = [difference(one, expected, texts) for one in states]
+    tolerance = TOLERANCES[dtype]
     vectors = [unit_means(form, texts) for one in states for form in (one.together, one.alone)]
     apart = max(max_difference(one, other) for one, other in combinations(vectors, 2))
     figures = [figure for one in differences for figure in (one.hidden, one.vectors)]
-    return [*figures, apart], all(one.is_within for one in differences), apart <= VECTOR_TOLERANCE
+    return [*figures, apart], all(one.within(tolerance) for one in differences), apart <= tolerance.vectors
 
 
 if __name__ == "__main__":

@@ -11,16 +11,35 @@ import torch
 from transformers import AutoModel
 
 from hybridtei.backends.base import Backend
+from hybridtei.backends.graph_weights import graph_tensors
 from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
+from tests.tolerances import INT8
 
 ENGINES = ("ort", "openvino", "torch")
+ENGINES_OF = {"float32": ENGINES, "bfloat16": ("openvino", "torch"), "int8": ("ort", "openvino")}
+INT8_GROUP = 16  # numbers that share a scale on OpenVINO; the tiny checkpoints are too narrow for those of `openvino_int8`
 LENGTHS = (1, 3, 40, 17, 100)  # tokens; beyond the windows and the buckets of the tiny families
 HIDDEN_TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
 VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Of hidden states, relative to the largest, and of the elements of unit vectors."""
+
+    hidden: float
+    vectors: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(HIDDEN_TOLERANCE, VECTOR_TOLERANCE),
+    "bfloat16": Tolerance(0.05, 0.015),
+    "int8": Tolerance(0.12 * INT8, 0.03 * INT8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +59,12 @@ class Difference:
 
     @property
     def is_within(self) -> bool:
-        """Whether both are within their tolerance; NaN is not."""
-        return self.hidden <= HIDDEN_TOLERANCE and self.vectors <= VECTOR_TOLERANCE
+        """Whether both are within the tolerance of float32."""
+        return self.within(TOLERANCES["float32"])
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether both are within a tolerance; NaN is not."""
+        return self.hidden <= tolerance.hidden and self.vectors <= tolerance.vectors
 
 
 def texts_of(spec: ModelSpec) -> list[Encoding]:
@@ -51,19 +74,25 @@ def texts_of(spec: ModelSpec) -> list[Encoding]:
     return [Encoding(random.integers(lowest, spec.vocab_size, length)) for length in LENGTHS]
 
 
-def open_engine(name: str, spec: ModelSpec) -> Backend:
-    """A checkpoint's family on one of ENGINES. Raises LoadError, and ImportError where it is not installed."""
-    if name == "ort":
-        from hybridtei.backends.onnx_backend import OnnxBackend
-
-        return OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
+    """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, and ImportError where it is not
+    installed."""
     if name == "torch":
         from hybridtei.backends.torch_backend import TorchBackend
 
-        return TorchBackend(spec)
-    from hybridtei.backends.openvino_backend import OpenVinoBackend
+        return TorchBackend(spec, dtype=dtype)
+    graph, weights = family_graph(spec), Weights.open(spec.folder)
+    if name == "openvino":
+        from hybridtei.backends.openvino_backend import OpenVinoBackend
 
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+        return OpenVinoBackend(spec, graph, weights, dtype=dtype, group=INT8_GROUP)
+    from hybridtei.backends.int8 import max_weight
+    from hybridtei.backends.onnx_backend import OnnxBackend
+    from hybridtei.backends.quantize import int8_family_graph
+
+    if dtype == "int8":
+        graph = int8_family_graph(spec, graph_tensors(graph, weights), max_weight())
+    return OnnxBackend(spec, graph, weights)
 
 
 def reference(folder: Path, texts: Sequence[Encoding]) -> Floats:

@@ -22,12 +22,10 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.graph_weights import graph_keys, word_table
@@ -35,7 +33,7 @@ from hybridtei.backends.graphs import Graph
 from hybridtei.backends.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.backends.mlm_head import MlmHead
 from hybridtei.backends.onnx_writer import inputs
-from hybridtei.backends.quantize import quantized
+from hybridtei.backends.quantize import Int8Matrix, quantized
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
@@ -222,28 +220,7 @@ def grown(size: int, least: int, parts: int) -> int:
     return -(-size // step) * step
 
 
-@dataclass(frozen=True, slots=True)
-class _Int8Matrix:
-    """See `quantize.quantized`."""
-
-    values: NDArray[np.int8]
-    scale: Floats
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.scale.nbytes
-
-    @property
-    def node(self) -> ov.Node:
-        """The matrix float32[v, k] as OpenVINO recognises it, and keeps it in eight bits."""
-        ops, (rows, groups, group) = ov.opset13, self.values.shape
-        grouped = groups > 1
-        values, scale = (self.values, self.scale) if grouped else (self.values[:, 0], self.scale[:, 0])
-        product = ops.multiply(ops.convert(ops.constant(values), "f32"), ops.constant(scale))
-        return ops.reshape(product, ops.constant(np.array([rows, groups * group])), False) if grouped else product
-
-
-Tensors = Mapping[str, Floats | _Int8Matrix]
+Tensors = Mapping[str, Floats | Int8Matrix]
 Settings = Mapping[str, Any]
 
 
@@ -257,13 +234,13 @@ def _tensors(graph: Graph, weights: Weights, group: int | None) -> Tensors:
     small, stay so."""
     keys = graph_keys(graph, weights)
     eight = frozenset[str]() if group is None else frozenset(name for name in graph.matrices if not _of_adapter(name))
-    tensors: dict[str, Floats | _Int8Matrix] = {}
+    tensors: dict[str, Floats | Int8Matrix] = {}
     for name, key in keys.items():
         tensor = weights.float32(key)
         if name in eight:
             assert group is not None
             width = tensor.shape[1]
-            tensors[name] = _Int8Matrix(*quantized(tensor, width if width % group else group))
+            tensors[name] = quantized(tensor, width if width % group else group)
         else:
             tensors[name] = tensor
     return tensors
@@ -279,15 +256,29 @@ def _model(core: ov.Core, graph: Graph, tensors: Tensors) -> ov.Model:
     for parameter in model.get_parameters():
         name = parameter.get_friendly_name()
         if name in tensors:
-            parameter.output(0).replace(_node(tensors[name]).output(0))
+            _replace(parameter.output(0), tensors[name])
             model.remove_parameter(parameter)
     return model
 
 
-def _node(tensor: Floats | _Int8Matrix) -> ov.Node:
-    if isinstance(tensor, _Int8Matrix):
-        return tensor.node
-    return ov.opset13.constant(np.asarray(_Lent(tensor)), shared_memory=True)
+def _replace(output: ov.Output, tensor: Floats | Int8Matrix) -> None:
+    """Give a constant to all that read an input."""
+    if not isinstance(tensor, Int8Matrix):
+        output.replace(ov.opset13.constant(np.asarray(_Lent(tensor)), shared_memory=True).output(0))
+        return
+    for reader in list(output.get_target_inputs()):
+        if reader.get_node().get_output_partial_shape(0).is_static:  # a product of two matrices, that is computed at load
+            reader.replace_source_output(ov.opset13.constant(tensor.float32()).output(0))
+    output.replace(_compressed(tensor).output(0))
+
+
+def _compressed(matrix: Int8Matrix) -> ov.Node:
+    """The matrix float32[v, k] in the form that OpenVINO knows, and keeps in eight bits."""
+    ops, (rows, groups, group) = ov.opset13, matrix.values.shape
+    if groups == 1:
+        return ops.multiply(ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0]))
+    grouped = ops.multiply(ops.convert(ops.constant(matrix.values), "f32"), ops.constant(matrix.scale))
+    return ops.reshape(grouped, ops.constant(np.array([rows, groups * group])), False)
 
 
 def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:

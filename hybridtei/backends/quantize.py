@@ -8,7 +8,7 @@ point of 128, since x86 multiplies unsigned by signed ones. Rows that are quanti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +33,27 @@ def int8_family_graph(
     return replace(graph, held=tuple(sorted(ops.held)))
 
 
-def quantized(matrix: Floats, group: int, max_weight: int = 127) -> tuple[NDArray[np.int8], Floats]:
-    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group.
+@dataclass(frozen=True, slots=True)
+class Int8Matrix:
+    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group."""
 
-    The largest magnitude of a group becomes `max_weight`. `group` divides k.
-    """
+    values: NDArray[np.int8]
+    scale: Floats
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes
+
+    def float32(self) -> Floats:
+        """What it stands for: float32[v, k]."""
+        return np.asarray(self.values * self.scale).reshape(len(self.values), -1)
+
+
+def quantized(matrix: Floats, group: int, max_weight: int = 127) -> Int8Matrix:
+    """The largest magnitude of each group becomes `max_weight`. `group` divides the columns."""
     grouped = matrix.reshape(len(matrix), -1, group)
     scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(max_weight)
-    return np.round(grouped / scale).astype(np.int8), scale
+    return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale)
 
 
 class _Int8Ops(OnnxOps):
@@ -56,11 +69,11 @@ class _Int8Ops(OnnxOps):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
         matrix = self._tensors[f"{name}.weight"]
-        values, scale = (one[:, 0] for one in quantized(matrix, matrix.shape[1], self._max_weight))
+        eight = quantized(matrix, matrix.shape[1], self._max_weight)
         self.held.append(f"{name}.weight")
         constant = self.writer.constant
         zero, one = constant(np.array(128, np.uint8)), self._float(1)
-        inputs = rows, constant(np.ascontiguousarray(values.T)), one, constant(scale[:, 0]), zero
+        inputs = rows, constant(np.ascontiguousarray(eight.values[:, 0].T)), one, constant(eight.scale[:, 0, 0]), zero
         product = self._node("Mul", self._node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT), size)
         if bias:
             product = self._node("Add", product, self._weight(f"{name}.bias", (width,)))

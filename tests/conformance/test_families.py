@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conformance.families import __main__ as table
-from conformance.families.oracle import Difference, States, difference, unit_means
+from conformance.families.oracle import VECTOR_TOLERANCE, Difference, States, difference, unit_means
 from hybridtei.batch import Encoding
 
-pytest.importorskip("openvino")
+ov = pytest.importorskip("openvino")
 TEXTS = [Encoding(np.arange(length)) for length in (2, 3)]
 EXPECTED = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
 
@@ -19,6 +19,17 @@ def test_a_family_within_the_tolerances(capsys: pytest.CaptureFixture[str]) -> N
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == ["bert"] * 3
     assert lines[-1].startswith("3 checkpoints, 0 beyond")
+
+
+@pytest.mark.parametrize(("dtype", "engines"), [("int8", ["ort", "openvino"]), ("bfloat16", ["openvino", "torch"])])
+def test_a_family_in_fewer_bits(capsys: pytest.CaptureFixture[str], dtype: str, engines: list[str]) -> None:
+    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no bfloat16")
+    assert table.main(["gte", "--dtype", dtype]) == 0
+    head, row, last = capsys.readouterr().out.splitlines()
+    assert head.split()[2:-2:2] == [engine for engine in engines for _ in range(2)]
+    assert max(float(figure) for figure in row.split()[2:]) > VECTOR_TOLERANCE  # float32 would be below
+    assert last.startswith("1 checkpoints, 0 beyond")
 
 
 def test_a_family_beyond_the_tolerances(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
