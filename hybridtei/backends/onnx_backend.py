@@ -25,6 +25,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
 
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
@@ -83,12 +84,17 @@ class OnnxBackend:
         self._session, self._all_cores = sessions[0], sessions[-1]
         self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
+        memory.register(self)
 
-    def _sample(self) -> list[Floats]:
-        """States of a few tokens by each session."""
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`."""
+        self._sample(shrink=True)
+
+    def _sample(self, *, shrink: bool = False) -> list[Floats]:
+        """States of a few tokens by each session. `shrink`: free what passes took."""
         texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
         batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
-        return [self._hidden(batch, use_all_cores=use_all_cores) for use_all_cores in (False, True)]
+        return [self._hidden(batch, use_all_cores=use_all_cores, shrink=shrink) for use_all_cores in (False, True)]
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
@@ -123,11 +129,11 @@ class OnnxBackend:
         """Give the weights back."""
         del self._session, self._all_cores, self._heads
 
-    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
         session = self._all_cores if use_all_cores else self._session
 
         def run(feed: Feed) -> Floats:
-            return session.run(self._output, feed)
+            return session.run(self._output, feed, shrink=shrink)
 
         if self.padding is Padding.ATTENTION:
             return end_to_end(batch, self._inputs, run)

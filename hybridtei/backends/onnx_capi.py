@@ -52,7 +52,8 @@ FUNCTIONS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
 MESSAGE = 2  # of a status
 RELEASES = {"status": 93, "session": 95, "value": 96, "shape": 99, "options": 100, "container": 167}
 ELEMENTS = {"float32": 1, "int64": 7}  # ONNXTensorElementDataType
-# What a pass took beyond the first is freed after it; else each session keeps as much as its largest pass took.
+# What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
+# every pass frees it, the next one waits for new pages, a tenth of its time.
 SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 WARNINGS = 3  # the least severity that is logged: errors
 
@@ -79,9 +80,9 @@ class Api:
         self._releases = {name: ctypes.CFUNCTYPE(None, c_void_p)(entries[place]) for name, place in RELEASES.items()}
         self.environment = self.make("CreateEnv", WARNINGS, b"hybridtei")
         self.memory = self.make("CreateCpuMemoryInfo", 0, 0)
-        self.run_options = self.make("CreateRunOptions")
+        self.shrinking = self.make("CreateRunOptions")
         for key, text in SHRINKING.items():
-            self.call("AddRunConfigEntry", self.run_options, key.encode(), text.encode())
+            self.call("AddRunConfigEntry", self.shrinking, key.encode(), text.encode())
 
     def call(self, name: str, *arguments: Any) -> None:
         """Raises RuntimeError with the library's words."""
@@ -191,15 +192,16 @@ class NativeSession:
         self._api.call("AllocatorFree", allocator, name)
         return text
 
-    def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
-        """One output, float32. Raises RuntimeError. Threads may call at once."""
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
+        """One output, float32. `shrink`: free what passes took. Raises RuntimeError. Threads may call at once."""
         api = self._api
         arrays = [np.ascontiguousarray(array) for array in feed.values()]
         values, outputs = (c_void_p * len(feed))(), (c_void_p * 1)()
         try:
             for place, array in enumerate(arrays):
                 values[place] = api.tensor(array)
-            api.call("Run", self._session, api.run_options, _names(feed), values, len(feed), _names([output]), 1, outputs)
+            how = api.shrinking if shrink else None
+            api.call("Run", self._session, how, _names(feed), values, len(feed), _names([output]), 1, outputs)
             return api.array(c_void_p(outputs[0]))
         finally:
             for value in (*values, *outputs):

@@ -27,8 +27,8 @@ class Session(Protocol):
 
     inputs: frozenset[str]
 
-    def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
-        """One output, float32."""
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
+        """One output, float32. `shrink`: free what passes took."""
         ...
 
 
@@ -89,14 +89,14 @@ class PythonSession:
         for name, value in lent.tables.items():
             options.add_initializer(name, value)
         self._lent = lent
-        self._run_options = ort.RunOptions()
+        self._shrinking = ort.RunOptions()
         for key, text in SHRINKING.items():
-            self._run_options.add_run_config_entry(key, text)
+            self._shrinking.add_run_config_entry(key, text)
         content = str(graph) if isinstance(graph, Path) else graph
         self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
         self.inputs = frozenset(node.name for node in self.inner.get_inputs())
 
-    def run(self, output: str, feed: Mapping[str, NDArray[Any]]) -> Floats:
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
         """See `Session.run`."""
-        found: Floats = self.inner.run([output], dict(feed), self._run_options)[0]
+        found: Floats = self.inner.run([output], dict(feed), self._shrinking if shrink else None)[0]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,6 +16,7 @@ import torch
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graphs import Graph
 from hybridtei.backends.onnx_backend import OnnxBackend
+from hybridtei.backends.onnx_ops import family_graph
 from hybridtei.backends.torch_backend import TorchBackend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.modules import POOLINGS
@@ -22,6 +24,7 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system import memory
 from hybridtei.system.cpu import LaneKind
 from tests import tiny, tolerances
 from tests.backends.test_torch_backend import columns_of, sixty_four
@@ -278,3 +281,16 @@ class NoSession:
     """Takes no inputs."""
 
     inputs = frozenset[str]()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
+    spec = read_spec(tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1))
+    backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    memory.trim()
+    before = memory.resident()
+    texts = [Encoding(np.full(100, 5 + place)) for place in range(60)]
+    backend.forward(pack(texts, frozenset({Head.DENSE}), spec.positions))
+    assert memory.resident() - before > 20_000_000
+    memory.trim()
+    assert memory.resident() - before < 10_000_000

@@ -177,6 +177,28 @@ def keepers() -> int:
 
 
 @needs_glibc
+def test_holders_free_what_they_keep_and_one_that_fails_stops_no_other() -> None:
+    class Counting:
+        calls = 0
+
+        def __init__(self, error: Exception | None = None) -> None:
+            self.error = error
+
+        def free_unused(self) -> None:
+            self.calls += 1
+            if self.error is not None:
+                raise self.error
+
+    holders = [Counting(RuntimeError("unloaded")), Counting(), Counting()]
+    for holder in holders:
+        heap.register(holder)
+    heap.trim()
+    assert [holder.calls for holder in holders] == [1, 1, 1]
+    del holder, holders[0]
+    heap.trim()
+    assert [holder.calls for holder in holders] == [2, 2]
+
+
 def test_a_keeper_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch):
     looked = threading.Event()
     monkeypatch.setattr(Upkeep, "look", lambda _self: bool(looked.set()))
