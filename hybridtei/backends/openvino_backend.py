@@ -40,6 +40,7 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.families.adapters import is_adapter
 from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
 
 # Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
@@ -106,6 +107,7 @@ class OpenVinoBackend:
         weights.release()
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self._heads = HostHeads(spec, table, mlm)
+        memory.register(self)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
@@ -121,6 +123,10 @@ class OpenVinoBackend:
         """Whose threads compute what this one asks for; numpy's products stay in this one, or lanes would wait for others."""
         self._lane.kind = kind
         threadpool_limits(limits=1, user_api="blas")
+
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`."""
+        self._models.free_unused()
 
     def close(self) -> None:
         """Give the weights back."""
@@ -156,6 +162,10 @@ class _Models:
         with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
             self._bulk = thread.submit(_compile, core, model, settings, threads=cores, streams=cores).result()
 
+    def free_unused(self) -> None:
+        for model in {self._all_cores, self._express, self._bulk}:
+            model.free_unused()
+
     def of(self, kind: LaneKind, *, use_all_cores: bool) -> _Compiled:
         if use_all_cores:
             return self._all_cores
@@ -172,6 +182,10 @@ class _Compiled:
         self._model = model
         self._idle: list[ov.InferRequest] = []
         self.inputs = frozenset(port.any_name for port in model.inputs)
+
+    def free_unused(self) -> None:
+        """Free what passes took; waits for those that run."""
+        self._model.release_memory()
 
     def run(self, feed: Feed) -> Floats:
         try:
