@@ -7,7 +7,6 @@ before that, the order of `PREFERRED`.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,9 +26,8 @@ from hybridtei.system.cpu import cuda_devices
 log = logging.getLogger(__name__)
 
 NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
-# On CPUs, the first that can run the model. In float32 OpenVINO is the first for models of more weights than LARGE: it was 4 to
-# 12 % faster on two cores (conformance/load/precisions.py); smaller ones take half the memory on ONNX Runtime.
-LARGE = 50_000_000
+# On CPUs, the first that can run the model. In float32 OpenVINO is 6 % slower to 12 % faster (conformance/load/precisions.py), and
+# takes up to twice the memory.
 PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
@@ -80,7 +78,7 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
     if NVIDIA.exists() and _installed("torch"):
         return [Choice("torch", _dtype(config.dtype, "torch"), "there is an NVIDIA device")]
     dtype = config.dtype or "float32"
-    refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype, spec)}
+    refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
     able = [name for name, reason in refused.items() if reason is None]
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -100,18 +98,17 @@ def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -
     return [Choice(name, dtype, why) for name in order]
 
 
-def _order(dtype: str, spec: ModelSpec) -> Sequence[str]:
+def _order(dtype: str) -> Sequence[str]:
     """Backends of a precision, the one that is usually the best first."""
-    order = PREFERRED[dtype]
-    return sorted(order, key=lambda name: name != "openvino") if dtype == "float32" and _weights(spec) > LARGE else order
+    if dtype != "int8" or _sums_exactly():
+        return PREFERRED[dtype]
+    return tuple(reversed(PREFERRED[dtype]))  # OpenVINO multiplies bytes only where the processor adds their products exactly
 
 
-def _weights(spec: ModelSpec) -> int:
-    """How many numbers the trunk has; 0 of an unknown family."""
-    try:
-        return sum(math.prod(shape) for shape in family_graph(spec).weights.values())
-    except LoadError:
-        return 0
+def _sums_exactly() -> bool:
+    from hybridtei.backends.int8 import max_weight
+
+    return max_weight() == 127
 
 
 def _log_faster(config: ModelConfig, choice: Choice, spec: ModelSpec) -> None:

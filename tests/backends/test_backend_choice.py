@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.replicas import Replicas
@@ -29,16 +28,15 @@ def test_what_was_measured_decides() -> None:
     assert "openvino 110, ort 100, torch 90" in found[0].why
 
 
-def test_openvino_comes_first_for_large_models_in_float32(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_processor_decides_who_is_first_in_int8(bert: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
-    spec, config = read_spec(bert), ModelConfig(model_id=str(bert))
-    weights = sum(tensor.numel() for name, tensor in load_file(bert / "model.safetensors").items() if "pooler" not in name)
-    monkeypatch.setattr(backend_choice, "LARGE", weights)
-    assert [choice.name for choice in choices(config, spec)] == ["ort", "openvino", "torch"]
-    monkeypatch.setattr(backend_choice, "LARGE", weights - 1)
-    assert [choice.name for choice in choices(config, spec)] == ["openvino", "ort", "torch"]
-    assert choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)[0].name == "openvino"
+    monkeypatch.setattr(backend_choice, "_sums_exactly", lambda: exact)
+    spec = read_spec(bert)
+    assert [choice.name for choice in choices(ModelConfig(model_id=str(bert)), spec)] == ["ort", "openvino", "torch"]
+    found = choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)
+    assert [choice.name for choice in found] == (["openvino", "ort"] if exact else ["ort", "openvino"])
 
 
 def test_the_log_says_what_fewer_bits_were_measured_to_bring(
