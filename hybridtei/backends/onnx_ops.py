@@ -194,7 +194,7 @@ class OnnxOps:
         flat = self._node("Reshape", attended, self._list(-1, q.width))
         return Rows(flat if self._is_rectangle else self._node("Gather", flat, "places"), q.width)
 
-    def falling(self, slopes: NDArray[np.float32]) -> str:
+    def alibi(self, slopes: NDArray[np.float32]) -> str:
         distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
         return self._node("Mul", self.writer.constant(-slopes[None, :, None, None]), distance)
 

@@ -43,7 +43,7 @@ def jina_bert(o: Ops, s: Settings) -> Rows:
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), hidden, "token_type_ids")
     x = o.layer_norm(o.add(words, types), "embeddings.LayerNorm", eps)
-    bias = o.falling(slopes(count))
+    bias = o.alibi(slopes(count))
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
         q, k, v = o.linears(x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)

@@ -110,7 +110,7 @@ class Ops(Protocol):
         """
         ...
 
-    def falling(self, slopes: NDArray[np.float32]) -> Any:
+    def alibi(self, slopes: NDArray[np.float32]) -> Any:
         """ALiBi of both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
         ...
 

@@ -32,7 +32,7 @@ class DistanceBias:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FallingBias:
+class AlibiBias:
     """ALiBi's: `slopes` float[heads], by which scores fall for each token between a query and a key."""
 
     slopes: Tensor

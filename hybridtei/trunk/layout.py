@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hybridtei.batch import Offsets
-from hybridtei.trunk.bias import Bias, DisentangledBias, DistanceBias, FallingBias
+from hybridtei.trunk.bias import AlibiBias, Bias, DisentangledBias, DistanceBias
 from hybridtei.trunk.kernels.sdpa import biased, per_sequence
 from hybridtei.trunk.kernels.sequences import Kernel, Sequences
 
@@ -78,9 +78,9 @@ class PackedLayout:
         """For `attend`: see `DistanceBias`."""
         return DistanceBias(values)
 
-    def falling_bias(self, slopes: Tensor) -> Bias:
-        """For `attend`: see `FallingBias`."""
-        return FallingBias(slopes)
+    def alibi_bias(self, slopes: Tensor) -> Bias:
+        """For `attend`: see `AlibiBias`."""
+        return AlibiBias(slopes)
 
     def disentangled_bias(self, *parts: Any) -> Bias:
         """For `attend`: see `DisentangledBias`."""

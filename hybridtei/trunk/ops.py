@@ -216,8 +216,8 @@ class TorchOps:
         values = torch.as_tensor(table, device=self._options.device, dtype=self._options.dtype)
         return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])
 
-    def falling(self, slopes: NDArray[np.float32]) -> Any:
-        return self._layout.falling_bias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
+    def alibi(self, slopes: NDArray[np.float32]) -> Any:
+        return self._layout.alibi_bias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
         table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
