@@ -100,6 +100,7 @@ def make(shape: Shape, *, dtype: str, device: str) -> Made:
         padding_id=0,
         config=config.to_dict(),
         is_splade=False,
+        is_rounded=False,
         adapters=None,
         heads=frozenset({Head.DENSE, Head.TOKENS}),
     )
