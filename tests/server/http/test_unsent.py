@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from select import select
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from tests.server.http.test_protocol import GET, connected
 from tests.server.live import Running, serving
 from tests.server.test_serve import until
 
+HANG = 60
 LIMIT = 64_000_000
 WIDE = small.model_spec(hidden_size=1024)  # of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
 TEXTS = {"inputs": ["one two three " * 20] * 32}
@@ -68,21 +70,25 @@ def received(client: socket.socket, most: int) -> bytes:
     return data
 
 
+def is_whole(answer: bytearray) -> bool:
+    """Whether head and content are there."""
+    end = answer.find(b"\r\n\r\n")
+    return end >= 0 and len(answer) == end + 4 + int(answer[:end].partition(b"content-length: ")[2].split()[0])
+
+
 def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
     monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
     monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
             until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
-            for client in clients:  # each waits for those before it, which nobody has read
-                head = b""
-                while b"\r\n\r\n" not in head:
-                    head += received(client, 1000)
-                head, _, rest = head.partition(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 200 ")
-                left = int(head.partition(b"content-length: ")[2].split()[0]) - len(rest)
-                while left:
-                    left -= len(received(client, min(left, 1 << 20)))
+            answers = {client: bytearray() for client in clients}  # in whatever order the server has begun them
+            while waiting := [client for client, answer in answers.items() if not is_whole(answer)]:
+                readable, _, _ = select(waiting, [], [], HANG)
+                assert readable, "the rest waits for room, though what was sent has been read"
+                for client in readable:
+                    answers[client] += received(client, 1 << 20)
+            assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers.values())
         assert refusals(running, "max_unsent_bytes") == 0
         until(lambda: unsent(running) == 0)
 
