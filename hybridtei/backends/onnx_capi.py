@@ -58,6 +58,15 @@ SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 WARNINGS = 3  # the least severity that is logged: errors
 
 
+# While these work, other threads of Python run. The others take microseconds, in which to give the interpreter away and wait
+# for it again, some twenty times a pass, cost 2 % of the throughput of a busy server.
+LONG = frozenset({"Run", "CreateSessionFromArrayWithPrepackedWeightsContainer", "session", "container"})
+
+
+def _prototype(name: str) -> Any:
+    return ctypes.CFUNCTYPE if name in LONG else ctypes.PYFUNCTYPE
+
+
 class _Base(ctypes.Structure):
     _fields_ = (("GetApi", ctypes.CFUNCTYPE(c_void_p, c_uint32)), ("GetVersionString", ctypes.CFUNCTYPE(c_char_p)))
 
@@ -75,9 +84,9 @@ class Api:
         entries = ctypes.cast(table, POINTER(c_void_p))
         self._message = ctypes.CFUNCTYPE(c_char_p, c_void_p)(entries[MESSAGE])
         self._functions = {
-            name: ctypes.CFUNCTYPE(c_void_p, *arguments)(entries[place]) for name, (place, arguments) in FUNCTIONS.items()
+            name: _prototype(name)(c_void_p, *arguments)(entries[place]) for name, (place, arguments) in FUNCTIONS.items()
         }
-        self._releases = {name: ctypes.CFUNCTYPE(None, c_void_p)(entries[place]) for name, place in RELEASES.items()}
+        self._releases = {name: _prototype(name)(None, c_void_p)(entries[place]) for name, place in RELEASES.items()}
         self.environment = self.make("CreateEnv", WARNINGS, b"hybridtei")
         self.memory = self.make("CreateCpuMemoryInfo", 0, 0)
         self.shrinking = self.make("CreateRunOptions")
