@@ -48,17 +48,21 @@ class Holder(Protocol):
 
 
 _holders: WeakSet[Holder] = WeakSet()
+_registering = threading.Lock()  # a set that grows while it is read raises an error, which would end the thread of `Keeper`
 
 
 def register(holder: Holder) -> None:
     """Have `trim` ask it, as long as somebody else keeps it."""
-    _holders.add(holder)
+    with _registering:
+        _holders.add(holder)
 
 
 def trim() -> None:
     """Have holders free what they keep for later, then glibc, where there is one. Loading leaves copies behind that were needed
     for a moment: 60 MB of a model of 90."""
-    for holder in [*_holders]:
+    with _registering:
+        holders = [*_holders]
+    for holder in holders:
         try:
             holder.free_unused()
         except Exception:  # a model that is being unloaded, say
