@@ -104,10 +104,6 @@ class Graphs:
             self._background.submit(self._make, bucket)
         return None
 
-    def bucketed(self, batch: PackedBatch, bucket: Bucket) -> PackedBatch:
-        """Return the batch padded to its bucket."""
-        return padded(batch, bucket)
-
     def play(self, bucket: Bucket, ids: Ids, offsets: Tensor) -> Tensor:
         """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played."""
         self._fill(bucket, ids, offsets)
@@ -168,7 +164,7 @@ class Graphs:
 
     def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
-        sample = self.bucketed(self._sample(bucket), bucket)
+        sample = padded(self._sample(bucket), bucket)
         ids, offsets = self._trunk.place(sample), torch.as_tensor(sample.cu_seqlens, device=self._device)
         expected = self._trunk.run(ids, self._trunk.layout(sample, offsets, bound=bucket.longest))
         self._fill(bucket, ids, offsets, like=expected)

@@ -18,6 +18,7 @@ import torch
 
 from hybridtei.backends import memory
 from hybridtei.backends.acceleration import Acceleration, AccelerationOptions
+from hybridtei.backends.buckets import padded
 from hybridtei.backends.host_copy import Arrays, start_copy, to_device
 from hybridtei.backends.out_of_memory import TooLarge, is_out_of_memory, split_on_oom
 from hybridtei.backends.torch_heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
@@ -161,7 +162,7 @@ class TorchBackend:
     def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
         graphs = self.faster.graphs
         bucket = None if graphs is None else graphs.find(batch)
-        bucketed = batch if graphs is None or bucket is None else graphs.bucketed(batch, bucket)
+        bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
         integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
         there = to_device({**integers, "offsets": bucketed.cu_seqlens, **asked.integers}, self.device)
         ids = {name: there[name][:count] for name in integers}

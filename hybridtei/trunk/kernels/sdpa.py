@@ -29,12 +29,10 @@ def per_sequence(
 ) -> Tensor:
     """One call a sequence. See `Kernel`."""
     out = torch.empty_like(q)
-    start = 0
-    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
-        rows, others = slice(start, start + length), slice(start, start + keys)
-        mask = _mask(length, window, causal, q.device)
-        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, None if mask is None else mask[:, :keys])
-        start += length
+    for rows, others in _spans(sequences):
+        mask = _mask(rows.stop - rows.start, window, causal, q.device)
+        seen = None if mask is None else mask[:, : others.stop - others.start]
+        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
     return out
 
 
@@ -43,9 +41,8 @@ def biased(
 ) -> Tensor:
     """As `per_sequence`, with a bias on the scores: some queries at a time, since their bias must not outgrow memory."""
     out = torch.empty_like(q)
-    start = 0
-    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
-        whole, others = slice(start, start + length), slice(start, start + keys)
+    for whole, others in _spans(sequences):
+        start, length, keys = whole.start, whole.stop - whole.start, others.stop - others.start
         mask = _mask(length, window, causal, q.device)
         step = max(BIAS_ENTRIES // (q.shape[1] * length), 1)
         for first in range(0, length, step):
@@ -55,8 +52,15 @@ def biased(
                 scores = scores.masked_fill(~mask[some, :keys], float("-inf"))
             rows = slice(start + some.start, start + some.stop)
             out[rows] = _one_sequence(q[rows], k[others], v[others], scale, scores)
-        start += length
     return out
+
+
+def _spans(sequences: Sequences) -> Iterator[tuple[slice, slice]]:
+    """(rows of its queries, rows of its keys) of each sequence."""
+    start = 0
+    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
+        yield slice(start, start + length), slice(start, start + keys)
+        start += length
 
 
 def padded_groups(
