@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.backends.int8 import int8_graph
+from hybridtei.backends.graph.int8 import int8_graph
 from hybridtei.backends.select import DTYPES, why_not
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
@@ -18,7 +18,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
-from tests.backends.test_int8 import LOOSE
+from tests.backends.graph.test_int8 import LOOSE
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 COMBINATIONS = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"]

@@ -15,8 +15,8 @@ import pytest
 
 from hybridtei import load
 from hybridtei.backends import select as backend_choice
-from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
@@ -252,7 +252,7 @@ def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monk
         asked.append((limit, longest, fraction))
         return 600
 
-    monkeypatch.setattr("hybridtei.backends.torch_backend.TorchBackend.most_tokens", room)
+    monkeypatch.setattr("hybridtei.backends.torch.backend.TorchBackend.most_tokens", room)
     engine = EngineConfig(max_batch_tokens=5000, memory_fraction=0.5)
     loaded = load_model(ModelConfig(model_id=str(bert), pooling="mean", backend="torch"), engine)
     assert asked == [(5000, loaded.model.reader.max_input_length, 0.5)]

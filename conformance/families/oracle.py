@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModel
 
 from hybridtei.backends.base import Backend
-from hybridtei.backends.graph_weights import graph_tensors
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.weights import graph_tensors
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
@@ -78,17 +78,17 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
     """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, and ImportError where it is not
     installed."""
     if name == "torch":
-        from hybridtei.backends.torch_backend import TorchBackend
+        from hybridtei.backends.torch.backend import TorchBackend
 
         return TorchBackend(spec, dtype=dtype)
     graph, weights = family_graph(spec), Weights.open(spec.folder)
     if name == "openvino":
-        from hybridtei.backends.openvino_backend import OpenVinoBackend
+        from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
 
         return OpenVinoBackend(spec, graph, weights, dtype=dtype, group=INT8_GROUP)
-    from hybridtei.backends.int8 import max_weight
-    from hybridtei.backends.onnx_backend import OnnxBackend
-    from hybridtei.backends.quantize import int8_family_graph
+    from hybridtei.backends.graph.int8 import max_weight
+    from hybridtei.backends.graph.onnx_backend import OnnxBackend
+    from hybridtei.backends.graph.quantize import int8_family_graph
 
     if dtype == "int8":
         graph = int8_family_graph(spec, graph_tensors(graph, weights), max_weight())

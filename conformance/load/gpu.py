@@ -122,7 +122,7 @@ def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
 
 def taken(way: str, backend: Any, bench: Bench) -> str | None:
     """Change a backend to a way from the one before; why that cannot be, or None."""
-    from hybridtei.backends.acceleration import AccelerationOptions
+    from hybridtei.backends.torch.acceleration import AccelerationOptions
 
     options, faster = bench.options, backend.faster
     if way == "graphs" and {"graphs", "compiled"} & {*options.ways}:
@@ -171,7 +171,7 @@ def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     """Rows with the trunk's matrices in eight bits; the share stays that of the rate in the precision asked for."""
     from gpu_models import make
 
-    from hybridtei.backends.fp8_linear import replace_linears
+    from hybridtei.backends.torch.fp8_linear import replace_linears
 
     made = make(shape, dtype="bfloat16", device=bench.options.device)
     for layer in replace_linears(made.backend.trunk.model):

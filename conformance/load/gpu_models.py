@@ -16,10 +16,10 @@ import torch
 import transformers
 from torch import nn
 
-from hybridtei.backends.acceleration import AccelerationOptions
-from hybridtei.backends.cuda_graphs import Recorder
-from hybridtei.backends.torch_backend import DTYPES, TorchBackend
-from hybridtei.backends.torch_heads import HeadWeights
+from hybridtei.backends.torch.acceleration import AccelerationOptions
+from hybridtei.backends.torch.backend import DTYPES, TorchBackend
+from hybridtei.backends.torch.cuda_graphs import Recorder
+from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.batch import Head, Positions
 from hybridtei.families import run_family
 from hybridtei.trunk.ops import ModuleOptions, family_module

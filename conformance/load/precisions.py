@@ -29,9 +29,9 @@ from conformance.families.shapes.checkpoint import read_checkpoints, write_check
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
 from hybridtei.backends.fidelity import Guard
-from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.backends.openvino_backend import OpenVinoBackend
-from hybridtei.backends.openvino_int8 import fastest, trials
+from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
+from hybridtei.backends.graph.openvino_int8 import fastest, trials
+from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec

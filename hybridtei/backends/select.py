@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
-from hybridtei.backends.onnx_files import find_own_graph
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.onnx_files import find_own_graph
+from hybridtei.backends.graph.ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import ModelConfig
@@ -106,7 +106,7 @@ def _order(dtype: str) -> Sequence[str]:
 
 
 def _sums_exactly() -> bool:
-    from hybridtei.backends.int8 import max_weight
+    from hybridtei.backends.graph.int8 import max_weight
 
     return max_weight() == 127
 
@@ -170,7 +170,7 @@ def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
-    from hybridtei.backends.onnx_backend import OnnxBackend
+    from hybridtei.backends.graph.onnx_backend import OnnxBackend
 
     if _why_no_graph(spec) is not None:
         own = find_own_graph(spec, dtype)
@@ -180,18 +180,18 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         return OnnxBackend.from_file(spec, own, dtype=dtype)
     weights = Weights.open(spec.folder)
     if dtype == "int8":
-        from hybridtei.backends.int8 import int8_graph
+        from hybridtei.backends.graph.int8 import int8_graph
 
         return OnnxBackend(spec, int8_graph(spec, weights), weights)
     return OnnxBackend(spec, family_graph(spec), weights)
 
 
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
-    from hybridtei.backends.openvino_backend import OpenVinoBackend
+    from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
 
     weights = Weights.open(spec.folder)
     if dtype == "int8":
-        from hybridtei.backends.openvino_int8 import open_int8
+        from hybridtei.backends.graph.openvino_int8 import open_int8
 
         return open_int8(spec, weights, bulk_niceness=niceness)
     return OpenVinoBackend(spec, family_graph(spec), weights, dtype=dtype, bulk_niceness=niceness)
@@ -208,14 +208,14 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
 
 
 def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
-    from hybridtei.backends.acceleration import AccelerationOptions
+    from hybridtei.backends.torch.acceleration import AccelerationOptions
 
     acceleration = AccelerationOptions(graphs=config.cuda_graphs, compiled=config.torch_compile)
     if dtype == "fp8":
-        from hybridtei.backends.fp8 import open_fp8
+        from hybridtei.backends.torch.fp8 import open_fp8
 
         return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
-    from hybridtei.backends.torch_backend import TorchBackend
+    from hybridtei.backends.torch.backend import TorchBackend
 
     return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
 

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from conformance.families.oracle import reference, texts_of
-from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights

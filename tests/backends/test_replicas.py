@@ -11,7 +11,7 @@ import pytest
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.replicas import Replicas
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig

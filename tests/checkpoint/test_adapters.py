@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hybridtei.backends.graph_weights import graph_tensors
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.weights import graph_tensors
 from hybridtei.checkpoint.adapters import Adapters
 from hybridtei.checkpoint.hub_layouts import translate
 from hybridtei.checkpoint.spec import read_spec

@@ -12,8 +12,8 @@ import pytest
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
 from hybridtei.backends.base import Backend
 from hybridtei.backends.fidelity import Guard
-from hybridtei.backends.int8 import make_int8
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.int8 import make_int8
+from hybridtei.backends.graph.ops import family_graph
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights

@@ -25,7 +25,7 @@ from conformance.families.oracle import (
 )
 from conformance.families.variants import VARIANTS
 from hybridtei.backends.base import Backend
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
@@ -95,8 +95,8 @@ def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
     folder = tiny.write_family(tmp_path, family)
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
-    from hybridtei.backends.graph_weights import graph_tensors
-    from hybridtei.backends.onnx_writer import contents
+    from hybridtei.backends.graph.weights import graph_tensors
+    from hybridtei.backends.graph.writer import contents
 
     graph = family_graph(spec, rectangle=True)
     model = graph.body + contents(graph_tensors(graph, Weights.open(folder)))

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
-from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import UnsupportedArchitecture

@@ -12,11 +12,11 @@ import onnxruntime as ort
 import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, LENGTHS, difference, states_of, texts_of
-from hybridtei.backends.graph_weights import graph_tensors
-from hybridtei.backends.int8 import Guard, make_int8
-from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.onnx_ops import family_graph
-from hybridtei.backends.onnx_writer import contents
+from hybridtei.backends.graph.int8 import Guard, make_int8
+from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.weights import graph_tensors
+from hybridtei.backends.graph.writer import contents
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig

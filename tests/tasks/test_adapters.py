@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hybridtei import Encoder
-from hybridtei.backends.onnx_backend import OnnxBackend
-from hybridtei.backends.onnx_ops import family_graph
+from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.graph.ops import family_graph
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridtei.backends.torch_load import load_family
+from hybridtei.backends.torch.load import load_family
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.trunk import attention
 from hybridtei.trunk.attention import facts_of, kernel_for, trial

@@ -10,10 +10,10 @@ import torch
 from torch.nn import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybridtei.backends.fp8_linear import Fp8Linear, replace_linears
-from hybridtei.backends.torch_backend import TorchBackend
-from hybridtei.backends.torch_heads import HeadWeights
-from hybridtei.backends.torch_load import load_family
+from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.fp8_linear import Fp8Linear, replace_linears
+from hybridtei.backends.torch.heads import HeadWeights
+from hybridtei.backends.torch.load import load_family
 from hybridtei.batch import Encoding, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.trunk.kernels import sdpa

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from hybridtei.backends.torch_backend import TorchBackend
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, WeightMismatch

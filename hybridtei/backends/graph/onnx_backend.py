@@ -1,0 +1,140 @@
+"""ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
+
+The graph holds no weights; they come from the checkpoint's safetensors. A session with one intra-op thread runs in its caller's
+thread, so lanes share it without a copy, never wait for one another, and run at their own priority. A short text that is
+alone goes to a second session, over all cores and on the same packed matrices: its answer takes little more than half the time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.backends.graph.graphs import Graph
+from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
+from hybridtei.backends.graph.mlm_head import MlmHead
+from hybridtei.backends.graph.onnx_files import check_file, hidden_output, words_beside
+from hybridtei.backends.graph.onnx_session import Session, open_file, open_sessions
+from hybridtei.backends.graph.weights import discard_widened, graph_tensors, word_table, word_tables
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import BackendError, UnsupportedArchitecture
+from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
+
+BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
+
+
+class OnnxBackend:
+    """See `backends.base.Backend`."""
+
+    name = "ort"
+    fills_cores = False
+    busy_tokens = BUSY_TOKENS
+
+    def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well."""
+        words = word_table(spec, graph.weights)
+        tensors = graph_tensors(graph, weights)
+        table = None if words is None else tensors[words]
+        self._start(spec, "int8" if graph.held else "float32", threads)
+        sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph.weights))
+        self._open(sessions)
+        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        discard_widened(graph, tensors, weights, self._sample)  # the sessions have packed the matrices
+        weights.release()
+        self._heads = HostHeads(spec, table, mlm)
+
+    @classmethod
+    def from_file(cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1) -> OnnxBackend:
+        """From a checkpoint's own ONNX file of its trunk, which needs no other weights. Raises LoadError and its kinds."""
+        if spec.is_splade:
+            raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
+        check_file(path)
+        words = words_beside(path, spec)
+        backend = cls.__new__(cls)
+        backend._start(spec, dtype, threads)
+        sessions = open_file(path, spec.folder, backend._counts())
+        backend._open(sessions)
+        backend._output = hidden_output(sessions[0].inner, spec, path)
+        backend._heads = HostHeads(spec, words)
+        backend._probe(path)
+        return backend
+
+    def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
+        self._threads = threads
+        self._counting = threading.Lock()
+        self._output = "hidden"
+
+    def _counts(self) -> list[int]:
+        """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
+        return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
+
+    def _open(self, sessions: Sequence[Session]) -> None:
+        self._session, self._all_cores = sessions[0], sessions[-1]
+        self._inputs = self._session.inputs
+        self.padding = padding_of(self._inputs)
+        memory.register(self)
+
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`."""
+        self._sample(shrink=True)
+
+    def _sample(self, *, shrink: bool = False) -> list[Floats]:
+        """States of a few tokens by each session. `shrink`: free what passes took."""
+        texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
+        batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
+        return [self._hidden(batch, use_all_cores=use_all_cores, shrink=shrink) for use_all_cores in (False, True)]
+
+    def _probe(self, path: Path) -> None:
+        """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
+        spec = self.spec
+        texts = [Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size) for size in (1, min(3, spec.max_input_length))]
+        texts[0].input_ids[0] = spec.vocab_size - 1
+        try:
+            tokens = self.forward(pack(texts, frozenset({Head.TOKENS}), spec.positions)).tokens
+        except BackendError as error:
+            raise UnsupportedArchitecture(f"{path}: {error}") from error
+        assert tokens is not None
+        if tokens.values.shape != (sum(map(len, texts)), spec.hidden_size) or not np.isfinite(tokens.values).all():
+            raise UnsupportedArchitecture(
+                f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
+            )
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+        except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
+            raise BackendError(f"the forward pass failed: {error}") from error
+        with self._counting:
+            self.forwards += 1
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """The session never starts threads; numpy's products are kept from it too, or lanes would wait for one another."""
+        threadpool_limits(limits=1, user_api="blas")
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._session, self._all_cores, self._heads
+
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
+        session = self._all_cores if use_all_cores else self._session
+
+        def run(feed: Feed) -> Floats:
+            return session.run(self._output, feed, shrink=shrink)
+
+        if self.padding is Padding.ATTENTION:
+            return end_to_end(batch, self._inputs, run)
+        return in_rectangle(batch, self._inputs, self.spec.padding_id, run)

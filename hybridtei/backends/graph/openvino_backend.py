@@ -1,0 +1,341 @@
+"""OpenVINO on the CPU, in float32, bfloat16 or int8: the graphs and heads of ONNX Runtime's backend, another engine.
+
+Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
+a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
+third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share. So a
+model of large matrices is compiled once, over all cores, for a single lane.
+
+Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
+sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
+
+In int8, groups of the numbers of a matrix's row share a scale, and groups of a token's numbers one that is found in the pass,
+where the processor multiplies bytes; elsewhere, only the matrices are smaller. Attention and sums stay float32.
+
+Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
+address, and the next request whose inputs are copied has them written there, by then the memory of something else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.backends.graph.graphs import Graph
+from hybridtei.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
+from hybridtei.backends.graph.mlm_head import MlmHead
+from hybridtei.backends.graph.quantize import Int8Matrix, quantized
+from hybridtei.backends.graph.weights import graph_keys, word_table
+from hybridtei.backends.graph.writer import inputs
+from hybridtei.batch import PackedBatch, Padding
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import BackendError, LoadError
+from hybridtei.families.adapters import is_adapter
+from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
+
+# Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+# Importing openvino tells its makers so, over the network and into the home folder, unless this package is missing.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
+
+import openvino as ov  # noqa: E402
+
+LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
+BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
+PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16, "int8": ov.Type.f32}  # of all but the matrices
+THREADS = Path("/proc/self/task")
+QUERY_TOKENS = 32
+KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
+ATTEMPTS = 8  # closed models whose idle threads may be in the way of new ones
+
+
+class OpenVinoBackend:
+    """See `backends.base.Backend`."""
+
+    name = "openvino"
+    padding = Padding.ATTENTION
+    fills_cores = False
+    busy_tokens = BUSY_TOKENS
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: Graph,
+        weights: Weights,
+        *,
+        dtype: str = "float32",
+        group: int = 64,
+        threads: int = 1,
+        bulk_niceness: int = 10,
+    ) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+
+        `group`: numbers that share a scale, in int8. `bulk_niceness`: what bulk lanes compute at; the callers' own priority
+        does not reach OpenVINO's threads. Raises LoadError.
+        """
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        cores = available_cores()
+        self._counting = threading.Lock()
+        self._lane = threading.local()
+        words = word_table(spec, graph.weights)
+        settings = _settings(dtype, group)
+        tensors = _tensors(graph, weights, group if dtype == "int8" else None)
+        table = None if words is None else np.asarray(tensors[words], dtype=np.float32)
+        is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
+        threads = max(threads, cores) if is_large else threads
+        team = threads if is_large or threads > 1 else 0
+        self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
+        try:
+            self._models = _Models(graph, tensors, settings, cores=cores, team=team, bulk_niceness=bulk_niceness)
+        except LoadError as error:
+            raise LoadError(f"{weights.folder}: {error}") from error
+        except Exception as error:  # bare RuntimeErrors
+            raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
+        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        weights.release()
+        self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
+        self._heads = HostHeads(spec, table, mlm)
+        memory.register(self)
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+        except Exception as error:  # the library raises bare RuntimeErrors
+            raise BackendError(f"the forward pass failed: {error}") from error
+        with self._counting:
+            self.forwards += 1
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Whose threads compute what this one asks for; numpy's products stay in this one, or lanes would wait for others."""
+        self._lane.kind = kind
+        threadpool_limits(limits=1, user_api="blas")
+
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`."""
+        self._models.free_unused()
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._models
+
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
+        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores)
+        _check_ids(batch, self.spec, self._inputs)
+        return end_to_end(batch, self._inputs, model.run, _grown_sizes)
+
+
+class _Models:
+    """The graph, compiled for each kind of caller.
+
+    Threads inherit their starter's priority, and some are shared by all models of a process; so the bulk model comes last.
+    """
+
+    def __init__(
+        self, graph: Graph, tensors: Tensors, settings: Settings, *, cores: int, team: int, bulk_niceness: int
+    ) -> None:
+        """`team`: threads of the one model that there is for all, or 0."""
+        core = ov.Core()
+        _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
+        model = _model(core, graph, tensors)
+        if team:
+            self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
+            return
+        self._all_cores = _compile(core, model, settings, threads=cores, streams=1)
+        if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
+            self._express = self._all_cores
+        else:
+            self._express = _compile(core, model, settings, threads=cores, streams=cores)
+        with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
+            self._bulk = thread.submit(_compile, core, model, settings, threads=cores, streams=cores).result()
+
+    def free_unused(self) -> None:
+        for model in {self._all_cores, self._express, self._bulk}:
+            model.free_unused()
+
+    def of(self, kind: LaneKind, *, use_all_cores: bool) -> _Compiled:
+        if use_all_cores:
+            return self._all_cores
+        return self._bulk if kind is LaneKind.BULK else self._express
+
+
+class _Compiled:
+    """A compiled model and its idle requests, one for each caller there ever was at once.
+
+    Requests are kept as long as the model, since it may hold on to the memory of one that is gone.
+    """
+
+    def __init__(self, model: ov.CompiledModel) -> None:
+        self._model = model
+        self._idle: list[ov.InferRequest] = []
+        self.inputs = frozenset(port.any_name for port in model.inputs)
+
+    def free_unused(self) -> None:
+        """Free what passes took; waits for those that run."""
+        self._model.release_memory()
+
+    def run(self, feed: Feed) -> Floats:
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._model.create_infer_request()
+        try:
+            _fill(request, feed)
+            hidden: Floats = request.infer(share_outputs=False)[0]
+        finally:
+            self._idle.append(request)
+        return hidden
+
+
+def _fill(request: ov.InferRequest, feed: Feed) -> None:
+    """Copy inputs into the request's own tensors, as `infer` would: it compares shapes by an exception an input, in 0.3 ms."""
+    for name, values in feed.items():
+        tensor = request.get_tensor(name)
+        tensor.shape = values.shape
+        tensor.data[:] = values
+
+
+class _Lent:
+    """An array's memory as if it could be written: OpenVINO takes no other by reference, though it writes into no constant."""
+
+    def __init__(self, array: Floats) -> None:
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _grown_sizes(sizes: Sizes) -> Sizes:
+    """Few shapes for many batches. Lone queries are one shape: another than the pass before costs more than the padding."""
+    tokens, rows, columns = sizes
+    if rows == 1 and tokens <= QUERY_TOKENS:
+        return QUERY_TOKENS, 1, QUERY_TOKENS
+    return grown(tokens, 8, 32), *_grown_rectangle(rows, columns)
+
+
+def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
+    return grown(rows, 1, 8), grown(columns, 8, 16)
+
+
+def grown(size: int, least: int, parts: int) -> int:
+    """The next multiple of `least`, or of a power of two that is at most 2 / `parts` of it."""
+    step = max(least, (1 << (size - 1).bit_length()) // parts)
+    return -(-size // step) * step
+
+
+Tensors = Mapping[str, Floats | Int8Matrix]
+Settings = Mapping[str, Any]
+
+
+def _settings(dtype: str, group: int) -> Settings:
+    found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
+    return {**found, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group} if dtype == "int8" else found
+
+
+def _tensors(graph: Graph, weights: Weights, group: int | None) -> Tensors:
+    """Of the checkpoint; with a `group`, matrices in eight bits. One matrix at a time is there in float32. Adapters, which are
+    small, stay so."""
+    keys = graph_keys(graph, weights)
+    eight = frozenset[str]() if group is None else frozenset(name for name in graph.matrices if not _of_adapter(name))
+    tensors: dict[str, Floats | Int8Matrix] = {}
+    for name, key in keys.items():
+        tensor = weights.float32(key)
+        if name in eight:
+            assert group is not None
+            width = tensor.shape[1]
+            tensors[name] = quantized(tensor, width if width % group else group)
+        else:
+            tensors[name] = tensor
+    return tensors
+
+
+def _of_adapter(name: str) -> bool:
+    return is_adapter(name.removesuffix(".weight"))
+
+
+def _model(core: ov.Core, graph: Graph, tensors: Tensors) -> ov.Model:
+    """The graph with its weights, which stay where they are: declared as inputs, then replaced by constants."""
+    model = core.read_model(graph.body + inputs(graph.weights))
+    for parameter in model.get_parameters():
+        name = parameter.get_friendly_name()
+        if name in tensors:
+            _replace(parameter.output(0), tensors[name])
+            model.remove_parameter(parameter)
+    return model
+
+
+def _replace(output: ov.Output, tensor: Floats | Int8Matrix) -> None:
+    """Give a constant to all that read an input."""
+    if not isinstance(tensor, Int8Matrix):
+        output.replace(ov.opset13.constant(np.asarray(_Lent(tensor)), shared_memory=True).output(0))
+        return
+    for reader in list(output.get_target_inputs()):
+        if reader.get_node().get_output_partial_shape(0).is_static:  # a product of two matrices, that is computed at load
+            reader.replace_source_output(ov.opset13.constant(tensor.float32()).output(0))
+    output.replace(_compressed(tensor).output(0))
+
+
+def _compressed(matrix: Int8Matrix) -> ov.Node:
+    """The matrix float32[v, k] in the form that OpenVINO knows, and keeps in eight bits."""
+    ops, (rows, groups, group) = ov.opset13, matrix.values.shape
+    if groups == 1:
+        return ops.multiply(ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0]))
+    grouped = ops.multiply(ops.convert(ops.constant(matrix.values), "f32"), ops.constant(matrix.scale))
+    return ops.reshape(grouped, ops.constant(np.array([rows, groups * group])), False)
+
+
+def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
+    """In threads of its own: those of a closed model, which OpenVINO would take over, may have another priority."""
+    settings: dict[str, Any] = {
+        **wanted,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
+        "ENABLE_CPU_PINNING": False,
+        "CPU_RUNTIME_CACHE_CAPACITY": str(KERNELS),
+    }
+    others = []
+    for _ in range(ATTEMPTS):
+        before = _threads()
+        others.append(core.compile_model(model, "CPU", settings))
+        if not before or _threads() - before:
+            break
+    compiled = others[-1]
+    found, precision = compiled.get_property("INFERENCE_PRECISION_HINT"), wanted["INFERENCE_PRECISION_HINT"]
+    if found != precision:
+        raise LoadError(f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}")
+    return _Compiled(compiled)
+
+
+def _threads() -> frozenset[str]:
+    """Of this process; none where the operating system does not say."""
+    return frozenset(os.listdir(THREADS)) if THREADS.exists() else frozenset()
+
+
+def _check_processor(core: ov.Core, precision: ov.Type) -> None:
+    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision == ov.Type.bf16 and "BF16" not in able:
+        raise LoadError(f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})")
+
+
+def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
+    """Raises IndexError: OpenVINO reads beyond a table without a word."""
+    types = batch.token_type_ids if "token_type_ids" in taken else None
+    tables = (
+        ("input id", batch.input_ids, spec.vocab_size),
+        ("position", batch.position_ids, spec.config.get("max_position_embeddings")),
+        ("token type", types, spec.config.get("type_vocab_size")),
+    )
+    for name, ids, size in tables:
+        if ids is not None and isinstance(size, int) and size > 0 and not 0 <= ids.min() <= ids.max() < size:
+            raise IndexError(f"{name}s from {ids.min()} to {ids.max()}, in a table of {size}")

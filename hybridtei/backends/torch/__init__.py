@@ -1,0 +1,1 @@
+"""Models that torch computes, on a GPU or a CPU."""

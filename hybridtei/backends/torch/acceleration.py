@@ -1,0 +1,165 @@
+"""What makes the passes of a torch backend faster once it serves: a compiled pass, recordings for small batches, or neither.
+
+This module decides when and where; `compiling` and `cuda_graphs` do the work. Recordings are of the compiled pass, if there is
+one, so they are made anew when it takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from torch import nn
+
+from hybridtei.backends.torch.buckets import Sizes, sizes
+from hybridtei.backends.torch.compiling import Compiling
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS, Graphs, Recorder, on_gpu
+from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.trunk.kernels.choice import REPLAYED
+from hybridtei.trunk.trunk import PackedTrunk
+
+if TYPE_CHECKING:
+    import torch
+
+    from hybridtei.backends.torch.backend import TorchBackend
+    from hybridtei.checkpoint.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+# Lengths of the texts that a pass is compiled with and compared on; the second has other totals, as every batch will.
+PROBES = ((9, 250, 61, 33), (5, 17, 40))
+MOST_SHARE = 4  # recordings may take this part of the memory for passes at most, one in so many bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerationOptions:
+    """`graphs`: record small batches, on a GPU. `compiled`: auto is on a GPU. `compiler`: torch's name of it."""
+
+    graphs: bool = False
+    compiled: Literal["auto", "true", "false"] = "false"
+    compiler: str | Callable[..., Any] = "inductor"
+    recorder: Callable[[], Recorder] | None = None
+
+
+class Acceleration:
+    """Of one backend; `graphs` and `compiling` are None until `begin`, and where there are none."""
+
+    def __init__(self, backend: TorchBackend, options: AccelerationOptions) -> None:
+        self.graphs: Graphs | None = None
+        self.compiling: Compiling | None = None
+        self._backend, self.options = backend, options
+        self._on_gpu = backend.device.type == "cuda"
+        trunk = backend.trunk
+        self._sizes = sizes(weights_of_layer(trunk.model, backend.spec), backend.spec.max_input_length)
+        refused = _why_no_graphs(options, trunk.packs, trunk.attention.name, self._sizes, self._on_gpu)
+        self._records = refused is None
+        if options.graphs and refused is not None:
+            log.log(logging.INFO if self._on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
+
+    def begin(self) -> None:
+        """Record and compile from now on, as wished for; what was begun before is not begun again."""
+        backend, options = self._backend, self.options
+        trunk = backend.trunk
+        if not isinstance(trunk, PackedTrunk):
+            return
+        if options.graphs and self._records and self.graphs is None:
+            self.graphs = Graphs(
+                trunk,
+                backend.spec,
+                self._sizes,
+                device=backend.device,
+                recorder=options.recorder or partial(_recorder, backend.device, backend.stream),
+                alone=backend.alone,
+                dtype=backend.dtype,
+            )
+        wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
+        if wanted and trunk.packs and self.compiling is None:
+            self.compiling = Compiling(
+                trunk,
+                probes(backend),
+                dtype=backend.dtype,
+                device=backend.device,
+                swapped=self._swapped,
+                backend=options.compiler,
+            )
+            self.compiling.start()
+
+    def reserved(self, allowed: int, peak: Callable[[int], int | None]) -> int:
+        """Bytes that recordings will take of those `allowed` for passes. `peak`: bytes of a pass of so many tokens.
+
+        Where that is too much of it there will be no recordings.
+        """
+        if not (self.options.graphs and self._records):
+            return 0
+        taken = peak(self._sizes.tokens)
+        needed = None if taken is None else taken + MOST_RECORDINGS * BYTES_OF_RECORDING
+        if needed is None or needed > allowed // MOST_SHARE:
+            self._records = False
+            log.info("small batches are not recorded, for want of memory")
+            return 0
+        return needed
+
+    def forget(self) -> None:
+        """Drop recordings; for the thread that may launch, once nothing that was launched runs any more."""
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    def close(self) -> None:
+        """End what is under way, and wait for none that takes long."""
+        if self.compiling is not None:
+            self.compiling.close()
+        if self.graphs is not None:
+            self.graphs.close()
+        self.graphs = None
+
+    def _swapped(self) -> None:
+        with self._backend.alone():
+            if self._backend.stream is not None:
+                self._backend.stream.synchronize()
+            self.forget()
+
+
+def probes(backend: TorchBackend) -> list[PackedBatch]:
+    """Batches of the lengths in PROBES, or what the model takes of them."""
+    spec, draw = backend.spec, np.random.default_rng(0)
+    first = min(spec.positions.offset, spec.vocab_size - 1)
+    return [
+        pack(
+            [Encoding(draw.integers(first, spec.vocab_size, min(length, spec.max_input_length))) for length in lengths],
+            frozenset(),
+            spec.positions,
+        )
+        for lengths in PROBES
+    ]
+
+
+def weights_of_layer(model: Any, spec: ModelSpec) -> int:
+    """Weights in the products of one layer, about."""
+    total = sum(matrix.numel() for matrix in _matrices(model))
+    layers = next((spec.config[key] for key in ("num_hidden_layers", "n_layers") if key in spec.config), 1)
+    return total // max(int(layers), 1)
+
+
+def _matrices(model: Any) -> list[torch.Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def _recorder(device: torch.device, stream: torch.cuda.Stream | None) -> Recorder:
+    assert stream is not None
+    return on_gpu(device, stream)
+
+
+def _why_no_graphs(options: AccelerationOptions, packs: bool, kernel: str, sizes: Sizes, on_gpu: bool) -> str | None:
+    if options.recorder is not None:
+        return None
+    if not on_gpu:
+        return "that is for GPUs"
+    if not packs:
+        return "the family does not run packed"
+    if kernel not in REPLAYED:
+        return f"the shapes inside {kernel} follow the lengths of texts"
+    return None if sizes.tokens else "a layer takes longer to compute than to launch, however few tokens there are"

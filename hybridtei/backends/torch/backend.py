@@ -1,0 +1,219 @@
+"""PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back.
+
+On a GPU launching a pass and waiting for it are two things: while one thread waits for its arrays, another packs the next
+batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
+freed in the order of the stream, so two that are under way need the memory of one.
+
+What makes passes faster and takes time to make (`accelerate`) is made behind their backs: see `cuda_graphs` and `compiling`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hybridtei.backends.torch import memory
+from hybridtei.backends.torch.acceleration import Acceleration, AccelerationOptions
+from hybridtei.backends.torch.buckets import padded
+from hybridtei.backends.torch.heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
+from hybridtei.backends.torch.host_copy import Arrays, start_copy, to_device
+from hybridtei.backends.torch.out_of_memory import TooLarge, is_out_of_memory, split_on_oom
+from hybridtei.batch import PackedBatch, Padding
+from hybridtei.errors import BackendError, DeviceLost
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
+from hybridtei.trunk.trunk import Trunk
+
+if TYPE_CHECKING:
+    from hybridtei.checkpoint.spec import ModelSpec
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
+BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+class TorchBackend:
+    """See `backends.base.Backend`. `ahead`: how many batches more than lanes the engine may take, to have them ready."""
+
+    name = "torch"
+    fills_cores = True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+        loaded: tuple[Trunk, HeadWeights] | None = None,
+        acceleration: AccelerationOptions | None = None,
+    ) -> None:
+        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. `acceleration`: what
+        `accelerate` makes. Raises LoadError."""
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        self.busy_tokens = BUSY_TOKENS.get(self.device.type, 4096)
+        self.lanes = (LaneKind.BULK,) if on_gpu else both_lanes(available_cores())
+        self.ahead = 1 if on_gpu else 0
+        self._counting = threading.Lock()
+        self._launching: AbstractContextManager[Any] = threading.Lock() if on_gpu else nullcontext()
+        if loaded is None:
+            from hybridtei.backends.torch.load import load
+
+            loaded = load(spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code)
+        self._trunk, self._heads = loaded
+        self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
+        self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self.catch_up()
+        self.faster = Acceleration(self, acceleration or AccelerationOptions())
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Teams of threads cost more than they bring here, so `use_all_cores` changes nothing.
+
+        A batch that does not fit is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
+        """
+        try:
+            return split_on_oom(self._pass, batch, self.make_room)
+        except BackendError:
+            raise
+        except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
+            fault = error
+        if not self.answers():
+            raise DeviceLost(f"{self.device} answers no more; a restart is needed: {fault}") from fault
+        raise BackendError(f"the forward pass failed: {fault}") from fault
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """On a CPU each lane computes alone in its own thread: a team of threads that must meet after each operation
+        loses most of its speed as soon as one core has anything else to do (measured: a factor of four)."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)
+
+    def accelerate(self) -> None:
+        """Begin to make what makes later passes faster; no pass waits for it. Once a model is loaded and measured."""
+        self.faster.begin()
+
+    def catch_up(self) -> None:
+        """Let passes wait for what the calling thread did on the device: weights, loaded or changed, are there first."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def close(self) -> None:
+        """Give the weights back."""
+        self.faster.close()
+        del self._trunk, self._heads
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Give the device what torch only keeps for later, and what passes can do without."""
+        if self.device.type == "cuda":
+            with self.alone():
+                self._stream_done()
+                self.faster.forget()
+            torch.cuda.empty_cache()
+
+    def answers(self) -> bool:
+        """Whether the device still computes: after some errors it refuses everything until the process ends."""
+        if self.device.type != "cuda":
+            return True
+        try:
+            with self.alone():  # on our stream, after what failed, and not while it is being recorded
+                return float(torch.ones(1, device=self.device).sum()) == 1.0
+        except RuntimeError:
+            return False
+
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Tokens of the largest pass that fits into `fraction` of the free memory, of which so many `sharing` a device take
+        equal parts; inputs of `longest` tokens do.
+
+        At most `limit`, and that on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
+        """
+        if self.device.type != "cuda":
+            return limit
+        self.make_room()
+        allowed = self._allow(fraction) // sharing
+        allowed -= self.faster.reserved(allowed, lambda tokens: self._peak(tokens, min(longest, tokens)))
+        return memory.most_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
+
+    @property
+    def trunk(self) -> Trunk:
+        """The encoder, for those who change it before it serves."""
+        return self._trunk
+
+    def _pass(self, batch: PackedBatch) -> HeadOutputs:
+        """Raises TooLarge where memory is short."""
+        try:
+            with self.alone():
+                asked = wanted(batch, self.spec)
+                wait = self._launch(batch, asked)
+            return outputs_of(wait(), batch, asked, self.spec.vocab_size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            fault = f"{error}".splitlines()[0]
+        raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
+
+    def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
+        graphs = self.faster.graphs
+        bucket = None if graphs is None else graphs.find(batch)
+        bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
+        integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
+        there = to_device({**integers, "offsets": bucketed.cu_seqlens, **asked.integers}, self.device)
+        ids = {name: there[name][:count] for name in integers}
+        layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
+        if graphs is None or bucket is None:
+            hidden = self._trunk(batch, layout, ids)
+        else:
+            hidden = graphs.play(bucket, there, there["offsets"])[:count]
+        with self._counting:
+            self.forwards += 1
+        embeddings = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
+        states = States(hidden, layout, embeddings, there.get(KEPT))
+        return start_copy(compute(states, batch.heads, self.spec, self._heads), self.device)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Where passes are launched: by one thread at a time on a GPU, on a stream of their own."""
+        with self._launching, torch.inference_mode():
+            if self._stream is None:
+                yield
+                return
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """What passes are launched on; None on a CPU."""
+        return self._stream
+
+    def _stream_done(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _allow(self, fraction: float) -> int:
+        """Let torch take so much of the free memory and no more; bytes that passes may use."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(free * fraction)
+        share = (torch.cuda.memory_reserved(self.device) + allowed) / total
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.device)
+        return allowed
+
+    def _peak(self, tokens: int, longest: int) -> int | None:
+        """Most bytes that passes of so many tokens take besides weights, in the worst forms; None if one does not fit."""
+        peak = 0
+        for batch in memory.worst_batches(self.spec, tokens, longest):
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            try:
+                self._pass(batch)
+            except TooLarge:
+                self.make_room()
+                return None
+            peak = max(peak, torch.cuda.max_memory_allocated(self.device) - before)
+        return peak

@@ -1,0 +1,192 @@
+"""Every head in numpy against its twin in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.backends.graph import host
+from hybridtei.backends.graph.host import HostHeads
+from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
+from hybridtei.checkpoint import layers, modules
+from hybridtei.checkpoint.layers import LinearLayer
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.heads import parameters
+from hybridtei.heads import pooled as torch_dense
+from hybridtei.heads.pooled import multivector
+from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
+from hybridtei.trunk.layout import PackedLayout
+from tests import tiny, tolerances
+from tests.sampled import crossed
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+SIZES = (1, 5, 40, 2, 17)
+EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
+
+
+def rows(lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0) -> tuple[np.ndarray, Offsets]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(sum(lengths), width)).astype(np.float32), offsets_of(list(lengths))
+
+
+def layer(outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0) -> LinearLayer:
+    draw = np.random.default_rng(seed)
+    weight = draw.normal(scale=0.3, size=(outputs, inputs)).astype(np.float32)
+    return LinearLayer(weight, draw.normal(size=outputs).astype(np.float32) if bias else None, activation)
+
+
+def tensors(of: LinearLayer) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return torch.from_numpy(of.weight), None if of.bias is None else torch.from_numpy(of.bias)
+
+
+def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+# --- one for each name -------------------------------------------------------------------------------------------------
+
+
+def test_every_activation_has_a_twin_in_both() -> None:
+    assert set(host.ACTIVATIONS) == set(parameters.ACTIVATIONS) == set(layers.ACTIVATIONS)
+
+
+def test_every_pooling_has_a_twin_in_both() -> None:
+    assert set(host.POOLINGS) == set(torch_dense.POOLINGS) == set(modules.POOLINGS)
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+@given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
+def test_activations_agree(name: str, values: list[float]) -> None:
+    x = np.array(values, dtype=np.float32)
+    ours, theirs = host.ACTIVATIONS[name](x), parameters.ACTIVATIONS[name](torch.from_numpy(x))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+@pytest.mark.parametrize("value", EXTREMES)
+def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: float) -> None:
+    x = np.full((2, 3), value, dtype=np.float32)
+    theirs = parameters.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(host.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", modules.POOLINGS)
+@given(lengths=LENGTHS, seed=st.integers(0, 9))
+def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
+    hidden, cu_seqlens = rows(lengths, 5, seed)
+    layout = PackedLayout(cu_seqlens)
+    close(host.POOLINGS[mode](hidden, cu_seqlens), torch_dense.POOLINGS[mode](torch.from_numpy(hidden), layout))
+
+
+@pytest.mark.parametrize("mode", modules.POOLINGS)
+def test_long_texts_are_pooled_as_well(mode: str) -> None:
+    hidden, cu_seqlens = rows([3000, 1, 8192], 4)
+    ours = host.POOLINGS[mode](hidden + 1, cu_seqlens)
+    theirs = torch_dense.POOLINGS[mode](torch.from_numpy(hidden + 1).double(), PackedLayout(cu_seqlens))
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=tolerances.WEIGHTS["float32"], atol=0)
+
+
+# --- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("modes", [["mean"], ["max", "cls"], list(modules.POOLINGS)], ids="+".join)
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_agrees(modes: list[str], bias: bool) -> None:
+    hidden, cu_seqlens = rows(SIZES)
+    width = tiny.HIDDEN * len(modes)
+    stack = [layer(20, width, "tanh", bias=bias), layer(7, 20, "gelu", bias=bias, seed=1)]
+    twins = [torch_dense.DenseLayer(*tensors(one), parameters.ACTIVATIONS[one.activation]) for one in stack]
+    for count in range(len(stack) + 1):
+        ours = host.dense(hidden, cu_seqlens, modes, stack[:count])
+        close(ours, torch_dense.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
+
+
+@given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
+def test_rounding_agrees(values: list[float]) -> None:
+    """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
+    x = np.array(values, dtype=np.float32)
+    ours, theirs = host.rounded(x), torch_dense.rounded(torch.from_numpy(x)).numpy()
+    assert ours.dtype == theirs.dtype == np.float32
+    exact = 127 * np.tanh(x.astype(np.float64))
+    for one in (ours, theirs):
+        assert np.abs(one - exact).max() <= 0.5 + 1e-4
+        np.testing.assert_array_equal(one, np.round(one))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1, 50])
+def test_layer_norm_agrees(scale: float) -> None:
+    words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
+    close(host.layer_norm(words), lexical_inputs(torch.empty(0), torch.from_numpy(words), ["embedding"]))
+
+
+@pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
+def test_lexical_agrees(activation: str | None) -> None:
+    inputs, _ = rows(SIZES)
+    first, last = layer(8, tiny.HIDDEN, activation or "identity"), layer(1, 8 if activation else tiny.HIDDEN, seed=1)
+    weight, bias = tensors(last)
+    assert bias is not None
+    hidden = tensors(first) if activation else (None, None)
+    twin = LexicalWeights(weight, bias, *hidden, parameters.ACTIVATIONS[activation] if activation else None)
+    ours = host.lexical(inputs, (first, last) if activation else (last,))
+    close(ours, lexical(torch.from_numpy(inputs), twin))
+    assert (ours >= 0).all()
+    assert (ours > 0).any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_projection_of_multivectors_agrees(bias: bool) -> None:
+    hidden, _ = rows(SIZES)
+    projection = layer(12, tiny.HIDDEN, bias=bias)
+    everything = torch.ones(len(hidden), dtype=torch.bool)
+    close(host.through(hidden, projection), multivector(torch.from_numpy(hidden), everything, *tensors(projection)))
+
+
+def test_no_head_writes_into_its_input() -> None:
+    hidden, cu_seqlens = rows(SIZES)
+    before = hidden.copy()
+    for mode in modules.POOLINGS:
+        host.dense(hidden, cu_seqlens, [mode], [layer(3, tiny.HIDDEN, name) for name in ("relu",)])
+    for name in layers.ACTIVATIONS:
+        host.ACTIVATIONS[name](hidden)
+    host.layer_norm(hidden)
+    np.testing.assert_array_equal(hidden, before)
+
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "electra": {},
+    "distilbert": {},
+    "xlm-roberta": {},
+    "deberta-v2": {},
+    "modernbert": {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    "eurobert": {"classifier_pooling": "late"},
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize(("model_type", "task"), crossed([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
+def test_classifiers_are_their_twins(tmp_path: Path, model_type: str, task: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
+    spec = read_spec(folder)
+    head = Head.TAGS if spec.kind == "tagger" else Head.SCORES
+    texts = [Encoding(np.random.default_rng(size).integers(5, 60, size)) for size in (3, 40, 1, 17)]
+    batch = pack(texts, frozenset({head, Head.TOKENS}), spec.positions)
+    theirs = TorchBackend(spec).forward(batch)
+    assert theirs.tokens is not None
+    ours = HostHeads(spec).outputs(batch, theirs.tokens.values)
+    if head is Head.SCORES:
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5, rtol=0)
+    else:
+        assert ours.tags is not None
+        assert theirs.tags is not None
+        np.testing.assert_allclose(ours.tags.values, theirs.tags.values, atol=1e-5, rtol=0)

@@ -1,0 +1,187 @@
+"""ONNX files that checkpoints bring: taken where they are a trunk, refused by name where they are not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.graph.onnx_files import check_file, find_own_graph
+from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.batch import Head, pack
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
+from tests import tiny
+from tests.backends.graph.test_onnx_backend import random_encodings, run, same
+from tests.sampled import sampled
+
+Copied = Callable[[Path], Path]
+IDS = {"input_ids": ["n", "s"], "attention_mask": ["n", "s"]}
+ROWS = ["n", "s", tiny.HIDDEN]
+
+
+def own_file(folder: Path, *, external: bool = False, path: str = "onnx/model.onnx", output: str = "last_hidden_state") -> Path:
+    """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
+    spec, weights = read_spec(folder), Weights.open(folder)
+    graph = tiny.graph_of(spec.model_type, rectangle=True)
+    model = onnx.load_from_string(graph.body)
+    for name in graph.weights:
+        key = weights.find(name)
+        assert key is not None
+        model.graph.initializer.append(numpy_helper.from_array(np.array(weights.float32(key)), name))
+    for node in model.graph.node:
+        node.output[:] = [output if name == "last_hidden_state" else name for name in node.output]
+    model.graph.output[0].name = output
+    file = folder / path
+    file.parent.mkdir(exist_ok=True)
+    onnx.save(model, file, save_as_external_data=external, location="model.onnx_data" if external else None, size_threshold=64)
+    (folder / "model.safetensors").unlink()
+    return file
+
+
+def toy(file: Path, inputs: dict[str, Any], outputs: dict[str, Any], kind: int = TensorProto.INT64) -> Path:
+    """A graph with the given ends, which computes nothing sensible."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], [name], value=helper.make_tensor("v", TensorProto.FLOAT, [1], [0.0]))
+        for name in outputs
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "toy",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(np.array([1, 1, tiny.HIDDEN], np.int64), "shape")],
+    )
+    file.parent.mkdir(exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("external", "output"),
+    sampled(
+        itertools.product([False, True], ["last_hidden_state", "token_embeddings", "a_name_of_its_own"]),
+        {(False, "last_hidden_state"), (True, "a_name_of_its_own")},
+    ),
+)
+def test_a_checkpoint_with_nothing_but_onnx_is_served(bert: Path, copied: Copied, external: bool, output: str) -> None:
+    folder, texts = copied(bert), random_encodings(read_spec(bert))
+    path = own_file(folder, external=external, output=output)
+    assert (path.parent / "model.onnx_data").exists() == external
+    spec = read_spec(folder)
+    assert find_own_graph(spec) == path
+    backend = OnnxBackend.from_file(spec, path)
+    assert (backend.name, backend.dtype) == ("ort", "float32")
+    same(run(backend, texts), run(TorchBackend(read_spec(bert)), texts), len(texts))
+
+
+@pytest.mark.slow
+def test_heads_beside_a_file_run_on_it(m3: Path, copied: Copied) -> None:
+    folder, texts = copied(m3), random_encodings(read_spec(m3))
+    backend = OnnxBackend.from_file(read_spec(folder), own_file(folder, path="model.onnx"))
+    same(run(backend, texts), run(TorchBackend(read_spec(m3)), texts), len(texts))
+
+
+def test_a_head_that_reads_word_embeddings_needs_them(hybrid: Path, copied: Copied) -> None:
+    folder = copied(hybrid)
+    with pytest.raises(UnsupportedArchitecture, match="reads the word embeddings"):
+        OnnxBackend.from_file(read_spec(folder), own_file(folder))
+
+
+def test_no_file_is_none(bert: Path) -> None:
+    assert find_own_graph(read_spec(bert)) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"input_ids": ["n", "s"]}, {"hidden": ROWS}, "takes"),
+        ({**IDS, "position_ids": ["n", "s"]}, {"hidden": ROWS}, "takes"),
+        ({**IDS, "input_ids": ["n", 128]}, {"hidden": ROWS}, "of any two sizes"),
+        ({**IDS, "attention_mask": [1, "s"]}, {"hidden": ROWS}, "of any two sizes"),
+        ({**IDS, "attention_mask": ["n", 1, "s"]}, {"hidden": ROWS}, "of any two sizes"),
+        (IDS, {"sentence_embedding": ["n", tiny.HIDDEN]}, "no output is"),
+        (IDS, {"logits": ["n", "s", 99]}, "no output is"),
+        (IDS, {"hidden": ["n", 128, tiny.HIDDEN]}, "no output is"),
+        (IDS, {"one": ROWS, "other": ROWS}, "or several are"),
+    ],
+)
+def test_a_graph_with_other_ends_is_refused(
+    bert: Path, copied: Copied, inputs: dict[str, Any], outputs: dict[str, Any], message: str
+) -> None:
+    folder = copied(bert)
+    path = toy(folder / "onnx" / "model.onnx", inputs, outputs)
+    with pytest.raises(UnsupportedArchitecture, match=rf"{path}.*{message}"):
+        OnnxBackend.from_file(read_spec(folder), path)
+
+
+def test_ids_of_another_width_are_refused(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    path = toy(folder / "model.onnx", IDS, {"hidden": ROWS}, TensorProto.INT32)
+    with pytest.raises(UnsupportedArchitecture, match=r"tensor\(int32\)"):
+        OnnxBackend.from_file(read_spec(folder), path)
+
+
+def test_states_of_another_shape_than_promised_are_refused(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    path = toy(folder / "model.onnx", IDS, {"hidden": ROWS})
+    with pytest.raises(UnsupportedArchitecture, match=str(path)):
+        OnnxBackend.from_file(read_spec(folder), path)
+
+
+def test_a_file_that_knows_fewer_words_is_refused(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    path = own_file(folder)
+    tiny.edit_json(folder / "config.json", vocab_size=1000)
+    with pytest.raises(UnsupportedArchitecture, match=f"{path}.*forward pass failed"):
+        OnnxBackend.from_file(read_spec(folder), path)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "a/../../secret"])
+@pytest.mark.parametrize("where", ["initializer", "attribute", "subgraph"])
+def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path: Path, location: str, where: str) -> None:
+    tensor = TensorProto(name="w", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("length", "4")):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    node = helper.make_node("Constant", [], ["w"], value=tensor)
+    inner = helper.make_graph([node], "inner", [], [])
+    nodes = {"attribute": [node], "subgraph": [helper.make_node("If", ["c"], ["o"], then_branch=inner, else_branch=inner)]}
+    graph = helper.make_graph(nodes.get(where, []), "g", [], [], [tensor] if where == "initializer" else [])
+    (tmp_path / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(LoadError, match="leads out of"):
+        check_file(tmp_path / "model.onnx")
+
+
+def test_a_file_that_lacks_its_data_is_refused_by_name(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    path = own_file(folder, external=True)
+    (path.parent / "model.onnx_data").unlink()
+    with pytest.raises(MissingArtifact, match=r"model\.onnx_data"):
+        OnnxBackend.from_file(read_spec(folder), path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff" * 50, b"no protobuf", b"\x3a\xff\xff\xff\x7f", b"version https://git-lfs.github.com/spec/v1"]
+)
+def test_a_file_that_is_no_onnx_is_a_load_error(bert: Path, copied: Copied, content: bytes) -> None:
+    folder = copied(bert)
+    (folder / "model.onnx").write_bytes(content)
+    with pytest.raises(LoadError, match=str(folder)):
+        OnnxBackend.from_file(read_spec(folder), folder / "model.onnx")
+
+
+def test_only_token_states_are_asked_for(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    backend = OnnxBackend.from_file(read_spec(folder), own_file(folder))
+    texts = random_encodings(backend.spec)
+    outputs = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions))
+    assert outputs.dense is None

@@ -1,0 +1,178 @@
+"""int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, chosen once for these weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+from hybridtei.backends.fidelity import Fidelity, Guard, compare
+from hybridtei.backends.graph import openvino_int8
+from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
+from hybridtei.backends.graph.openvino_int8 import GROUPS, GUARD, Trial, fastest, int8_group, trials
+from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.quantize import quantized
+from hybridtei.backends.select import open_backend
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+from hybridtei.load import find_model
+from tests import tiny
+from tests.backends.graph.test_int8 import LOOSE, NO_MATRIX
+from tests.backends.torch.test_backend import sixty_four
+from tests.sampled import sampled
+from tests.tiny import change
+
+Copied = Callable[[Path], Path]
+CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def parts(folder: Path) -> tuple[ModelSpec, Weights]:
+    return read_spec(folder, pooling="mean"), Weights.open(folder)
+
+
+def in_groups(spec: ModelSpec, group: int = 16) -> OpenVinoBackend:
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", group=group, threads=2)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 16, 48]), st.floats(1e-6, 1e6), st.integers(0, 99))
+def test_each_number_is_within_half_a_step(rows: int, groups: int, group: int, size: float, seed: int) -> None:
+    matrix = np.random.default_rng(seed).normal(size=(rows, groups * group)).astype(np.float32) * np.float32(size)
+    found = quantized(matrix, group)
+    assert found.values.shape == (rows, groups, group)
+    assert found.scale.shape == (rows, groups, 1)
+    assert np.abs(found.values).max(2).min() == 127
+    assert (np.abs(found.float32() - matrix) <= np.repeat(found.scale[..., 0], group, axis=1) * np.float32(0.5001)).all()
+
+
+def test_a_group_of_zeros_stays_one() -> None:
+    assert not quantized(np.zeros((2, 32), np.float32), 16).float32().any()
+
+
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
+def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
+    spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
+    backend = in_groups(spec)
+    assert backend.dtype == "int8"
+    found = compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), backend)
+    assert found.passes(LOOSE)
+    assert found.worst < 1
+
+
+def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None:
+    """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
+    spec, weights = parts(tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm"))
+    assert compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_groups(spec)).passes(LOOSE)
+
+
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
+def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_path: Path, model_type: str) -> None:
+    spec, _ = parts(tiny.write_family(tmp_path, model_type))
+    shapes = family_graph(spec).weights
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2 and not NO_MATRIX.search(name)}
+    ops = [op.rt_info for op in in_groups(spec)._models._express._model.get_runtime_model().get_ops()]
+    products = [op["runtimePrecision"].astype(str) for op in ops if op["layerType"].astype(str) == "FullyConnected"]
+    assert products == ["i8"] * len(matrices)
+
+
+def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
+    """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
+    backend = in_groups(read_spec(hybrid))
+    texts = sixty_four(backend.spec.vocab_size)
+
+    def vectors(some: list[Encoding]) -> np.ndarray:
+        dense = backend.forward(pack(some, frozenset({Head.DENSE}), backend.spec.positions)).dense
+        assert dense is not None
+        return dense / np.linalg.norm(dense, axis=1, keepdims=True)
+
+    alone = np.concatenate([vectors([text]) for text in texts])
+    assert (vectors(texts) * alone).sum(1).min() > 0.9999
+    assert (vectors(texts[::-1])[::-1] * alone).sum(1).min() > 0.9999
+
+
+def test_the_fastest_that_passes_is_chosen(bert: Path) -> None:
+    found = [Trial(128, 3.0, FAR), Trial(64, 2.0, CLOSE), Trial(32, 2.5, CLOSE)]
+    assert fastest(found, GUARD, read_spec(bert)).group == 32
+    assert fastest(found, Guard(), read_spec(bert)).group == 128
+
+
+@pytest.mark.parametrize(
+    "bad", [FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))]
+)
+def test_a_model_that_loses_too_much_is_refused_with_all_figures(bert: Path, bad: Fidelity) -> None:
+    with pytest.raises(
+        LoadError, match=rf"{bert}: int8 on OpenVINO is too far.*of 128, 3\.00.*of 64, .*0\.997 at worst.*97% of"
+    ):
+        fastest([Trial(128, 3.0, bad), Trial(64, 2.0, bad)], GUARD, read_spec(bert))
+
+
+def test_each_size_of_group_is_tried_against_float32(bert: Path) -> None:
+    spec, weights = parts(bert)
+    found = trials(spec, family_graph(spec), weights, (16, 8))
+    assert [trial.group for trial in found] == [16, 8]
+    assert all(trial.speed > 0 and trial.fidelity.worst < 1 for trial in found)
+    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
+    assert found[0].fidelity == compare(exact, in_groups(spec, 16))
+
+
+def test_a_group_is_chosen_once_for_the_weights_it_is_chosen_for(
+    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Path]()
+
+    def tried(spec: ModelSpec, *_: object) -> list[Trial]:
+        asked.append(spec.folder)
+        return [Trial(64, 2.0, CLOSE)]
+
+    monkeypatch.setattr(openvino_int8, "trials", tried)
+    assert [int8_group(*parts(bert)) for _ in range(2)] == [64, 64]
+    other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
+    assert int8_group(*parts(other)) == 64
+    assert asked == [bert, other]
+    with pytest.raises(LoadError, match="too far"):  # a guard of one's own is asked again
+        int8_group(*parts(bert), Guard(worst=1.1))
+    for kept in cache.iterdir():
+        kept.write_text("{}")
+    assert int8_group(*parts(bert)) == 64
+    assert asked == [bert, other, bert, bert]
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    bert: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(32, 2.0, CLOSE)])
+    cache.write_text("a file")
+    assert int8_group(*parts(bert)) == 32
+    assert "cannot be kept" in caplog.text
+
+
+def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
+    bert: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(32, 2.0, FAR)])
+    monkeypatch.setattr("hybridtei.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
+    with caplog.at_level(logging.WARNING):
+        backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
+    assert (backend.name, backend.dtype) == ("ort", "int8")
+    assert "openvino cannot run this model, the next is tried" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_embedded_model_passes_the_guard() -> None:
+    spec = find_model(ModelConfig())
+    assert int8_group(spec, Weights.open(spec.folder)) in GROUPS

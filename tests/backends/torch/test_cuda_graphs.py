@@ -1,0 +1,296 @@
+"""Recordings of small batches. Without a GPU a "recording" is the function itself, called again: buffers, buckets, limits and
+failures are the real ones, and so is the model; attention reads where sequences end from the buffers, as flash kernels do.
+What only a GPU can show is asked of it where there is one."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hybridtei.backends.torch import cuda_graphs
+from hybridtei.backends.torch.acceleration import AccelerationOptions
+from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.compiling import BUSY_WITH_DEVICE
+from hybridtei.backends.torch.cuda_graphs import Graphs, Recorder, Replay
+from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.checkpoint.spec import read_spec
+from hybridtei.errors import BackendError
+from hybridtei.outputs import HeadOutputs
+from hybridtei.trunk.kernels.sdpa import per_sequence
+from hybridtei.trunk.kernels.sequences import Sequences
+from tests import tiny, tolerances
+from tests.backends.torch.test_backend import columns_of
+
+LENGTHS = [[7], [1, 30, 2, 19], [64], [100, 3, 61], [5] * 20, [120] * 12]
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Player:
+    """Makes recorders that call the function again; counts what was recorded and played."""
+
+    def __init__(self) -> None:
+        self.recorded = self.played = 0
+
+    def __call__(self) -> Recorder:
+        return self.record
+
+    @property
+    def rides(self) -> int:
+        """Batches that were played; each recording is played once more, to be checked."""
+        return self.played - self.recorded
+
+    def record(self, run: Callable[[], object]) -> Replay:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.played += 1
+            run()
+
+        return replay
+
+
+def by_offsets(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, **asked) -> Tensor:
+    """A kernel that believes the offsets alone, not what the host said when it was recorded."""
+    lengths = sequences.offsets.diff().tolist()
+    assert max(lengths) <= sequences.longest
+    return per_sequence(q, k, v, Sequences(lengths, sequences.offsets), **asked)
+
+
+def batch(backend: TorchBackend, lengths: list[int], seed: int = 0, *, typed: bool = False) -> PackedBatch:
+    draw = np.random.default_rng(seed)
+    encodings = [
+        Encoding(draw.integers(5, backend.spec.vocab_size, length), draw.integers(0, 2, length) if typed else None)
+        for length in lengths
+    ]
+    return pack(encodings, backend.spec.heads, backend.spec.positions)
+
+
+def opened(folder: Path, recorder: Callable[[], Recorder], pooling: str | None = None) -> tuple[TorchBackend, Graphs]:
+    backend = TorchBackend(read_spec(folder, pooling=pooling), acceleration=AccelerationOptions(graphs=True, recorder=recorder))
+    backend.trunk.kernel = by_offsets
+    backend.accelerate()
+    assert backend.faster.graphs is not None
+    return backend, backend.faster.graphs
+
+
+def check(backend: TorchBackend, exact: TorchBackend, asked: PackedBatch, dtype: str = "float32") -> None:
+    if backend.faster.graphs is not None:
+        backend.faster.graphs.settle()  # on a CPU passes and recordings do not exclude each other, and share their buffers
+    compare(backend.forward(asked), exact.forward(asked), dtype)
+
+
+def compare(found: HeadOutputs, expected: HeadOutputs, dtype: str = "float32") -> None:
+    assert expected.tokens is not None
+    for row in range(len(expected.tokens)):
+        ours, theirs = columns_of(found, row), columns_of(expected, row)
+        assert ours.keys() == theirs.keys()
+        for name, values in theirs.items():
+            np.testing.assert_allclose(ours[name], values, atol=tolerances.HIDDEN[dtype], rtol=0, err_msg=name)
+
+
+def folder_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Path:
+    known = ("hybrid", "m3")
+    return request.getfixturevalue(kind) if kind in known else tiny.write_family(folder, kind)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "m3", "modernbert", "qwen3"])
+def test_a_batch_that_is_played_gets_what_a_pass_computes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    player, folder = Player(), folder_of(kind, request, tmp_path)
+    pooling = None if kind in ("hybrid", "m3") else "mean"
+    backend, graphs = opened(folder, player, pooling)
+    exact = TorchBackend(backend.spec)
+    for lengths in LENGTHS:
+        check(backend, exact, batch(backend, lengths))  # the first of each bucket, by a pass
+    graphs.settle()
+    assert len(graphs) == player.recorded > 1
+    before = player.rides
+    for seed, lengths in enumerate([*LENGTHS, *reversed(LENGTHS)]):
+        check(backend, exact, batch(backend, lengths, seed))
+        check(backend, exact, batch(backend, lengths, seed, typed=backend.spec.has_token_types))
+    assert player.rides == before + 4 * len(LENGTHS)
+    backend.close()
+
+
+def test_a_longer_text_of_the_same_bucket_may_follow(hybrid: Path) -> None:
+    player = Player()
+    backend, graphs = opened(hybrid, player)
+    exact = TorchBackend(backend.spec)
+    check(backend, exact, batch(backend, [2, 2]))
+    graphs.settle()
+    for lengths in ([60], [1], [3, 50, 11], [16, 16, 16, 16]):
+        check(backend, exact, batch(backend, lengths))
+    assert (player.recorded, player.rides) == (1, 4)
+
+
+def test_the_first_answer_waits_for_no_recording(hybrid: Path) -> None:
+    begun, go_on, player = threading.Event(), threading.Event(), Player()
+
+    def slow(run: Callable[[], object]) -> Replay:
+        begun.set()
+        assert go_on.wait(60)
+        return player.record(run)
+
+    backend, graphs = opened(hybrid, lambda: slow)
+    exact = TorchBackend(backend.spec)
+    check(backend, exact, batch(backend, [5]))
+    assert begun.wait(60)
+    asked = batch(backend, [6])
+    compare(backend.forward(asked), exact.forward(asked))
+    assert len(graphs) == 0
+    go_on.set()
+    graphs.settle()
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", ["raises", "plays nothing"])
+def test_a_recording_that_fails_is_the_last_and_said_once(hybrid: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def record(run: Callable[[], object]) -> Replay:
+        if kind == "raises":
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        return lambda: None
+
+    with caplog.at_level(logging.WARNING):
+        backend, graphs = opened(hybrid, lambda: record)
+        exact = TorchBackend(backend.spec)
+        for lengths in LENGTHS:
+            check(backend, exact, batch(backend, lengths))
+        graphs.settle()
+        assert graphs.off
+        check(backend, exact, batch(backend, [5]))
+    (line,) = caplog.messages
+    assert line.startswith("small batches are launched kernel by kernel, as CUDA graphs failed: ")
+    assert line.endswith("when stream is capturing" if kind == "raises" else "differs by 1 from the pass itself")
+
+
+def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = threading.Event()
+
+    def record(run: Callable[[], object]) -> Replay:
+        def replay() -> None:
+            if broken.is_set():
+                raise RuntimeError("CUDA error: launch failure")
+            run()
+
+        return replay
+
+    backend, graphs = opened(hybrid, lambda: record)
+    exact = TorchBackend(backend.spec)
+    backend.forward(batch(backend, [5]))
+    graphs.settle()
+    broken.set()
+    with pytest.raises(BackendError, match="launch failure"):
+        backend.forward(batch(backend, [5]))
+    assert graphs.off
+    check(backend, exact, batch(backend, [5]))
+    assert len([line for line in caplog.messages if "CUDA graphs failed" in line]) == 1
+
+
+def test_only_so_many_are_kept_and_the_least_used_give_way(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(cuda_graphs, "UNUSED_PASSES", 3)
+    player = Player()
+    backend, graphs = opened(hybrid, player)
+    exact = TorchBackend(backend.spec)
+
+    def ask(lengths: list[int]) -> bool:
+        before = player.rides
+        check(backend, exact, batch(backend, lengths))
+        graphs.settle()
+        return player.rides > before
+
+    small, medium, large = [5], [100], [120, 80]
+    assert [ask(one) for one in (small, medium, small, medium)] == [False, False, True, True]
+    assert not ask(large)
+    assert len(graphs) == 2  # both were used of late
+    assert ask(small)
+    assert ask(small)
+    assert not ask(large)  # `medium` was not, and gives way
+    assert len(graphs) == 2
+    assert ask(large)
+    assert not ask(medium)
+
+
+def test_what_was_dropped_is_made_again(hybrid: Path) -> None:
+    player = Player()
+    backend, graphs = opened(hybrid, player)
+    exact = TorchBackend(backend.spec)
+    for expected in (1, 2):
+        check(backend, exact, batch(backend, [5]))
+        graphs.settle()
+        assert (len(graphs), player.recorded) == (1, expected)
+        graphs.forget()
+    assert len(graphs) == 0
+
+
+def test_a_compiler_at_work_is_not_waited_for(hybrid: Path) -> None:
+    player = Player()
+    backend, graphs = opened(hybrid, player)
+    with BUSY_WITH_DEVICE:
+        backend.forward(batch(backend, [5]))
+        graphs.settle()
+        assert len(graphs) == 0
+    backend.forward(batch(backend, [5]))
+    graphs.settle()
+    assert len(graphs) == 1
+
+
+def test_a_closed_backend_records_no_more(hybrid: Path) -> None:
+    player = Player()
+    backend, graphs = opened(hybrid, player)
+    backend.close()
+    assert graphs.off
+    assert len(graphs) == 0
+    assert backend.faster.graphs is None
+
+
+def test_torch_has_what_a_recording_asks_of_it() -> None:
+    """As far as can be told without a GPU: the names."""
+    asked = inspect.signature(torch.cuda.graph.__init__).parameters
+    assert {"cuda_graph", "pool", "stream", "capture_error_mode"} <= asked.keys()
+    assert callable(torch.cuda.CUDAGraph.replay)
+    assert callable(torch.cuda.graph_pool_handle)
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["hybrid", "modernbert", "qwen3"])
+def test_on_a_gpu_what_is_played_is_what_is_launched(
+    kind: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    spec = read_spec(folder_of(kind, request, tmp_path), pooling=None if kind == "hybrid" else "mean")
+    backend = TorchBackend(spec, dtype=dtype, device="cuda", acceleration=AccelerationOptions(graphs=True))
+    exact = TorchBackend(spec, dtype=dtype, device="cuda")
+    backend.accelerate()
+    graphs = backend.faster.graphs
+    if graphs is None:
+        pytest.skip(f"{backend.trunk.attention.name} cannot be recorded")
+    for lengths in LENGTHS:
+        check(backend, exact, batch(backend, lengths), dtype)
+    graphs.settle()
+    assert not graphs.off
+    assert len(graphs) > 1
+    for seed, lengths in enumerate([*LENGTHS, *reversed(LENGTHS)]):
+        check(backend, exact, batch(backend, lengths, seed), dtype)
+    backend.close()
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_on_a_gpu_recordings_leave_room_for_passes(hybrid: Path) -> None:
+    backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda", acceleration=AccelerationOptions(graphs=True))
+    most = backend.most_tokens(100_000, 64, 0.5)
+    backend.accelerate()
+    for lengths in LENGTHS:
+        backend.forward(batch(backend, lengths))
+    if backend.faster.graphs is not None:
+        backend.faster.graphs.settle()
+    assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
