@@ -144,8 +144,8 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
     """Names of the kernels of this installation that could have been chosen too; on a CPU, of those that run there."""
     import torch
 
+    from hybridtei.trunk import choice
     from hybridtei.trunk.attention import facts_of
-    from hybridtei.trunk.kernels import choice
 
     facts = facts_of(trunk.forms, trunk.dtype, torch.device(options.device))
     able = [one.name for one in choice.choices(facts)] if facts.device == "cuda" else [choice.PADDED]

@@ -1,1 +1,1 @@
-"""The transformer itself, token-wise; the only room that touches transformers' modelling code."""
+"""Token-wise transformers and the kernels of their attention; the only room that touches transformers' modelling code."""

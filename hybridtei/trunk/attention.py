@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.kernels import choice, flash
-from hybridtei.trunk.kernels.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
-from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.kernels.sequences import Kernel, Sequences
+from hybridtei.trunk import choice, flash
+from hybridtei.trunk.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
 from hybridtei.trunk.ops import AttentionForm
+from hybridtei.trunk.sdpa import padded_groups, per_sequence
+from hybridtei.trunk.sequences import Kernel, Sequences
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridtei.batch import PackedBatch, pad, seen_mask
-from hybridtei.trunk.kernels.choice import Choice
+from hybridtei.trunk.choice import Choice
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.parts import each
 from hybridtei.trunk.rope import forget_lengths

@@ -15,11 +15,11 @@ from torch import Tensor, fx
 
 from hybridtei.batch import PackedBatch
 from hybridtei.trunk.attention import kernel_for
-from hybridtei.trunk.kernels.choice import Choice
-from hybridtei.trunk.kernels.sdpa import per_sequence
-from hybridtei.trunk.kernels.sequences import Kernel
+from hybridtei.trunk.choice import Choice
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.ops import AttentionForm
+from hybridtei.trunk.sdpa import per_sequence
+from hybridtei.trunk.sequences import Kernel
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

@@ -10,13 +10,12 @@ import torch
 
 from hybridtei.backends.torch.load import load_family
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk import attention
+from hybridtei.trunk import attention, choice
 from hybridtei.trunk.attention import facts_of, kernel_for, trial
-from hybridtei.trunk.kernels import choice
-from hybridtei.trunk.kernels.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
-from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.kernels.sequences import Kernel
+from hybridtei.trunk.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
 from hybridtei.trunk.ops import AttentionForm
+from hybridtei.trunk.sdpa import padded_groups, per_sequence
+from hybridtei.trunk.sequences import Kernel
 from tests import tiny
 
 CPU = torch.device("cpu")

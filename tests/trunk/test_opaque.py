@@ -10,7 +10,7 @@ import torch
 from hybridtei.batch import offsets_of
 from hybridtei.trunk.layout import PackedLayout
 from hybridtei.trunk.opaque import meant, opaque
-from tests.trunk.kernels import textbook
+from tests.trunk import textbook
 
 
 @pytest.mark.parametrize(("window", "causal"), [(None, False), (3, False), (None, True), (3, True)])

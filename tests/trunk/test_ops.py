@@ -16,7 +16,7 @@ from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
 from hybridtei.batch import Encoding, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.trunk.kernels import sdpa
+from hybridtei.trunk import sdpa
 from tests import tiny
 from tests.trunk.test_trunk import hidden_of, random_encodings
 

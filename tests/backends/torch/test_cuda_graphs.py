@@ -24,8 +24,8 @@ from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.trunk.kernels.sdpa import per_sequence
-from hybridtei.trunk.kernels.sequences import Sequences
+from hybridtei.trunk.sdpa import per_sequence
+from hybridtei.trunk.sequences import Sequences
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of
 

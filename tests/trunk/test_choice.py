@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.trunk.kernels import choice
-from hybridtei.trunk.kernels.choice import (
+from hybridtei.trunk import choice
+from hybridtei.trunk.choice import (
     ALL,
     CAUSAL,
     FLASH_2,

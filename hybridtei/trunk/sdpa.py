@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hybridtei.batch import offsets_of
 from hybridtei.trunk.bias import Bias
-from hybridtei.trunk.kernels.sequences import Sequences
+from hybridtei.trunk.sequences import Sequences
 
 PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens
 BIAS_ENTRIES = 1 << 24  # of queries that are computed together: 64 MB in float32

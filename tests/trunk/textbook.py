@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.kernels.sequences import Sequences
+from hybridtei.trunk.sequences import Sequences
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]
 HEADS = 4

@@ -9,14 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.trunk import attention
-from hybridtei.trunk.kernels import choice
-from hybridtei.trunk.kernels.flash import UNBOUNDED, named, of_torch, varlen, window_of
-from hybridtei.trunk.kernels.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.kernels.sequences import Kernel
+from hybridtei.trunk import attention, choice
+from hybridtei.trunk.flash import UNBOUNDED, named, of_torch, varlen, window_of
+from hybridtei.trunk.sdpa import padded_groups, per_sequence
+from hybridtei.trunk.sequences import Kernel
 from tests import tolerances
 from tests.sampled import crossed
-from tests.trunk.kernels import libraries, textbook
+from tests.trunk import libraries, textbook
 
 DOCUMENTED = {
     "flash-attn 2": varlen(named(libraries.flash_attn_2)),
