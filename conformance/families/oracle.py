@@ -86,9 +86,8 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
         from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
 
         return OpenVinoBackend(spec, graph, weights, dtype=dtype, group=INT8_GROUP)
-    from hybridtei.backends.graph.int8 import max_weight
+    from hybridtei.backends.graph.int8 import int8_family_graph, max_weight
     from hybridtei.backends.graph.onnx_backend import OnnxBackend
-    from hybridtei.backends.graph.quantize import int8_family_graph
 
     if dtype == "int8":
         graph = int8_family_graph(spec, graph_tensors(graph, weights), max_weight())

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.graph.graphs import Graph
 from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph.mlm_head import MlmHead
 from hybridtei.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.backends.graph.onnx_session import Session, open_file, open_sessions
 from hybridtei.backends.graph.weights import discard_widened, graph_tensors, word_table, word_tables
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights

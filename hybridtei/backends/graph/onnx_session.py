@@ -1,20 +1,239 @@
 """ONNX Runtime sessions: a graph in bytes, and the tensors it lacks as arrays that are read where they lie.
 
-Sessions that differ in their threads alone keep one packed copy of the matrices, by the library's C interface. A package that
-comes without that library, and a graph that is a file with its own weights, are run by the Python interface: a copy each.
+Sessions that differ in their threads alone keep one packed copy of the matrices. The Python package makes sessions that pack
+their matrices each for itself, so these are made by the library's C interface, which lies beside it: functions are members of
+one table, whose order is part of the interface (`onnxruntime_c_api.h`, struct OrtApi). A package that comes without that
+library, and a graph that is a file with its own weights, are run by the Python interface: a copy each.
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Collection, Mapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.onnx_capi import SHRINKING, Container, NativeSession, find_api
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
+
+VERSION = 14  # of the interface: the oldest that has all of FUNCTIONS
+LIBRARIES = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
+OUT = POINTER(c_void_p)
+# Place in the table, and arguments; all return a status.
+FUNCTIONS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
+    "CreateEnv": (3, (c_int, c_char_p, OUT)),
+    "Run": (9, (c_void_p, c_void_p, OUT, OUT, c_size_t, OUT, c_size_t, OUT)),
+    "CreateSessionOptions": (10, (OUT,)),
+    "SetSessionLogSeverityLevel": (22, (c_void_p, c_int)),
+    "SetIntraOpNumThreads": (24, (c_void_p, c_int)),
+    "SetInterOpNumThreads": (25, (c_void_p, c_int)),
+    "SessionGetInputCount": (30, (c_void_p, POINTER(c_size_t))),
+    "SessionGetInputName": (36, (c_void_p, c_size_t, c_void_p, OUT)),
+    "CreateRunOptions": (39, (OUT,)),
+    "CreateTensorWithDataAsOrtValue": (49, (c_void_p, c_void_p, c_size_t, POINTER(c_int64), c_size_t, c_int, OUT)),
+    "GetTensorMutableData": (51, (c_void_p, OUT)),
+    "GetDimensionsCount": (61, (c_void_p, POINTER(c_size_t))),
+    "GetDimensions": (62, (c_void_p, POINTER(c_int64), c_size_t)),
+    "GetTensorTypeAndShape": (65, (c_void_p, OUT)),
+    "CreateCpuMemoryInfo": (69, (c_int, c_int, OUT)),
+    "AllocatorFree": (76, (c_void_p, c_void_p)),
+    "GetAllocatorWithDefaultOptions": (78, (OUT,)),
+    "AddSessionConfigEntry": (130, (c_void_p, c_char_p, c_char_p)),
+    "AddInitializer": (150, (c_void_p, c_char_p, c_void_p)),
+    "AddRunConfigEntry": (165, (c_void_p, c_char_p, c_char_p)),
+    "CreatePrepackedWeightsContainer": (166, (OUT,)),
+    "CreateSessionFromArrayWithPrepackedWeightsContainer": (169, (c_void_p, c_char_p, c_size_t, c_void_p, c_void_p, OUT)),
+    "AddExternalInitializers": (210, (c_void_p, OUT, OUT, c_size_t)),
+}
+MESSAGE = 2  # of a status
+RELEASES = {"status": 93, "session": 95, "value": 96, "shape": 99, "options": 100, "container": 167}
+ELEMENTS = {"float32": 1, "int64": 7}  # ONNXTensorElementDataType
+# What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
+# every pass frees it, the next one waits for new pages, a tenth of its time.
+SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+WARNINGS = 3  # the least severity that is logged: errors
+
+
+# While these work, other threads of Python run. The others take microseconds, in which to give the interpreter away and wait
+# for it again, some twenty times a pass, cost 2 % of the throughput of a busy server.
+LONG = frozenset({"Run", "CreateSessionFromArrayWithPrepackedWeightsContainer", "session", "container"})
+
+
+def _prototype(name: str) -> Any:
+    return ctypes.CFUNCTYPE if name in LONG else ctypes.PYFUNCTYPE
+
+
+class _Base(ctypes.Structure):
+    _fields_ = (("GetApi", ctypes.CFUNCTYPE(c_void_p, c_uint32)), ("GetVersionString", ctypes.CFUNCTYPE(c_char_p)))
+
+
+class Api:
+    """The functions of a library, and the environment and options of this process in it."""
+
+    def __init__(self, library: Path) -> None:
+        """Raises OSError or AttributeError for a file that is no such library, RuntimeError for one that is too old."""
+        loaded = ctypes.CDLL(str(library))
+        loaded.OrtGetApiBase.restype = POINTER(_Base)
+        table = loaded.OrtGetApiBase().contents.GetApi(VERSION)
+        if not table:
+            raise RuntimeError(f"{library}: lacks version {VERSION} of the interface")
+        entries = ctypes.cast(table, POINTER(c_void_p))
+        self._message = ctypes.CFUNCTYPE(c_char_p, c_void_p)(entries[MESSAGE])
+        self._functions = {
+            name: _prototype(name)(c_void_p, *arguments)(entries[place]) for name, (place, arguments) in FUNCTIONS.items()
+        }
+        self._releases = {name: _prototype(name)(None, c_void_p)(entries[place]) for name, place in RELEASES.items()}
+        self.environment = self.make("CreateEnv", WARNINGS, b"hybridtei")
+        self.memory = self.make("CreateCpuMemoryInfo", 0, 0)
+        self.shrinking = self.make("CreateRunOptions")
+        for key, text in SHRINKING.items():
+            self.call("AddRunConfigEntry", self.shrinking, key.encode(), text.encode())
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises RuntimeError with the library's words."""
+        status = self._functions[name](*arguments)
+        if status:
+            message = self._message(status).decode(errors="replace")
+            self.release("status", status)
+            raise RuntimeError(message)
+
+    def make(self, name: str, *arguments: Any) -> c_void_p:
+        """What a function makes, whose last argument is the place for it. Raises as `call`."""
+        made = c_void_p()
+        self.call(name, *arguments, byref(made))
+        return made
+
+    def release(self, kind: str, handle: Any) -> None:
+        """Free what was made."""
+        self._releases[kind](handle)
+
+    def tensor(self, array: NDArray[Any]) -> c_void_p:
+        """A value whose numbers are those of the array, which has to be kept, row after row."""
+        shape = (c_int64 * array.ndim)(*array.shape)
+        kind = ELEMENTS[str(array.dtype)]
+        return self.make(
+            "CreateTensorWithDataAsOrtValue", self.memory, array.ctypes.data, array.nbytes, shape, array.ndim, kind
+        )
+
+    def array(self, value: c_void_p) -> Floats:
+        """A copy of the numbers of a value of float32."""
+        info = self.make("GetTensorTypeAndShape", value)
+        count = c_size_t()
+        self.call("GetDimensionsCount", info, byref(count))
+        shape = (c_int64 * count.value)()
+        self.call("GetDimensions", info, shape, count)
+        self.release("shape", info)
+        if not all(shape):
+            return np.zeros(tuple(shape), np.float32)
+        numbers = ctypes.cast(self.make("GetTensorMutableData", value), POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(numbers, tuple(shape)).copy()
+
+
+@cache
+def find_api() -> Api | None:
+    """The interface of the installed package, or None where it brings no library of it."""
+    spec = find_spec("onnxruntime")
+    folders = [] if spec is None else [Path(each) / "capi" for each in spec.submodule_search_locations or ()]
+    found = [file for folder in folders for pattern in LIBRARIES for file in sorted(folder.glob(pattern))]
+    try:
+        return Api(found[0]) if found else None
+    except (OSError, AttributeError, RuntimeError):
+        return None
+
+
+class Container:
+    """What sessions have packed, and the tensors that they read where they lie; kept by those."""
+
+    def __init__(self, api: Api, tensors: Mapping[str, Floats]) -> None:
+        self.api = api
+        self.arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        self.values = {name: api.tensor(array) for name, array in self.arrays.items()}
+        self.handle = api.make("CreatePrepackedWeightsContainer")
+        weakref.finalize(self, _release_container, api, self.handle, [*self.values.values()]).atexit = False
+
+
+def _release_container(api: Api, handle: c_void_p, values: Sequence[c_void_p]) -> None:
+    api.release("container", handle)
+    for value in values:
+        api.release("value", value)
+
+
+class NativeSession:
+    """A session of a graph in bytes. `inputs`: their names."""
+
+    def __init__(self, graph: bytes, container: Container, threads: int, entries: Mapping[str, str]) -> None:
+        """`entries`: of its configuration, as ONNX Runtime names them. Raises RuntimeError."""
+        api = self._api = container.api
+        options = api.make("CreateSessionOptions")
+        try:
+            api.call("SetSessionLogSeverityLevel", options, WARNINGS)
+            api.call("SetIntraOpNumThreads", options, threads)
+            api.call("SetInterOpNumThreads", options, 1)
+            for key, text in entries.items():
+                api.call("AddSessionConfigEntry", options, key.encode(), text.encode())
+            values = container.values
+            api.call("AddExternalInitializers", options, _names(values), _handles(values), len(values))  # for optimisers
+            for name, value in values.items():
+                api.call("AddInitializer", options, name.encode(), value)  # these it reads, and packs into the container
+            self._session = api.make(
+                "CreateSessionFromArrayWithPrepackedWeightsContainer",
+                api.environment,
+                graph,
+                len(graph),
+                options,
+                container.handle,
+            )
+        finally:
+            api.release("options", options)
+        weakref.finalize(self, _release_session, api, self._session, container).atexit = False
+        count = c_size_t()
+        api.call("SessionGetInputCount", self._session, byref(count))
+        self.inputs = frozenset(self._input(place) for place in range(count.value))
+
+    def _input(self, place: int) -> str:
+        allocator = self._api.make("GetAllocatorWithDefaultOptions")
+        name = self._api.make("SessionGetInputName", self._session, place, allocator)
+        text = (ctypes.cast(name, c_char_p).value or b"").decode()
+        self._api.call("AllocatorFree", allocator, name)
+        return text
+
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
+        """One output, float32. `shrink`: free what passes took. Raises RuntimeError. Threads may call at once."""
+        api = self._api
+        arrays = [np.ascontiguousarray(array) for array in feed.values()]
+        values, outputs = (c_void_p * len(feed))(), (c_void_p * 1)()
+        try:
+            for place, array in enumerate(arrays):
+                values[place] = api.tensor(array)
+            how = api.shrinking if shrink else None
+            api.call("Run", self._session, how, _names(feed), values, len(feed), _names([output]), 1, outputs)
+            return api.array(c_void_p(outputs[0]))
+        finally:
+            for value in (*values, *outputs):
+                if value:
+                    api.release("value", value)
+
+
+def _release_session(api: Api, handle: c_void_p, container: Container) -> None:
+    """`container` is kept until here."""
+    api.release("session", handle)
+
+
+def _names(names: Mapping[str, Any] | Sequence[str]) -> Any:
+    texts = (c_char_p * len(names))(*(name.encode() for name in names))
+    return ctypes.cast(texts, OUT)
+
+
+def _handles(values: Mapping[str, c_void_p]) -> Any:
+    return (c_void_p * len(values))(*values.values())
+
 
 # Its one kernel for a sum and the norm after it walks each row number by number: the two apart take a quarter of the time,
 # which is a tenth of a pass (1.31, AVX-512).

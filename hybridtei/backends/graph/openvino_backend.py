@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hybridtei.backends.graph.graphs import Graph
 from hybridtei.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
+from hybridtei.backends.graph.int8 import Int8Matrix, quantized
 from hybridtei.backends.graph.mlm_head import MlmHead
-from hybridtei.backends.graph.quantize import Int8Matrix, quantized
 from hybridtei.backends.graph.weights import graph_keys, word_table
-from hybridtei.backends.graph.writer import inputs
+from hybridtei.backends.graph.writer import Graph, inputs
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights

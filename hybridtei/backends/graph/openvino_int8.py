@@ -16,9 +16,9 @@ import msgspec
 
 from hybridtei.backends import tuning
 from hybridtei.backends.fidelity import Fidelity, Guard, fidelity, sample_vectors
-from hybridtei.backends.graph.graphs import Graph, digest, graphs_folder
 from hybridtei.backends.graph.openvino_backend import BUSY_TOKENS, OpenVinoBackend
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.writer import Graph, digest, graphs_folder
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError

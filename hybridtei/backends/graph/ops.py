@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.graphs import Graph
-from hybridtei.backends.graph.writer import BOOL, FLOAT, INT64, Attribute, OnnxWriter
+from hybridtei.backends.graph.writer import BOOL, FLOAT, INT64, Attribute, Graph, OnnxWriter
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedArchitecture

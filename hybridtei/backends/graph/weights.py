@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hybridtei.backends.graph.graphs import Graph
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, left_over
 from hybridtei.errors import LoadError, WeightMismatch

@@ -13,13 +13,11 @@ import pytest
 
 from hybridtei.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.backends.graph import int8
-from hybridtei.backends.graph.graphs import Graph
-from hybridtei.backends.graph.int8 import int8_graph, make_int8
+from hybridtei.backends.graph.int8 import int8_family_graph, int8_graph, make_int8
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.backends.graph.ops import family_graph
-from hybridtei.backends.graph.quantize import int8_family_graph
 from hybridtei.backends.graph.weights import graph_tensors
-from hybridtei.backends.graph.writer import integer_product_graph
+from hybridtei.backends.graph.writer import Graph, integer_product_graph
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hybridtei.backends.base import Backend
-from hybridtei.backends.graph.graphs import Graph
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.modules import POOLINGS

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.graph import onnx_session
-from hybridtei.backends.graph.onnx_capi import Api, Container, NativeSession, find_api
-from hybridtei.backends.graph.onnx_session import Session, open_sessions
+from hybridtei.backends.graph.onnx_session import Api, Container, NativeSession, Session, find_api, open_sessions
 from hybridtei.backends.graph.writer import declarations, product_graph
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats

@@ -21,9 +21,9 @@ pytest.importorskip("openvino", reason="the openvino extra is not installed")
 import openvino as ov
 
 from hybridtei.backends.graph import openvino_backend
-from hybridtei.backends.graph.graphs import Graph
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.modules import POOLINGS

@@ -15,10 +15,10 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from hybridtei.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.backends.graph import openvino_int8
+from hybridtei.backends.graph.int8 import quantized
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.backends.graph.openvino_int8 import GROUPS, GUARD, Trial, fastest, int8_group, trials
 from hybridtei.backends.graph.ops import family_graph
-from hybridtei.backends.graph.quantize import quantized
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
