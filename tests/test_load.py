@@ -16,17 +16,17 @@ import pytest
 from hybridtei import load
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.backends.torch import padded
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
-from hybridtei.trunk import padded
 from tests import tiny, tolerances, vocabulary
+from tests.backends.torch.test_rope import LONG
 from tests.checkpoint.test_modules import in_its_own_folder
 from tests.tiny import change
-from tests.trunk.test_rope import LONG
 
 Copied = Callable[[Path], Path]
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")

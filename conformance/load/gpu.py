@@ -144,8 +144,8 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
     """Names of the kernels of this installation that could have been chosen too; on a CPU, of those that run there."""
     import torch
 
-    from hybridtei.trunk import choice
-    from hybridtei.trunk.attention import facts_of
+    from hybridtei.backends.torch import choice
+    from hybridtei.backends.torch.attention import facts_of
 
     facts = facts_of(trunk.forms, trunk.dtype, torch.device(options.device))
     able = [one.name for one in choice.choices(facts)] if facts.device == "cuda" else [choice.PADDED]
@@ -154,7 +154,7 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
 
 def by_kernel(name: str, made: Any, which: str, bench: Bench) -> list[dict[str, Any]]:
     """Two rows of another kernel; the one that was chosen is put back."""
-    from hybridtei.trunk.attention import OPENERS
+    from hybridtei.backends.torch.attention import OPENERS
 
     trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which, "way": "plain"}
     chosen = trunk.kernel

@@ -20,10 +20,10 @@ from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import DTYPES, TorchBackend
 from hybridtei.backends.torch.cuda_graphs import Recorder
 from hybridtei.backends.torch.heads import HeadWeights
+from hybridtei.backends.torch.ops import ModuleOptions, family_module
+from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Head, Positions
 from hybridtei.families import run_family
-from hybridtei.trunk.ops import ModuleOptions, family_module
-from hybridtei.trunk.trunk import PackedTrunk
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Output heads as pure functions: (rows, layout) -> tensor."""
+"""Heads and their training: `hybridtei train`; formulas of heads are the backends'."""

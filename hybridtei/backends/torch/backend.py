@@ -22,11 +22,11 @@ from hybridtei.backends.torch.buckets import padded
 from hybridtei.backends.torch.heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
 from hybridtei.backends.torch.host_copy import Arrays, start_copy, to_device
 from hybridtei.backends.torch.out_of_memory import TooLarge, is_out_of_memory, split_on_oom
+from hybridtei.backends.torch.trunk import Trunk
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
-from hybridtei.trunk.trunk import Trunk
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

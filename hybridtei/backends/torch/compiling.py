@@ -1,6 +1,6 @@
 """`torch.compile` of the packed pass, in the background: the module itself serves until what was made is ready.
 
-What is compiled is everything but attention, which stays the kernel that was chosen (see `trunk.opaque`): token-wise
+What is compiled is everything but attention, which stays the kernel that was chosen (see `opaque`): token-wise
 arithmetic over any number of tokens, whose norms, activations and additions become one kernel where they were several. It is
 compared with the modules before it takes their place; whatever fails or differs leaves them there, with one line in the log.
 
@@ -27,11 +27,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.opaque import meant, opaque
 from hybridtei.backends.torch.out_of_memory import is_out_of_memory
+from hybridtei.backends.torch.trunk import Ids, PackedTrunk, Pass
 from hybridtei.batch import PackedBatch
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.opaque import meant, opaque
-from hybridtei.trunk.trunk import Ids, PackedTrunk, Pass
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from hybridtei.backends.torch.buckets import SEQUENCES, Bucket, Sizes, padded
 from hybridtei.backends.torch.compiling import BUSY_WITH_DEVICE, SAME, deviation
+from hybridtei.backends.torch.trunk import Ids, PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
-from hybridtei.trunk.trunk import Ids, PackedTrunk
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

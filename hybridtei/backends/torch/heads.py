@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.torch.host_copy import Arrays
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.pooled import DenseLayer, Layer, classify, dense, multivector, rounded, tag
+from hybridtei.backends.torch.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens, offsets_of
-from hybridtei.heads.pooled import DenseLayer, Layer, classify, dense, multivector, rounded, tag
-from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs, splade
 from hybridtei.outputs import HeadOutputs, SparseVectors
-from hybridtei.trunk.layout import PackedLayout
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

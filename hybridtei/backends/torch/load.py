@@ -17,17 +17,23 @@ from torch.nn.functional import layer_norm, linear
 from hybridtei.backends.graph.mlm_head import MlmLayers
 from hybridtei.backends.graph.weights import check_names, checked_key, word_table
 from hybridtei.backends.torch.heads import HeadWeights, LogitsOf
+from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
+from hybridtei.backends.torch.padded import PaddedTrunk
+from hybridtei.backends.torch.parameters import (
+    ACTIVATIONS,
+    classifier_parameters,
+    dense_layer,
+    lexical_weights,
+    multivector_weights,
+)
+from hybridtei.backends.torch.pretrained import load_model
+from hybridtei.backends.torch.trunk import PackedTrunk, Trunk
 from hybridtei.checkpoint.hub_layouts import is_translated
 from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights, not_finite
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.families import run_family
-from hybridtei.heads.parameters import ACTIVATIONS, classifier_parameters, dense_layer, lexical_weights, multivector_weights
-from hybridtei.trunk.ops import ModuleOptions, family_module, path_of
-from hybridtei.trunk.padded import PaddedTrunk
-from hybridtei.trunk.pretrained import load_model
-from hybridtei.trunk.trunk import PackedTrunk, Trunk
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
+from hybridtei.backends.torch.parts import part
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
-from hybridtei.trunk.parts import part
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 from tests import tiny, tolerances
+from tests.backends.torch.test_trunk import random_encodings
 from tests.sampled import sampled
 from tests.tiny import change
-from tests.trunk.test_trunk import random_encodings
 
 Copied = Callable[[Path], Path]
 BIAS = "cls.predictions.bias"
@@ -87,7 +87,7 @@ def test_settings_of_a_head_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def module_layout(batch: Any) -> Any:
-    from hybridtei.trunk.layout import PackedLayout
+    from hybridtei.backends.torch.layout import PackedLayout
 
     return PackedLayout(batch.cu_seqlens, torch.device("cpu"))
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.graph import host
 from hybridtei.backends.graph.host import HostHeads
+from hybridtei.backends.torch import parameters
+from hybridtei.backends.torch import pooled as torch_dense
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.pooled import multivector
+from hybridtei.backends.torch.sparse import LexicalWeights, lexical, lexical_inputs
 from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.heads import parameters
-from hybridtei.heads import pooled as torch_dense
-from hybridtei.heads.pooled import multivector
-from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
-from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances
 from tests.sampled import crossed
 

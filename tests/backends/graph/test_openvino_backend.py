@@ -37,9 +37,9 @@ from hybridtei.system.cpu import LaneKind
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of, sixty_four
+from tests.backends.torch.test_trunk import random_encodings
 from tests.sampled import sampled
 from tests.tiny import change
-from tests.trunk.test_trunk import random_encodings
 
 Copied = Callable[[Path], Path]
 EVERYTHING = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})

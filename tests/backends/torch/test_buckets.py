@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.buckets import LONGEST, SEQUENCES, TOKENS, Bucket, Sizes, padded, sizes
+from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, Positions, pack
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk.trunk import PackedTrunk
 from tests import tiny, tolerances
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)

@@ -20,12 +20,12 @@ from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.compiling import BUSY_WITH_DEVICE
 from hybridtei.backends.torch.cuda_graphs import Graphs, Recorder, Replay
+from hybridtei.backends.torch.sdpa import per_sequence
+from hybridtei.backends.torch.sequences import Sequences
 from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.trunk.sdpa import per_sequence
-from hybridtei.trunk.sequences import Sequences
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of
 

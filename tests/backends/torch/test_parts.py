@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.backends.torch.parts import each, part
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
-from hybridtei.trunk.parts import each, part
 
 DENSE = frozenset({Head.DENSE})
 

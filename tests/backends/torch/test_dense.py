@@ -9,11 +9,11 @@ import torch
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.parameters import dense_layer
+from hybridtei.backends.torch.pooled import POOLINGS, dense
 from hybridtei.batch import offsets_of
 from hybridtei.checkpoint.modules import DenseModule
-from hybridtei.heads.parameters import dense_layer
-from hybridtei.heads.pooled import POOLINGS, dense
-from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances
 
 LENGTHS = [5, 1, 40, 2, 17]

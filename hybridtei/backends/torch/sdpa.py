@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hybridtei.backends.torch.bias import Bias
+from hybridtei.backends.torch.sequences import Sequences
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.bias import Bias
-from hybridtei.trunk.sequences import Sequences
 
 PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens
 BIAS_ENTRIES = 1 << 24  # of queries that are computed together: 64 MB in float32

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from hybridtei.trunk.sdpa import per_sequence
-from hybridtei.trunk.sequences import Kernel, Sequences
+from hybridtei.backends.torch.sdpa import per_sequence
+from hybridtei.backends.torch.sequences import Kernel, Sequences
 
 UNBOUNDED = -1
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.backends.torch.layout import PackedLayout, reduce_at_once
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.layout import PackedLayout, reduce_at_once
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 

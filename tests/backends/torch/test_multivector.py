@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.backends.torch.pooled import multivector
 from hybridtei.batch import kept_tokens, offsets_of
-from hybridtei.heads.pooled import multivector
 from tests import tolerances
 
 SPECIAL = np.array([0, 2])

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybridtei.backends.torch.bias import AlibiBias, Bias, DisentangledBias, DistanceBias
+from hybridtei.backends.torch.sdpa import biased, per_sequence
+from hybridtei.backends.torch.sequences import Kernel, Sequences
 from hybridtei.batch import Offsets
-from hybridtei.trunk.bias import AlibiBias, Bias, DisentangledBias, DistanceBias
-from hybridtei.trunk.sdpa import biased, per_sequence
-from hybridtei.trunk.sequences import Kernel, Sequences
 
 FEW_SEQUENCES = 8  # on a GPU so many launches of a sum are cheap
 SHORT_TOKENS = 1024  # one thread adds up a whole column of a sequence: of a longer one, a sum of its own is sooner done

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.trunk import choice
-from hybridtei.trunk.choice import (
+from hybridtei.backends.torch import choice
+from hybridtei.backends.torch.choice import (
     ALL,
     CAUSAL,
     FLASH_2,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from hybridtei.backends.torch import attention, choice
+from hybridtei.backends.torch.attention import facts_of, kernel_for, trial
+from hybridtei.backends.torch.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
 from hybridtei.backends.torch.load import load_family
+from hybridtei.backends.torch.ops import AttentionForm
+from hybridtei.backends.torch.sdpa import padded_groups, per_sequence
+from hybridtei.backends.torch.sequences import Kernel
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk import attention, choice
-from hybridtei.trunk.attention import facts_of, kernel_for, trial
-from hybridtei.trunk.choice import ALL, CAUSAL, GROUPED, WINDOW, Facts
-from hybridtei.trunk.ops import AttentionForm
-from hybridtei.trunk.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.sequences import Kernel
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     monkeypatch.setattr(attention, "facts_of", lambda *_: card)
     monkeypatch.setattr(attention, "OPENERS", {**openers, choice.TORCH_VARLEN: lambda: padded_groups})
     caplog.clear()
-    with caplog.at_level(logging.INFO, "hybridtei.trunk.attention"):
+    with caplog.at_level(logging.INFO, "hybridtei.backends.torch.attention"):
         assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
     told = [record.getMessage() for record in caplog.records]
     assert "flash-attn 2 is refused, the next is tried: RuntimeError: no kernel image" in told[0]

@@ -10,15 +10,15 @@ import torch
 from torch.nn import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hybridtei.backends.torch import sdpa
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.fp8_linear import Fp8Linear, replace_linears
 from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
 from hybridtei.batch import Encoding, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.trunk import sdpa
 from tests import tiny
-from tests.trunk.test_trunk import hidden_of, random_encodings
+from tests.backends.torch.test_trunk import hidden_of, random_encodings
 
 EQUAL = 2e-6  # another order of sums
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hybridtei.heads.sparse import LexicalWeights, lexical, lexical_inputs
+from hybridtei.backends.torch.sparse import LexicalWeights, lexical, lexical_inputs
 from tests import tiny, tolerances
 
 TOKENS = 50

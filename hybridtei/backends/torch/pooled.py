@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
+from hybridtei.backends.torch.layout import PackedLayout
 from hybridtei.checkpoint.classifiers import ScorePooling
-from hybridtei.trunk.layout import PackedLayout
 
 Pool = Callable[[Tensor, PackedLayout], Tensor]
 

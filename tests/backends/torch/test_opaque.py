@@ -7,10 +7,10 @@ from threading import Thread
 import pytest
 import torch
 
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.opaque import meant, opaque
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.opaque import meant, opaque
-from tests.trunk import textbook
+from tests.backends.torch import textbook
 
 
 @pytest.mark.parametrize(("window", "causal"), [(None, False), (3, False), (None, True), (3, True)])

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from hybridtei.backends.torch import choice, flash
+from hybridtei.backends.torch.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
+from hybridtei.backends.torch.ops import AttentionForm
+from hybridtei.backends.torch.sdpa import padded_groups, per_sequence
+from hybridtei.backends.torch.sequences import Kernel, Sequences
 from hybridtei.batch import offsets_of
-from hybridtei.trunk import choice, flash
-from hybridtei.trunk.choice import CAUSAL, GROUPED, WINDOW, Choice, Facts
-from hybridtei.trunk.ops import AttentionForm
-from hybridtei.trunk.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.sequences import Kernel, Sequences
 
 log = logging.getLogger(__name__)
 

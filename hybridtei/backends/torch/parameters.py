@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hybridtei.backends.torch.pooled import DenseLayer, Layer, Norm
+from hybridtei.backends.torch.sparse import LexicalWeights
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule
-from hybridtei.heads.pooled import DenseLayer, Layer, Norm
-from hybridtei.heads.sparse import LexicalWeights
 
 # One for each name in `layers.ACTIVATIONS`.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

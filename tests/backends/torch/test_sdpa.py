@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.trunk.sdpa import MASK_ENTRIES, PADDING_ALLOWED, like_lengths, padded_groups, per_sequence
-from hybridtei.trunk.sequences import Kernel
+from hybridtei.backends.torch.sdpa import MASK_ENTRIES, PADDING_ALLOWED, like_lengths, padded_groups, per_sequence
+from hybridtei.backends.torch.sequences import Kernel
 from tests import tolerances
-from tests.trunk import textbook
+from tests.backends.torch import textbook
 
 BOTH = pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
 LISTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)

@@ -1,6 +1,6 @@
 """A loaded encoder at work: packed batches in, last hidden states out, without padding where the family is known.
 
-`PackedTrunk` runs a module of `trunk.ops`; `padded.PaddedTrunk` runs transformers' own modules where there is no family.
+`PackedTrunk` runs a module of `ops`; `padded.PaddedTrunk` runs transformers' own modules where there is no family.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
+from hybridtei.backends.torch.attention import kernel_for
+from hybridtei.backends.torch.choice import Choice
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.ops import AttentionForm
+from hybridtei.backends.torch.sdpa import per_sequence
+from hybridtei.backends.torch.sequences import Kernel
 from hybridtei.batch import PackedBatch
-from hybridtei.trunk.attention import kernel_for
-from hybridtei.trunk.choice import Choice
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.ops import AttentionForm
-from hybridtei.trunk.sdpa import per_sequence
-from hybridtei.trunk.sequences import Kernel
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

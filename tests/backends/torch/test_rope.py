@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModel
 
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.rope import forget_lengths
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.trunk.rope import forget_lengths
 from tests import tiny, tolerances
 
 ORIGINAL = 32  # positions the model was trained with at first: longer texts take other frequencies

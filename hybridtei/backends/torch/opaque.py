@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtei.trunk.layout import PackedLayout
+from hybridtei.backends.torch.layout import PackedLayout
 
 UNBOUNDED = 0  # a window of none
 _current = threading.local()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hybridtei.backends.torch.sequences import Sequences
 from hybridtei.batch import offsets_of
-from hybridtei.trunk.sequences import Sequences
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]
 HEADS = 4

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.trunk import attention, choice
-from hybridtei.trunk.flash import UNBOUNDED, named, of_torch, varlen, window_of
-from hybridtei.trunk.sdpa import padded_groups, per_sequence
-from hybridtei.trunk.sequences import Kernel
+from hybridtei.backends.torch import attention, choice
+from hybridtei.backends.torch.flash import UNBOUNDED, named, of_torch, varlen, window_of
+from hybridtei.backends.torch.sdpa import padded_groups, per_sequence
+from hybridtei.backends.torch.sequences import Kernel
 from tests import tolerances
+from tests.backends.torch import libraries, textbook
 from tests.sampled import crossed
-from tests.trunk import libraries, textbook
 
 DOCUMENTED = {
     "flash-attn 2": varlen(named(libraries.flash_attn_2)),

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hybridtei.backends.torch.choice import Choice
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.parts import each
+from hybridtei.backends.torch.rope import forget_lengths
+from hybridtei.backends.torch.trunk import Ids
 from hybridtei.batch import PackedBatch, pad, seen_mask
-from hybridtei.trunk.choice import Choice
-from hybridtei.trunk.layout import PackedLayout
-from hybridtei.trunk.parts import each
-from hybridtei.trunk.rope import forget_lengths
-from hybridtei.trunk.trunk import Ids
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
+from hybridtei.backends.torch import sparse as module
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.sparse import splade as formula
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.heads import sparse as module
-from hybridtei.heads.sparse import splade as formula
-from hybridtei.trunk.layout import PackedLayout
 from tests import tiny, tolerances, vocabulary
 
 KNOWN = ["bert", "distilbert", "roberta", "xlm-roberta", "camembert", "modernbert", "mpnet"]

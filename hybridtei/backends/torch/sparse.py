@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, relu
 
-from hybridtei.trunk.layout import PackedLayout
+from hybridtei.backends.torch.layout import PackedLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""Token-wise transformers and the kernels of their attention; the only room that touches transformers' modelling code."""
