@@ -10,7 +10,7 @@ call `pad()`. Position ids begin at the family's offset (RoBERTa's first token h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -239,3 +239,23 @@ class Ragged:
         """One Ragged with the rows of all parts, in order."""
         lengths = np.concatenate([part.lengths for part in parts])
         return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
+
+
+def part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
+    """Sequences `first` to `end - 1`, as views."""
+    start, stop = batch.cu_seqlens[first], batch.cu_seqlens[end]
+    types, adapters, unseen = batch.token_type_ids, batch.adapter_ids, batch.unseen
+    return replace(
+        batch,
+        input_ids=batch.input_ids[start:stop],
+        position_ids=batch.position_ids[start:stop],
+        token_type_ids=None if types is None else types[start:stop],
+        adapter_ids=None if adapters is None else adapters[start:stop],
+        cu_seqlens=batch.cu_seqlens[first : end + 1] - start,
+        unseen=None if unseen is None else unseen[first:end],
+    )
+
+
+def each(batch: PackedBatch) -> Iterator[PackedBatch]:
+    """Each sequence of a batch as a batch of its own."""
+    return (part(batch, place, place + 1) for place in range(len(batch)))

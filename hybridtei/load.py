@@ -27,9 +27,8 @@ import msgspec
 import numpy as np
 
 from hybridtei.backends import tuning
-from hybridtei.backends.base import Accelerated, Backend
+from hybridtei.backends.base import Accelerated, Backend, Measured
 from hybridtei.backends.select import open_backend
-from hybridtei.backends.torch.memory import Measured
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu

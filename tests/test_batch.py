@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-from hybridtei.batch import Encoding, Head, LocatedEncoding, Positions, Ragged, gather_index, offsets_of, pack, pad, seen_mask
+from hybridtei.batch import (
+    Encoding,
+    Head,
+    LocatedEncoding,
+    PackedBatch,
+    Positions,
+    Ragged,
+    each,
+    gather_index,
+    offsets_of,
+    pack,
+    pad,
+    part,
+    seen_mask,
+)
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12), min_size=1, max_size=10)
 HEADS = frozenset({Head.DENSE})
@@ -176,3 +190,38 @@ def test_offsets_begin_with_zero_and_are_one_more() -> None:
 def test_gathering_every_row_reads_the_values_in_order(lengths: list[int]) -> None:
     offsets = offsets_of(lengths)
     assert gather_index(offsets, range(len(lengths))).tolist() == list(range(sum(lengths)))
+
+
+DENSE = frozenset({Head.DENSE})
+
+
+def counted(lengths: list[int]) -> list[Encoding]:
+    ids = np.arange(10, 10 + sum(lengths), dtype=np.int64)
+    pieces = np.split(ids, np.cumsum(lengths)[:-1])
+    return [Encoding(piece, piece % 2, unseen=i % min(2, len(piece))) for i, piece in enumerate(pieces)]
+
+
+def same(one: PackedBatch, other: PackedBatch) -> bool:
+    none = np.zeros(len(one), dtype=np.int64)
+    return (
+        np.array_equal(one.input_ids, other.input_ids)
+        and np.array_equal(one.position_ids, other.position_ids)
+        and np.array_equal(one.token_type_ids, other.token_type_ids)
+        and np.array_equal(one.cu_seqlens, other.cu_seqlens)
+        and np.array_equal(none if one.unseen is None else one.unseen, none if other.unseen is None else other.unseen)
+        and one.heads == other.heads
+    )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
+def test_a_part_is_what_packing_its_sequences_gives(lengths: list[int], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(lengths) - 1))
+    end = data.draw(st.integers(first + 1, len(lengths)))
+    whole = pack(counted(lengths), DENSE, Positions())
+    assert same(part(whole, first, end), pack(counted(lengths)[first:end], DENSE, Positions()))
+
+
+def test_each_sequence_comes_once_and_in_order() -> None:
+    whole = pack(counted([3, 1, 5]), DENSE, Positions())
+    assert [len(one.input_ids) for one in each(whole)] == [3, 1, 5]
+    assert np.array_equal(np.concatenate([one.input_ids for one in each(whole)]), whole.input_ids)

@@ -16,7 +16,7 @@ import pytest
 from hybridtei import load
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.backends.torch import padded
+from hybridtei.backends.torch import trunk
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
@@ -24,7 +24,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
 from tests import tiny, tolerances, vocabulary
-from tests.backends.torch.test_rope import LONG
+from tests.backends.torch.test_trunk import LONG
 from tests.checkpoint.test_modules import in_its_own_folder
 from tests.tiny import change
 
@@ -60,7 +60,7 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
 def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny.write_family(tmp_path, "qwen2", rope_parameters=LONG)
     assert loaded(folder).model.spec.model_type == "qwen2"
-    monkeypatch.setattr(padded, "forget_lengths", lambda model: False)
+    monkeypatch.setattr(trunk, "forget_lengths", lambda model: False)
     with pytest.raises(LoadError, match=f"{folder}: self-test"):
         loaded(folder)
 

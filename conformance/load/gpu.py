@@ -144,11 +144,11 @@ def other_kernels(trunk: Any, options: Any) -> list[str]:
     """Names of the kernels of this installation that could have been chosen too; on a CPU, of those that run there."""
     import torch
 
-    from hybridtei.backends.torch import choice
+    from hybridtei.backends.torch import attention
     from hybridtei.backends.torch.attention import facts_of
 
     facts = facts_of(trunk.forms, trunk.dtype, torch.device(options.device))
-    able = [one.name for one in choice.choices(facts)] if facts.device == "cuda" else [choice.PADDED]
+    able = [one.name for one in attention.choices(facts)] if facts.device == "cuda" else [attention.PADDED]
     return [which for which in able if which != trunk.attention.name]
 
 
@@ -171,7 +171,7 @@ def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
     """Rows with the trunk's matrices in eight bits; the share stays that of the rate in the precision asked for."""
     from gpu_models import make
 
-    from hybridtei.backends.torch.fp8_linear import replace_linears
+    from hybridtei.backends.torch.fp8 import replace_linears
 
     made = make(shape, dtype="bfloat16", device=bench.options.device)
     for layer in replace_linears(made.backend.trunk.model):

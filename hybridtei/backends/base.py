@@ -49,3 +49,10 @@ class Accelerated(Protocol):
     def accelerate(self) -> None:
         """Begin to make what makes later passes faster; no pass waits for it. Called once a model is loaded and measured."""
         ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A backend whose passes are bounded by memory of its own."""
+
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridtei.backends.base import Accelerated, Backend
-from hybridtei.backends.torch.memory import Measured
+from hybridtei.backends.base import Accelerated, Backend, Measured
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs

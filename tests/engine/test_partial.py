@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.backends.torch.out_of_memory import TooLarge, split_on_oom
+from hybridtei.backends.torch.memory import TooLarge, split_on_oom
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import nn
 
-from hybridtei.backends.torch.buckets import Sizes, sizes
-from hybridtei.backends.torch.choice import REPLAYED
+from hybridtei.backends.torch.attention import REPLAYED
 from hybridtei.backends.torch.compiling import Compiling
-from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS, Graphs, Recorder, on_gpu
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS, Graphs, Recorder, Sizes, on_gpu, sizes
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
 

@@ -18,10 +18,9 @@ import torch
 
 from hybridtei.backends.torch import memory
 from hybridtei.backends.torch.acceleration import Acceleration, AccelerationOptions
-from hybridtei.backends.torch.buckets import padded
+from hybridtei.backends.torch.cuda_graphs import padded
 from hybridtei.backends.torch.heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
-from hybridtei.backends.torch.host_copy import Arrays, start_copy, to_device
-from hybridtei.backends.torch.out_of_memory import TooLarge, is_out_of_memory, split_on_oom
+from hybridtei.backends.torch.memory import Arrays, TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
 from hybridtei.backends.torch.trunk import Trunk
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, DeviceLost

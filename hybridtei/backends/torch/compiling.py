@@ -1,8 +1,10 @@
 """`torch.compile` of the packed pass, in the background: the module itself serves until what was made is ready.
 
-What is compiled is everything but attention, which stays the kernel that was chosen (see `opaque`): token-wise
-arithmetic over any number of tokens, whose norms, activations and additions become one kernel where they were several. It is
-compared with the modules before it takes their place; whatever fails or differs leaves them there, with one line in the log.
+What is compiled is everything but attention, which stays the kernel that was chosen: token-wise arithmetic over any number of
+tokens, whose norms, activations and additions become one kernel where they were several. A compiler would look into the layout
+and bake in where the sequences of one batch end, so attention is one operation that it leaves alone, rows in and rows out,
+`torch.ops.hybridtei.attend`; its layout is set beside the call, by thread. What was made is compared with the modules before it
+takes their place; whatever fails or differs leaves them there, with one line in the log.
 
 Off unless on a GPU: there it saves launches and trips to memory; on a CPU nearly all time goes into products, which it leaves
 to the same library, and the compiler, a minute of it, would take the cores and the interpreter from those who are served.
@@ -21,6 +23,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -28,12 +31,59 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.opaque import meant, opaque
-from hybridtei.backends.torch.out_of_memory import is_out_of_memory
+from hybridtei.backends.torch.memory import is_out_of_memory
 from hybridtei.backends.torch.trunk import Ids, PackedTrunk, Pass
 from hybridtei.batch import PackedBatch
 
 log = logging.getLogger(__name__)
+
+UNBOUNDED = 0  # a window of none
+_current = threading.local()
+
+
+class Opaque:
+    """A layout that knows nothing, for `Layout.attend` while a pass is compiled or runs compiled: see `meant`."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool) -> Tensor:
+        """See `Layout.attend`, of the layout that is meant."""
+        out = torch.ops.hybridtei.attend(q, k, v, scale=scale, window=window or UNBOUNDED, causal=causal)
+        return out  # type: ignore[no-any-return]
+
+
+@contextmanager
+def meant(layout: PackedLayout) -> Iterator[None]:
+    """Within, this thread's `Opaque` means that layout."""
+    before = getattr(_current, "layout", None)
+    _current.layout = layout
+    try:
+        yield
+    finally:
+        _current.layout = before
+
+
+@cache
+def opaque() -> Opaque:
+    """The one there is; makes the operation known to torch."""
+    library: Any = torch.library.Library("hybridtei", "FRAGMENT")  # type: ignore[no-untyped-call]
+    schema = "attend(Tensor q, Tensor k, Tensor v, *, float scale, int window, bool causal) -> Tensor"
+    library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # flash kernels want a head's numbers side by side
+    library.impl("attend", _attend, "CompositeExplicitAutograd")
+    torch.library.register_fake("hybridtei::attend", _shape, lib=library)
+    _KEPT.append(library)  # the operation goes with it
+    return Opaque()
+
+
+_KEPT: list[Any] = []
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, causal: bool) -> Tensor:
+    layout: PackedLayout = _current.layout
+    return layout.attend(q, k, v, scale=scale, window=None if window == UNBOUNDED else window, causal=causal).contiguous()
+
+
+def _shape(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, causal: bool) -> Tensor:
+    return q.new_empty(q.shape)
+
 
 # How far states may be from those of the modules themselves, relative to the largest: another order of sums, fewer roundings.
 NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1, "fp8": 0.3}

@@ -1,10 +1,18 @@
-"""A checkpoint as what `TorchBackend` runs: the trunk and the layers of its heads, on one device."""
+"""A checkpoint as what `TorchBackend` runs: the trunk and the layers of its heads, on one device.
+
+`checkpoint.layers` reads and checks the layers of heads. Families without a file here are transformers' own modules, loaded
+strictly: no weight made up and none left over.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,23 +24,18 @@ from torch.nn.functional import layer_norm, linear
 
 from hybridtei.backends.graph.mlm_head import MlmLayers
 from hybridtei.backends.graph.weights import check_names, checked_key, word_table
-from hybridtei.backends.torch.heads import HeadWeights, LogitsOf
+from hybridtei.backends.torch.heads import DenseLayer, HeadWeights, Layer, LexicalWeights, LogitsOf, Norm
 from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
-from hybridtei.backends.torch.padded import PaddedTrunk
-from hybridtei.backends.torch.parameters import (
-    ACTIVATIONS,
-    classifier_parameters,
-    dense_layer,
-    lexical_weights,
-    multivector_weights,
-)
-from hybridtei.backends.torch.pretrained import load_model
-from hybridtei.backends.torch.trunk import PackedTrunk, Trunk
+from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
+from hybridtei.checkpoint import layers
+from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.hub_layouts import is_translated
 from hybridtei.checkpoint.layers import classifier_layers
+from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights, has_weights, not_finite
-from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.checkpoint.weights import Weights, has_weights, left_over, not_finite
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.families import run_family
 
 log = logging.getLogger(__name__)
@@ -141,3 +144,150 @@ def _logits(layers: MlmLayers, dtype: torch.dtype, device: torch.device) -> Logi
         return linear(layer_norm(rows, rows.shape[-1:], scale, shift, layers.epsilon), table, last)
 
     return logits_of
+
+
+# One for each name in `layers.ACTIVATIONS`.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "identity": torch.nn.Identity(),
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def dense_layer(module: DenseModule, device: torch.device) -> DenseLayer:
+    """A sentence-transformers Dense layer, in float32. Raises LoadError."""
+    layer = layers.dense_layer(module)
+    weight, bias = _tensors(layer, torch.float32, device)
+    return DenseLayer(weight, bias, ACTIVATIONS[layer.activation])
+
+
+def lexical_weights(head: SparseHead, hidden_size: int, dtype: torch.dtype, device: torch.device) -> LexicalWeights:
+    """BGE-M3's `sparse_linear` or our perceptron, in the trunk's dtype. Raises LoadError."""
+    *hidden, out = layers.lexical_layers(head, hidden_size)
+    out_weight, out_bias = _tensors(out, dtype, device)
+    assert out_bias is not None
+    if not hidden:
+        return LexicalWeights(out_weight, out_bias)
+    weight, bias = _tensors(hidden[0], dtype, device)
+    return LexicalWeights(out_weight, out_bias, weight, bias, ACTIVATIONS[hidden[0].activation])
+
+
+def multivector_weights(
+    head: MultivectorHead, hidden_size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """(weight [d, h], bias [d] or None) in the trunk's dtype. Raises LoadError."""
+    return _tensors(layers.multivector_layer(head, hidden_size), dtype, device)
+
+
+def classifier_parameters(arrays: Sequence[layers.ClassifierLayer], device: torch.device) -> list[Layer]:
+    """A classifier's head, in float32."""
+
+    def layer_of(arrays: layers.ClassifierLayer) -> Layer:
+        weight, bias = _tensors(arrays, torch.float32, device)
+        if isinstance(arrays, layers.NormLayer):
+            return Norm(weight, bias, arrays.eps)
+        return DenseLayer(weight, bias, ACTIVATIONS[arrays.activation])
+
+    return [layer_of(layer) for layer in arrays]
+
+
+def _tensors(layer: layers.ClassifierLayer, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def tensor(array: NDArray[np.float32]) -> Tensor:
+        return torch.tensor(array).to(device, dtype)
+
+    return tensor(layer.weight), None if layer.bias is None else tensor(layer.bias)
+
+
+def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """transformers' model of a checkpoint, without heads. Raises LoadError and its kinds."""
+    from transformers import AutoConfig, AutoModel
+
+    _weights_file(spec.folder)
+    try:
+        config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except (ValueError, OSError, KeyError) as error:
+        raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
+    except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
+        raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
+    if spec.tanh_gelu:
+        layers.in_config(config)
+    try:
+        with _quiet():
+            model, report = AutoModel.from_pretrained(
+                spec.folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that `_check` refuses them, by name
+                **_without_pooler(config),
+            )
+    except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
+        raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
+    _check(report, spec.folder)
+    check_numbers(model, spec.folder)
+    return model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers prints bars and a report of unused keys at each load; what matters of it is checked here instead."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _without_pooler(config: Any) -> dict[str, bool]:
+    """BERT-like models build a pooler that embedding checkpoints do not carry; it would be random, so it is left out."""
+    from transformers import AutoModel
+
+    try:
+        model_class = AutoModel._model_mapping[type(config)]
+    except KeyError:
+        return {}
+    names = inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in names else {}
+
+
+def _check(report: dict[str, Any], folder: Path) -> None:
+    """Every weight of the trunk in its place, none made up and none left over: config.json and weights are of one model."""
+    faults = {
+        "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
+        "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
+        "hold what config.json does not": left_over(report.get("unexpected_keys", ())),
+    }
+    for what, names in faults.items():
+        if names:
+            raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
+
+
+def check_numbers(model: torch.nn.Module, folder: Path) -> None:
+    """What is no number in one weight is none in every vector. Half precision may have made it of a number too large for it."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.sum(dtype=torch.float32)):
+            wrong = parameter.numel() - int(torch.isfinite(parameter).sum())
+            if wrong:
+                raise not_finite(folder, name, wrong, parameter.numel())
+
+
+def _weights_file(folder: Path) -> None:
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    found = next((folder / name for name in names if (folder / name).exists()), folder / names[0])
+    require(found)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

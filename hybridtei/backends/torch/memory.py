@@ -1,21 +1,104 @@
-"""How large a pass may be: memory measured on two sizes, drawn on as a line, and tried before it is believed.
+"""A device's memory: copies to it and back, how large a pass it has room for, and a batch that does not fit.
 
-What a pass needs grows with its tokens; what a sequence needs beyond that (masks of plain attention) is met by measuring with
-the longest. Knows no torch: the measuring is handed in.
+A copy of pageable memory makes the host wait, and each costs a launch. So a batch's integers travel as one array, and the
+outputs of all heads come back as one of each precision, from and to pinned memory. What was computed in half precision (vectors
+and states of tokens, nearly all the bytes there are) crosses as that and becomes float32 on the host: half the bytes, the same
+numbers. On a CPU nothing is copied.
+
+What a pass needs grows with its tokens, so it is measured on two sizes, drawn on as a line, and tried before it is believed;
+what a sequence needs beyond that (masks of plain attention) is met by measuring with the longest. A batch that is too large
+after all is split in halves down to single sequences: what fits is computed whatever else was in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from hybridtei.batch import Encoding, PackedBatch, pack
-from hybridtei.errors import LoadError
+from hybridtei.batch import Encoding, PackedBatch, pack, part
+from hybridtei.errors import BackendError, LoadError, PartlyFailed
+from hybridtei.outputs import HeadOutputs
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> dict[str, Tensor]:
+    """Flat int64 arrays as tensors on a device; on a CPU they share memory."""
+    if device.type == "cpu":
+        return {name: torch.as_tensor(array) for name, array in arrays.items()}
+    staged = torch.empty(sum(map(len, arrays.values())), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate([*arrays.values()], out=staged.numpy())
+    there = staged.to(device, non_blocking=True)  # torch keeps the pinned memory until it has been read
+    return dict(zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True))
+
+
+def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[], Arrays]:
+    """Begin to bring tensors to the host, floats as float32; the function that waits for them. Call it once."""
+    if device.type == "cpu":
+        return lambda: {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
+    kinds = by_kind(tensors)
+    copies = {kind: _pinned(joined([tensors[name] for name in names], kind)) for kind, names in kinds.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}  # all that `wait` may hold: the device's memory is free
+    arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def wait() -> Arrays:
+        arrived.synchronize()  # without the interpreter's lock, so that another thread packs and launches meanwhile
+        found: Arrays = {}
+        for kind, copy in copies.items():
+            found |= parted(of_its_own(copy), {name: shapes[name] for name in kinds[kind]})
+        return {name: found[name] for name in shapes}
+
+    return wait
+
+
+def by_kind(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
+    """Names of the tensors that travel together: those of a precision; all integers as int64."""
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault(tensor.dtype if tensor.is_floating_point() else torch.int64, []).append(name)
+    return kinds
+
+
+def of_its_own(arrived: Tensor) -> NDArray[Any]:
+    """What lies in pinned memory as an array that does not: floats of any precision as float32."""
+    widened = arrived.float() if arrived.is_floating_point() else arrived
+    copied: NDArray[Any] = (widened.clone() if widened is arrived else widened).numpy()
+    return copied
+
+
+def joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Tensors end to end, flat."""
+    flat = [tensor.reshape(-1).to(dtype) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def parted(flat: NDArray[Any], shapes: Mapping[str, Sequence[int]]) -> Arrays:
+    """What `joined` put end to end, as views."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+    pieces = np.split(flat, ends[:-1])
+    return {name: piece.reshape(tuple(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
 
 FIRST_TOKENS = 2048
 SHORT_TOKENS = 8  # sequences so short are the most that a pass can hold: what is computed a sequence counts then
@@ -23,13 +106,6 @@ CAUTION = 0.9  # of what the line promises, since memory is cut into pieces
 MIN_GAIN = 1.05  # a size that is nearer to the one known to fit is not worth another pass
 
 Peak = Callable[[int], int | None]
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A backend whose passes are bounded by memory of its own."""
-
-    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
 def most_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:
@@ -72,3 +148,54 @@ def _batch(spec: ModelSpec, tokens: int, length: int) -> PackedBatch:
     ids = np.arange(first, first + tokens, dtype=np.int64) % spec.vocab_size
     cuts = [*range(length, tokens, length)]
     return pack([Encoding(piece) for piece in np.split(ids, cuts)], spec.heads, spec.positions)
+
+
+class TooLarge(Exception):
+    """A batch needs more memory than there is."""
+
+
+def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]) -> HeadOutputs:
+    """`run`, of a batch or of parts of it. `make_room`: called after each that was too large, before the next is tried.
+
+    Raises PartlyFailed if sequences are too large by themselves, BackendError if all are; and whatever else `run` raises.
+    """
+    done: list[tuple[range, HeadOutputs]] = []
+    refused: list[str] = []
+    waiting = [range(len(batch))]
+    while waiting:
+        rows = waiting.pop()
+        piece = batch if len(rows) == len(batch) else part(batch, rows.start, rows.stop)
+        outputs, why = _attempt(run, piece)
+        if outputs is not None:
+            done.append((rows, outputs))
+            continue
+        make_room()
+        if len(rows) == 1:
+            refused.append(f"a sequence of {len(piece.input_ids)} tokens does not fit into memory: {why}")
+            continue
+        middle = (rows.start + rows.stop) // 2
+        log.warning("a pass of %d sequences, %d tokens, is tried again in halves: %s", len(rows), len(piece.input_ids), why)
+        waiting += [range(middle, rows.stop), range(rows.start, middle)]  # the first half is popped first
+    if refused and not done:
+        raise BackendError(refused[0])
+    joined = HeadOutputs.concat([outputs for _, outputs in done])
+    if refused:
+        raise PartlyFailed(refused[0], [row for rows, _ in done for row in rows], joined)
+    return joined
+
+
+def _attempt(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch) -> tuple[HeadOutputs | None, str]:
+    """(outputs, or None and why). What a failed pass allocated hangs on its exception: it has to be gone on return."""
+    try:
+        return run(batch), ""
+    except TooLarge as error:
+        return None, str(error)
+
+
+# What torch and its libraries say where memory is short, when they do not raise OutOfMemoryError.
+OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory, of the device or of the host, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -1,10 +1,13 @@
 """A loaded encoder at work: packed batches in, last hidden states out, without padding where the family is known.
 
-`PackedTrunk` runs a module of `ops`; `padded.PaddedTrunk` runs transformers' own modules where there is no family.
+`PackedTrunk` runs a module of `ops`. `PaddedTrunk` runs transformers' own modules where there is no family, on a padded batch
+with their own attention and mask: slower, and as right as transformers is for a padded batch. Whether a text depends on its
+neighbours is asked by the self-test at load.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,17 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from hybridtei.backends.torch.attention import kernel_for
-from hybridtei.backends.torch.choice import Choice
+from hybridtei.backends.torch.attention import Choice, kernel_for
+from hybridtei.backends.torch.kernels import Kernel, per_sequence
 from hybridtei.backends.torch.layout import PackedLayout
 from hybridtei.backends.torch.ops import AttentionForm
-from hybridtei.backends.torch.sdpa import per_sequence
-from hybridtei.backends.torch.sequences import Kernel
-from hybridtei.batch import PackedBatch
+from hybridtei.batch import PackedBatch, each, pad, seen_mask
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec
-
 
 Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the names that a module takes
 Pass = Callable[[Ids, PackedLayout], Tensor]
@@ -124,3 +124,82 @@ class PackedTrunk:
         """See `Trunk`."""
         assert self._words is not None
         return torch.nn.functional.embedding(ids["input_ids"], getattr(self.model, self._words))
+
+
+class PaddedTrunk:
+    """See `trunk.Trunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
+    on its neighbours."""
+
+    packs = False
+    attention = Choice("transformers' own", "there is no file of the family")
+
+    def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
+        self.model = model
+        self._spec = spec
+        self._device = device
+        self._alone = forget_lengths(model)
+        self.padded = not self._alone
+
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids | None = None) -> Tensor:
+        """See `Trunk`."""
+        if self._alone and len(batch) > 1:
+            return torch.cat([self._run(part) for part in each(batch)])
+        return self._run(batch)
+
+    def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
+        """See `Trunk`."""
+        return {"input_ids": batch.input_ids}
+
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
+        """See `Trunk`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, offsets=offsets, bound=bound)
+
+    def word_embeddings(self, ids: Ids) -> Tensor:
+        """See `Trunk`."""
+        return self.model.get_input_embeddings()(ids["input_ids"])  # type: ignore[no-any-return]
+
+    def _run(self, batch: PackedBatch) -> Tensor:
+        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
+        inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(seen_mask(mask, batch)).long()}
+        if self._spec.has_token_types:
+            types = batch.token_type_ids
+            padded = pad(types, batch.cu_seqlens, 0)[0] if types is not None else 0 * input_ids
+            inputs["token_type_ids"] = self._tensor(padded)
+        hidden = self.model(**inputs, **self._no_cache()).last_hidden_state
+        return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
+
+    def _no_cache(self) -> Mapping[str, bool]:
+        return {"use_cache": False} if "use_cache" in self._spec.config else {}
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self._device)
+
+
+def forget_lengths(model: Any) -> bool:
+    """Whether any rotary embedding of the model follows the length; from here on those that do keep nothing of it."""
+    following = [module for module in model.modules() if _follows_length(module)]
+    for module in following:
+        module.forward = _Fresh(module)
+    return bool(following)
+
+
+def _follows_length(module: Any) -> bool:
+    declared = getattr(module, "rope_type", None)
+    kinds = declared.values() if isinstance(declared, dict) else [declared]  # one for all layers, or one a kind of layer
+    return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
+
+
+class _Fresh:
+    """Calls a copy of the module as it is now; the copy has buffers of its own, since longrope writes into them."""
+
+    def __init__(self, module: Any) -> None:
+        self._pristine = _copy(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _copy(self._pristine)(*args, **kwargs)
+
+
+def _copy(module: Any) -> Any:
+    twin = copy.copy(module)
+    twin._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    return twin

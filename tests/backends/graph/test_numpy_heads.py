@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.graph import host
 from hybridtei.backends.graph.host import HostHeads
-from hybridtei.backends.torch import parameters
-from hybridtei.backends.torch import pooled as torch_dense
+from hybridtei.backends.torch import heads, load
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.heads import LexicalWeights, lexical, lexical_inputs, multivector
 from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.pooled import multivector
-from hybridtei.backends.torch.sparse import LexicalWeights, lexical, lexical_inputs
 from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
@@ -56,18 +54,18 @@ def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
 
 
 def test_every_activation_has_a_twin_in_both() -> None:
-    assert set(host.ACTIVATIONS) == set(parameters.ACTIVATIONS) == set(layers.ACTIVATIONS)
+    assert set(host.ACTIVATIONS) == set(load.ACTIVATIONS) == set(layers.ACTIVATIONS)
 
 
 def test_every_pooling_has_a_twin_in_both() -> None:
-    assert set(host.POOLINGS) == set(torch_dense.POOLINGS) == set(modules.POOLINGS)
+    assert set(host.POOLINGS) == set(heads.POOLINGS) == set(modules.POOLINGS)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 @given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
 def test_activations_agree(name: str, values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
-    ours, theirs = host.ACTIVATIONS[name](x), parameters.ACTIVATIONS[name](torch.from_numpy(x))
+    ours, theirs = host.ACTIVATIONS[name](x), load.ACTIVATIONS[name](torch.from_numpy(x))
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
@@ -76,7 +74,7 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 @pytest.mark.parametrize("value", EXTREMES)
 def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: float) -> None:
     x = np.full((2, 3), value, dtype=np.float32)
-    theirs = parameters.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
+    theirs = load.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(host.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
 
@@ -85,14 +83,14 @@ def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: flo
 def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
     hidden, cu_seqlens = rows(lengths, 5, seed)
     layout = PackedLayout(cu_seqlens)
-    close(host.POOLINGS[mode](hidden, cu_seqlens), torch_dense.POOLINGS[mode](torch.from_numpy(hidden), layout))
+    close(host.POOLINGS[mode](hidden, cu_seqlens), heads.POOLINGS[mode](torch.from_numpy(hidden), layout))
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
 def test_long_texts_are_pooled_as_well(mode: str) -> None:
     hidden, cu_seqlens = rows([3000, 1, 8192], 4)
     ours = host.POOLINGS[mode](hidden + 1, cu_seqlens)
-    theirs = torch_dense.POOLINGS[mode](torch.from_numpy(hidden + 1).double(), PackedLayout(cu_seqlens))
+    theirs = heads.POOLINGS[mode](torch.from_numpy(hidden + 1).double(), PackedLayout(cu_seqlens))
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=tolerances.WEIGHTS["float32"], atol=0)
 
 
@@ -105,17 +103,17 @@ def test_dense_agrees(modes: list[str], bias: bool) -> None:
     hidden, cu_seqlens = rows(SIZES)
     width = tiny.HIDDEN * len(modes)
     stack = [layer(20, width, "tanh", bias=bias), layer(7, 20, "gelu", bias=bias, seed=1)]
-    twins = [torch_dense.DenseLayer(*tensors(one), parameters.ACTIVATIONS[one.activation]) for one in stack]
+    twins = [heads.DenseLayer(*tensors(one), load.ACTIVATIONS[one.activation]) for one in stack]
     for count in range(len(stack) + 1):
         ours = host.dense(hidden, cu_seqlens, modes, stack[:count])
-        close(ours, torch_dense.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
+        close(ours, heads.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
 
 
 @given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
 def test_rounding_agrees(values: list[float]) -> None:
     """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
     x = np.array(values, dtype=np.float32)
-    ours, theirs = host.rounded(x), torch_dense.rounded(torch.from_numpy(x)).numpy()
+    ours, theirs = host.rounded(x), heads.rounded(torch.from_numpy(x)).numpy()
     assert ours.dtype == theirs.dtype == np.float32
     exact = 127 * np.tanh(x.astype(np.float64))
     for one in (ours, theirs):
@@ -136,7 +134,7 @@ def test_lexical_agrees(activation: str | None) -> None:
     weight, bias = tensors(last)
     assert bias is not None
     hidden = tensors(first) if activation else (None, None)
-    twin = LexicalWeights(weight, bias, *hidden, parameters.ACTIVATIONS[activation] if activation else None)
+    twin = LexicalWeights(weight, bias, *hidden, load.ACTIVATIONS[activation] if activation else None)
     ours = host.lexical(inputs, (first, last) if activation else (last,))
     close(ours, lexical(torch.from_numpy(inputs), twin))
     assert (ours >= 0).all()

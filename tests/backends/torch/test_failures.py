@@ -16,7 +16,7 @@ import torch
 
 from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.out_of_memory import is_out_of_memory
+from hybridtei.backends.torch.memory import is_out_of_memory
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig

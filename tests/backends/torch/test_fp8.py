@@ -13,8 +13,7 @@ from torch import nn
 
 from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.fp8 import judged, open_fp8
-from hybridtei.backends.torch.fp8_linear import EIGHT_BITS, Fp8Linear, emulated, product, quantised, replace_linears
+from hybridtei.backends.torch.fp8 import EIGHT_BITS, Fp8Linear, emulated, judged, open_fp8, product, quantised, replace_linears
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError
 from tests import tiny

@@ -1,13 +1,33 @@
-"""The largest pass that fits, by arithmetic: found with few tries, never beyond what is allowed, never a guess untried."""
+"""The largest pass that fits: found with few tries, never beyond what is allowed, never a guess untried. A pass that is too
+large: computed in parts, and only what cannot fit fails. What travels between host and device arrives as it left."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.torch.memory import FIRST_TOKENS, Peak, estimate, most_tokens, worst_batches
-from hybridtei.errors import LoadError
+from hybridtei.backends.fake import FakeBackend
+from hybridtei.backends.torch.memory import (
+    FIRST_TOKENS,
+    Peak,
+    TooLarge,
+    by_kind,
+    estimate,
+    joined,
+    most_tokens,
+    of_its_own,
+    parted,
+    split_on_oom,
+    start_copy,
+    to_device,
+    worst_batches,
+)
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.errors import BackendError, LoadError, PartlyFailed
+from hybridtei.outputs import HeadOutputs
 from tests.engine import small
 
 
@@ -74,3 +94,158 @@ def test_the_worst_passes_hold_the_longest_and_the_most() -> None:
     assert long.heads == many.heads == spec.heads
     (only,) = worst_batches(spec, 8, 5000)
     assert only.lengths.tolist() == [8]
+
+
+SPEC = small.model_spec()
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+
+
+def batch(lengths: list[int]) -> PackedBatch:
+    draw = np.random.default_rng(0)
+    return pack([Encoding(draw.integers(0, 50, n)) for n in lengths], SPEC.heads, SPEC.positions)
+
+
+class Memory:
+    """Room for so many tokens a pass; notes what it was asked for, and that room was made after each refusal."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.asked: list[int] = []
+        self.refused = self.made_room = 0
+        self._backend = FakeBackend(SPEC)
+
+    def run(self, asked: PackedBatch) -> HeadOutputs:
+        assert self.made_room == self.refused
+        self.asked.append(len(asked.input_ids))
+        if len(asked.input_ids) > self.tokens:
+            self.refused += 1
+            raise TooLarge("no room")
+        return self._backend.forward(asked)
+
+    def make_room(self) -> None:
+        self.made_room += 1
+
+
+@given(LENGTHS)
+def test_in_parts_as_at_once(lengths: list[int]) -> None:
+    whole, memory = batch(lengths), Memory(40)
+    expected, found = FakeBackend(SPEC).forward(whole), split_on_oom(memory.run, whole, memory.make_room)
+    np.testing.assert_array_equal(found.dense, expected.dense)
+    assert found.tokens is not None
+    assert expected.tokens is not None
+    np.testing.assert_array_equal(found.tokens.values, expected.tokens.values)
+    np.testing.assert_array_equal(found.tokens.offsets, expected.tokens.offsets)
+    assert sum(asked for asked in memory.asked if asked <= 40) == sum(lengths)  # each token is computed once
+
+
+@given(LENGTHS, st.integers(0, 39))
+def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -> None:
+    whole, memory = batch(lengths), Memory(room)
+    fitting = [i for i, length in enumerate(lengths) if length <= room]
+    if len(fitting) == len(lengths):
+        assert len(split_on_oom(memory.run, whole, memory.make_room).dense) == len(lengths)
+        return
+    with pytest.raises(BackendError, match="does not fit into memory: no room") as caught:
+        split_on_oom(memory.run, whole, memory.make_room)
+    if not fitting:
+        assert not isinstance(caught.value, PartlyFailed)
+        return
+    assert isinstance(caught.value, PartlyFailed)
+    assert caught.value.rows == fitting
+    np.testing.assert_array_equal(caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense)
+
+
+def test_what_fits_is_asked_for_once() -> None:
+    memory = Memory(100)
+    split_on_oom(memory.run, batch([30, 30]), memory.make_room)
+    assert memory.asked == [60]
+    assert memory.made_room == 0
+
+
+def test_another_fault_is_not_tried_again() -> None:
+    calls = 0
+
+    def broken(_: PackedBatch) -> HeadOutputs:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("a kernel failed")
+
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        split_on_oom(broken, batch([3, 4]), lambda: None)
+    assert calls == 1
+
+
+def test_the_heads_of_a_part_are_those_of_the_batch() -> None:
+    seen: list[frozenset[Head]] = []
+    backend = FakeBackend(SPEC)
+
+    def run(asked: PackedBatch) -> HeadOutputs:
+        seen.append(asked.heads)
+        if len(asked) > 1:
+            raise TooLarge("no room")
+        return backend.forward(asked)
+
+    split_on_oom(run, batch([3, 4]), lambda: None)
+    assert set(seen) == {SPEC.heads}
+
+
+CPU = torch.device("cpu")
+SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5)
+
+
+@given(SHAPES)
+def test_joined_and_parted_again(shapes: list[list[int]]) -> None:
+    tensors = {f"{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
+    flat = joined([*tensors.values()], torch.float32).numpy()
+    assert flat.shape == (sum(tensor.numel() for tensor in tensors.values()),)
+    found = parted(flat, {name: tensor.shape for name, tensor in tensors.items()})
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(found[name], tensor.numpy())
+
+
+def test_half_precision_leaves_as_single() -> None:
+    found = start_copy({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.arange(3)}, CPU)()
+    assert found["a"].dtype == np.float32
+    assert found["b"].dtype == np.int64
+
+
+def test_each_precision_travels_as_it_is() -> None:
+    found = {
+        "a": torch.ones(2),
+        "b": torch.ones(3, dtype=torch.float16),
+        "c": torch.arange(2, dtype=torch.int32),
+        "d": torch.ones(1, dtype=torch.float16),
+        "e": torch.arange(2),
+    }
+    assert by_kind(found) == {torch.float32: ["a"], torch.float16: ["b", "d"], torch.int64: ["c", "e"]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(dtype: torch.dtype) -> None:
+    arrived = (1000 * torch.randn(50, generator=torch.Generator().manual_seed(0))).to(dtype)
+    found = of_its_own(arrived)
+    assert found.dtype == (np.int64 if dtype == torch.int64 else np.float32)
+    assert torch.equal(torch.as_tensor(found).to(dtype), arrived)
+    arrived.zero_()
+    assert found.any()
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    ids = np.arange(5)
+    assert np.shares_memory(to_device({"ids": ids}, CPU)["ids"].numpy(), ids)
+    states = torch.randn(4)
+    assert np.shares_memory(start_copy({"states": states}, CPU)()["states"], states.numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_there_and_back_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    arrays = {"ids": np.arange(7), "offsets": np.array([0, 3, 7])}
+    there = to_device(arrays, device)
+    half = {**there, "half": torch.full((2, 2), 0.5, dtype=torch.float16, device=device)}
+    found = start_copy(half, device)()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    np.testing.assert_array_equal(found["half"], np.full((2, 2), 0.5, dtype=np.float32))

@@ -10,9 +10,9 @@ import torch
 from torch.nn import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybridtei.backends.torch import sdpa
+from hybridtei.backends.torch import kernels
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.fp8_linear import Fp8Linear, replace_linears
+from hybridtei.backends.torch.fp8 import Fp8Linear, replace_linears
 from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
 from hybridtei.batch import Encoding, pack
@@ -85,6 +85,6 @@ def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path: Path, model_type
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
     encodings = random_encodings(backend.spec)
     whole = hidden_of(backend, encodings)
-    monkeypatch.setattr(sdpa, "BIAS_ENTRIES", 1000)
+    monkeypatch.setattr(kernels, "BIAS_ENTRIES", 1000)
     for ours, theirs in zip(hidden_of(backend, encodings), whole, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=EQUAL, rtol=EQUAL)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
-from hybridtei.backends.torch import sparse as module
+from hybridtei.backends.torch import heads as module
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.heads import splade as formula
 from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.sparse import splade as formula
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.sequences import Sequences
+from hybridtei.backends.torch.kernels import Sequences
 from hybridtei.batch import offsets_of
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hybridtei.backends.torch.parameters import ACTIVATIONS, dense_layer, lexical_weights, multivector_weights
+from hybridtei.backends.torch.load import ACTIVATIONS, dense_layer, lexical_weights, multivector_weights
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
 from hybridtei.checkpoint.layers import activation_name
 from hybridtei.checkpoint.modules import DenseModule

@@ -1,0 +1,324 @@
+"""The kernels of attention: torch's own, which runs everywhere, and flash attention over sequences laid end to end.
+
+A kernel is told where the sequences of a flat batch lie. All layers of a pass ask the same, so everything that costs a copy or
+an allocation is made once, when first asked for.
+
+torch's own runs sequence by sequence on CPUs, where a call for each costs less than the padding it avoids. On a GPU a call
+costs more than a short sequence's arithmetic, so like lengths are computed together, in padded groups: the last resort there,
+for cards and precisions that the flash kernels do not serve.
+
+Those are the packages flash-attn 2 and 4, and torch's `varlen_attn`. None is imported before it was chosen. They agree on
+everything but names: a window is (keys before, keys after), inclusive, so ours of `window` is `window - 1` on either side; what
+is unbounded is -1 to all but the fourth, to which it is None.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hybridtei.batch import offsets_of
+
+if TYPE_CHECKING:
+    from hybridtei.backends.torch.layout import Bias
+
+
+@dataclass(eq=False)
+class Sequences:
+    """`lengths`: tokens of each. `seen`: of each only so many tokens from the first on are keys; None: all are.
+
+    `offsets`: where each begins and the last ends, integers [n+1] on the device. `bound`: what kernels are told instead of the
+    length of the longest, where that may be more in another batch of the same shapes.
+    """
+
+    lengths: list[int]
+    offsets: Tensor
+    seen: list[int] | None = None
+    bound: int | None = None
+    kept: dict[Any, Any] = field(default_factory=dict)  # what a kernel made for all layers, by a key of its own
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batch lies."""
+        return self.offsets.device
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, or a bound on them."""
+        return max(self.lengths) if self.bound is None else self.bound
+
+    @cached_property
+    def offsets_int32(self) -> Tensor:
+        """`offsets` as flash attention wants them."""
+        return self.offsets.to(torch.int32)
+
+    @cached_property
+    def keys(self) -> tuple[Tensor, Tensor, int]:
+        """(rows of the tokens that are keys, their int32 offsets, most keys of a sequence), where not all are."""
+        assert self.seen is not None
+        starts = offsets_of(self.lengths)[:-1]
+        rows = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, self.seen, strict=True)])
+        place = torch.as_tensor(rows, device=self.device)
+        return place, torch.as_tensor(offsets_of(self.seen), device=self.device).to(torch.int32), max(self.seen)
+
+
+class Kernel(Protocol):
+    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim]; see `Layout.attend`."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+    ) -> Tensor: ...
+
+
+PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens
+BIAS_ENTRIES = 1 << 24  # of queries that are computed together: 64 MB in float32
+MASK_ENTRIES = 1 << 26  # of a group whose queries see different keys; one sequence alone may have more
+
+
+def per_sequence(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+) -> Tensor:
+    """One call a sequence. See `Kernel`."""
+    out = torch.empty_like(q)
+    for rows, others in _spans(sequences):
+        mask = _mask(rows.stop - rows.start, window, causal, q.device)
+        seen = None if mask is None else mask[:, : others.stop - others.start]
+        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
+    return out
+
+
+def biased(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, bias: Bias, *, scale: float, window: int | None, causal: bool
+) -> Tensor:
+    """As `per_sequence`, with a bias on the scores: some queries at a time, since their bias must not outgrow memory."""
+    out = torch.empty_like(q)
+    for whole, others in _spans(sequences):
+        start, length, keys = whole.start, whole.stop - whole.start, others.stop - others.start
+        mask = _mask(length, window, causal, q.device)
+        step = max(BIAS_ENTRIES // (q.shape[1] * length), 1)
+        for first in range(0, length, step):
+            some = slice(first, min(first + step, length))
+            scores = bias.of(whole, some)[..., :keys]
+            if mask is not None:
+                scores = scores.masked_fill(~mask[some, :keys], float("-inf"))
+            rows = slice(start + some.start, start + some.stop)
+            out[rows] = _one_sequence(q[rows], k[others], v[others], scale, scores)
+    return out
+
+
+def _spans(sequences: Sequences) -> Iterator[tuple[slice, slice]]:
+    """(rows of its queries, rows of its keys) of each sequence."""
+    start = 0
+    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
+        yield slice(start, start + length), slice(start, start + keys)
+        start += length
+
+
+def padded_groups(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+) -> Tensor:
+    """One call a group of sequences of like lengths. See `Kernel`."""
+    if "groups" not in sequences.kept:
+        sequences.kept["groups"] = [*_groups(sequences)]
+    if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest way takes fewer key heads
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    out = torch.empty_like(q)
+    for number, group in enumerate(sequences.kept["groups"]):
+        key = (number, window, causal)
+        if key not in sequences.kept:
+            sequences.kept[key] = group.mask(window, causal)
+        queries, keys, values = (x[group.tokens].transpose(1, 2) for x in (q, k, v))
+        rows = scaled_dot_product_attention(queries, keys, values, attn_mask=sequences.kept[key], scale=scale)
+        out[group.targets] = rows.transpose(1, 2).flatten(0, 1)[group.places]
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Sequences of like lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat batch, any real one for padding;
+    `places` int64[t]: which of the flattened rectangle are real, and `targets` their rows in the batch: found on the host,
+    since a mask would make it wait for the device. `seen` int64[g]: how many tokens of each are keys, or None if all of the
+    rectangle are."""
+
+    tokens: Tensor
+    places: Tensor
+    targets: Tensor
+    seen: Tensor | None
+
+    def mask(self, window: int | None, causal: bool) -> Tensor | None:
+        """bool, broadcast to [g, 1, longest, longest], True where a query (row) sees a key (column)."""
+        longest = self.tokens.shape[1]
+        within = _mask(longest, window, causal, self.tokens.device)
+        if self.seen is None:
+            return within
+        keys = torch.arange(longest, device=self.tokens.device) < self.seen[:, None]
+        return keys[:, None, None] if within is None else keys[:, None, None] & within
+
+
+def _groups(sequences: Sequences) -> Iterator[_Group]:
+    starts, device = offsets_of(sequences.lengths)[:-1], sequences.device
+    lengths = np.asarray(sequences.lengths)
+    seen = lengths if sequences.seen is None else np.asarray(sequences.seen)
+    for members in like_lengths(sequences.lengths):
+        longest = int(lengths[members].max())
+        places = np.arange(longest)
+        real = places < lengths[members][:, None]
+        tokens = starts[members][:, None] + np.where(real, places, 0)
+        inside = np.flatnonzero(real)
+        counted = None if (seen[members] == longest).all() else torch.as_tensor(seen[members], device=device)
+        parts = [torch.as_tensor(part, device=device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
+        yield _Group(tokens=parts[0], places=parts[1], targets=parts[2], seen=counted)
+
+
+def like_lengths(lengths: list[int]) -> list[list[int]]:
+    """Places of sequences that go together: no group costs more than PADDING_ALLOWED times its tokens, none is lost."""
+    groups: list[list[int]] = []
+    useful = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        length = lengths[place]
+        size = len(groups[-1]) + 1 if groups else 0
+        fits = size and length * size <= PADDING_ALLOWED * (useful + length) and size * length**2 <= MASK_ENTRIES
+        if not fits:
+            groups.append([])
+            useful = 0
+        groups[-1].append(place)
+        useful += length
+    return groups
+
+
+def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    out = scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor | None:
+    """bool[length, length], True where a query (row) sees a key (column); None where it sees all."""
+    if not causal and (window is None or length <= window):
+        return None
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if window is not None:
+        seen &= distance.abs() < window
+    if causal:
+        seen &= distance >= 0
+    return seen
+
+
+UNBOUNDED = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What all libraries are told: int32 offsets and longest sequence, of queries and of keys; who sees whom."""
+
+    offsets: tuple[Tensor, Tensor]
+    longest: tuple[int, int]
+    scale: float
+    window: tuple[int, int]
+    causal: bool
+
+
+class Call(Protocol):
+    """One library's function."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor: ...
+
+
+def varlen(call: Call) -> Kernel:
+    """A library's function as a kernel."""
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+    ) -> Tensor:
+        sides = window_of(window, causal, sequences.longest)
+        offsets, longest = sequences.offsets_int32, sequences.longest
+        if sequences.seen is None:
+            return call(q, k, v, Asked((offsets, offsets), (longest, longest), scale, sides, causal))
+        if sides != (UNBOUNDED, UNBOUNDED):  # these libraries count distances from the last key, not from the first
+            return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
+        rows, key_offsets, most = sequences.keys
+        return call(q, k[rows], v[rows], Asked((offsets, key_offsets), (longest, most), scale, sides, causal))
+
+    return kernel
+
+
+def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]:
+    """(keys before, keys after) that a token sees besides itself; UNBOUNDED where nothing limits them."""
+    before = UNBOUNDED if window is None or longest <= window else window - 1
+    return before, 0 if causal else before
+
+
+def flash_attn_2() -> Kernel:
+    """flash-attn 2. Raises ImportError, or whatever else a build for another torch raises."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
+
+    return varlen(named(flash_attn_varlen_func))
+
+
+def flash_attn_4() -> Kernel:
+    """flash-attn 4, the CuTe one. Raises as `flash_attn_2`."""
+    from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
+
+    return varlen(named(flash_attn_varlen_func, unbounded=None))
+
+
+def named(function: Callable[..., Any], unbounded: int | None = UNBOUNDED) -> Call:
+    """`flash_attn_varlen_func` of either package: the same names, another word for what is unbounded."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:
+        before, after = (unbounded if side == UNBOUNDED else side for side in asked.window)
+        if asked.causal and asked.window[0] == UNBOUNDED:
+            after = unbounded  # plain causality is told by its own flag, and has kernels of its own
+        out = function(
+            q,
+            k,
+            v,
+            cu_seqlens_q=asked.offsets[0],
+            cu_seqlens_k=asked.offsets[1],
+            max_seqlen_q=asked.longest[0],
+            max_seqlen_k=asked.longest[1],
+            softmax_scale=asked.scale,
+            causal=asked.causal,
+            window_size=(before, after),
+        )
+        return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+
+    return call
+
+
+def torch_varlen() -> Kernel:
+    """torch's `varlen_attn`. Raises ImportError before torch 2.10."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen(of_torch(varlen_attn))
+
+
+def of_torch(function: Callable[..., Any]) -> Call:
+    """`varlen_attn`, which takes fewer key heads only where it has a word for it: at first it had none."""
+    grouped = "enable_gqa" in inspect.signature(function).parameters
+
+    def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:
+        share = q.shape[1] // k.shape[1]
+        if share > 1 and not grouped:
+            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+        more = {"enable_gqa": True} if share > 1 and grouped else {}
+        out = function(q, k, v, *asked.offsets, *asked.longest, scale=asked.scale, window_size=asked.window, **more)
+        return out  # type: ignore[no-any-return]
+
+    return call
