@@ -46,7 +46,7 @@ class Adapters:
 
     @property
     def form(self) -> tuple[int, int, float]:
-        """What `families.adapters.adapted` takes."""
+        """What `families.ops.adapted` takes."""
         return len(self.names), self.rank, self.scale
 
 
@@ -79,7 +79,7 @@ ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a checkpoint's tensors with those of adapters as two linear maps beside each adapted `NAME.weight`.
 
-    Their names and shapes: see `families.adapters.adapted`. Raises LoadError.
+    Their names and shapes: see `families.ops.adapted`. Raises LoadError.
     """
     found = dict(tensors)
     for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:

@@ -6,17 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.families.adapters import adapted
-from hybridtei.families.bert import bert, electra
-from hybridtei.families.deberta import deberta_v2
-from hybridtei.families.decoder import eurobert, llama, mistral, qwen2, qwen3
-from hybridtei.families.distilbert import distilbert
-from hybridtei.families.gemma import gemma3
-from hybridtei.families.jina_bert import jina_bert
-from hybridtei.families.modernbert import modernbert
-from hybridtei.families.mpnet import mpnet
-from hybridtei.families.ops import Ops, Rows
-from hybridtei.families.rotary_bert import gte, jina_v3, nomic_bert
+from hybridtei.families.bert import bert, distilbert, electra
+from hybridtei.families.biased_bert import deberta_v2, jina_bert, mpnet
+from hybridtei.families.decoder import eurobert, gemma3, llama, mistral, qwen2, qwen3
+from hybridtei.families.ops import Ops, Rows, adapted
+from hybridtei.families.rotary_bert import gte, jina_v3, modernbert, nomic_bert
 from hybridtei.families.settings import Settings
 
 Family = Callable[[Ops, Settings], Rows]
@@ -45,7 +39,7 @@ def run_family(
 ) -> Rows:
     """Last hidden states by these operations. `config`: the contents of `file`, a config.json.
 
-    `adapters`: how many there are, their rank and their scale: see `adapters.adapted`.
+    `adapters`: how many there are, their rank and their scale: see `ops.adapted`.
     Raises UnsupportedArchitecture for a family or a setting that is not known, and LoadError for a value that cannot be.
     """
     family = FAMILIES.get(model_type)

@@ -27,8 +27,7 @@ from hybridtei.backends.graph.weights import graph_tensors
 from hybridtei.backends.graph.writer import MICROSOFT, Graph, digest, graphs_folder, integer_product_graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.families.adapters import is_adapter
-from hybridtei.families.ops import Rows
+from hybridtei.families.ops import Rows, is_adapter
 from hybridtei.outputs import Floats
 
 log = logging.getLogger(__name__)

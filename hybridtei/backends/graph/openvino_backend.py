@@ -37,7 +37,7 @@ from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.families.adapters import is_adapter
+from hybridtei.families.ops import is_adapter
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
