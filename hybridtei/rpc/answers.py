@@ -1,23 +1,37 @@
-"""The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes.
+"""The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes; an error -> a status.
 
 What differs from HTTP: a message holds one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
-whatever the server's default; `normalize` defaults to true.
+whatever the server's default; `normalize` defaults to true. Errors have the messages of HTTP, and one table leads from its
+error types to gRPC's codes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+import grpc
 import numpy as np
 
 from hybridtei.batch import Head
 from hybridtei.engine.service import in_order
-from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
+from hybridtei.errors import (
+    EmptyInput,
+    Ended,
+    Garbage,
+    HybridTeiError,
+    NoInputs,
+    NoKey,
+    RequestRefused,
+    UnsupportedHead,
+    WrongModel,
+)
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.rpc import messages
@@ -26,10 +40,13 @@ from hybridtei.server.api import embed, ops, rerank, tei
 from hybridtei.server.api.predict import predict as predict_labels
 from hybridtei.server.api.tei import direction, parse_inputs
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.routing import row_of
 from hybridtei.system.frames import nested
 from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import rerank_task
+
+log = logging.getLogger(__name__)
 
 ROWS, METADATA = 1, 2  # field numbers of every answer that costs a forward pass
 STREAM_PAYLOADS = 16  # max bodies of --payload-limit bytes in the texts of one stream
@@ -260,3 +277,52 @@ async def _score_group(context: Context, texts: Sequence[Any], raw_scores: bool)
     for item in reply.answer["results"]:
         scores[item["index"]] = item["relevance_score"]
     return scores, reply.usage
+
+
+DETAIL_BYTES = 4_000  # clients take some 8 kB of metadata, and what is not ASCII counts three times
+
+CODES: Mapping[str, grpc.StatusCode] = {
+    "Unhealthy": grpc.StatusCode.UNAVAILABLE,
+    "Backend": grpc.StatusCode.FAILED_PRECONDITION,
+    "Overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "Validation": grpc.StatusCode.INVALID_ARGUMENT,
+    "Tokenizer": grpc.StatusCode.FAILED_PRECONDITION,
+    "Empty": grpc.StatusCode.INVALID_ARGUMENT,
+    "NotFound": grpc.StatusCode.NOT_FOUND,
+    "Forbidden": grpc.StatusCode.PERMISSION_DENIED,
+    "Store": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:
+    """Return (code, details) of an error."""
+    if isinstance(error, Ended):
+        return error.code, str(error)
+    if isinstance(error, NoKey | Garbage):  # INTERNAL: as gRPC's own documentation says
+        return grpc.StatusCode.UNAUTHENTICATED if isinstance(error, NoKey) else grpc.StatusCode.INTERNAL, str(error)
+    row = row_of(error)
+    return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
+
+
+@asynccontextmanager
+async def abort_on_error(call: Any) -> AsyncIterator[None]:
+    """End the call with the status of an error that is raised within."""
+    try:
+        yield
+    except HybridTeiError as error:
+        log.error("%.1000s", error)
+        code, details = status_of(error)
+        await call.abort(code, fitting(details))
+    except Exception as error:
+        log.critical("unforeseen error in a gRPC call", exc_info=True)
+        await call.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+
+
+def fitting(details: str) -> str:
+    """Cut details to what fits into a trailer, which writes all but printable ASCII as three characters a byte."""
+    size = 0
+    for place, character in enumerate(details):
+        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        if size > DETAIL_BYTES:
+            return details[:place] + "…"
+    return details

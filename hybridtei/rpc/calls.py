@@ -29,7 +29,7 @@ import grpc
 from grpc.aio import EOF
 
 from hybridtei.errors import Ended, Garbage, HybridTeiError
-from hybridtei.rpc.errors import abort_on_error
+from hybridtei.rpc.answers import abort_on_error
 from hybridtei.server.http import connection
 
 LOOK_SECONDS = 1.0  # between checks for calls that have waited too long

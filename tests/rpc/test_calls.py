@@ -97,7 +97,7 @@ def test_strangers_lock_nobody_out(monkeypatch):
 @pytest.mark.parametrize("kind", ["HEALTH", "REFLECTION"])
 def test_health_and_reflection_have_room_for_who_asks_now(monkeypatch, kind):
     monkeypatch.setattr(server, "MAX_CALLS", 2)
-    monkeypatch.setattr(server, kind, calls.Bounds(2))
+    monkeypatch.setattr(server, f"{kind}_BOUNDS", calls.Bounds(2))
     with rpc_serving() as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         opened = [watching(channel) if kind == "HEALTH" else reflecting(channel, one) for _ in range(4)]
         assert is_serving(rpc)
@@ -139,7 +139,7 @@ def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
     monkeypatch.setattr(calls.OpenCalls.__init__, "__kwdefaults__", {"look_seconds": 0.01})
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
     for kind in ("HEALTH", "REFLECTION"):
-        monkeypatch.setattr(server, kind, calls.Bounds(10, first_seconds=0.05, idle_seconds=0.05))
+        monkeypatch.setattr(server, f"{kind}_BOUNDS", calls.Bounds(10, first_seconds=0.05, idle_seconds=0.05))
     patience = HANG if what == "between two" else 0.05
     with (
         rpc_serving(server={"body_timeout": patience}) as rpc,
@@ -161,7 +161,7 @@ def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
 
 def test_a_call_may_be_open_for_so_long_and_no_longer(monkeypatch):
     monkeypatch.setattr(calls.OpenCalls.__init__, "__kwdefaults__", {"look_seconds": 0.01})
-    monkeypatch.setattr(server, "HEALTH", calls.Bounds(10, age_seconds=0.2))
+    monkeypatch.setattr(server, "HEALTH_BOUNDS", calls.Bounds(10, age_seconds=0.2))
     with rpc_serving() as rpc, grpc.insecure_channel(rpc.address) as channel:
         assert code_of(watching(channel)) == "DEADLINE_EXCEEDED"
         assert is_serving(rpc)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hybridtei.rpc import health
+from hybridtei.rpc import server
 from tests.engine import small
 from tests.rpc.live import rpc_serving
 from tests.server.live import HANG
@@ -38,7 +38,7 @@ def test_what_fits_the_model_serves(kind, serving, request):
 
 def test_all_at_once(ranker_rpc):
     told = health_pb2_grpc.HealthStub(ranker_rpc.channel).List(health_pb2.HealthListRequest(), timeout=HANG).statuses
-    assert {name: answer.status for name, answer in told.items()} == {name: check(ranker_rpc, name) for name in health.FITS}
+    assert {name: answer.status for name, answer in told.items()} == {name: check(ranker_rpc, name) for name in server.FITS}
 
 
 def test_a_name_nobody_has(rpc):
@@ -52,7 +52,7 @@ def test_a_name_nobody_has(rpc):
 
 
 def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypatch):
-    monkeypatch.setattr(health, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(server, "WATCH_SECONDS", 0.01)
     gate = {"broken": False}
 
     def fail(_):

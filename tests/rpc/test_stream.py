@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import AnswersUnsent
-from hybridtei.rpc.stream import DEFAULT_PARALLEL, InOrder, parallel_requests
+from hybridtei.rpc.services import DEFAULT_PARALLEL, InOrder, parallel_requests
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 
 LIMIT = 1_000_000

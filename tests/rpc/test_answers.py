@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei import errors as tree
 from hybridtei.errors import Garbage, NoInputs, NoKey, RequestRefused, WrongModel
-from hybridtei.rpc.errors import CODES, DETAIL_BYTES, fitting, status_of
+from hybridtei.rpc.answers import CODES, DETAIL_BYTES, fitting, status_of
 from hybridtei.server.routing import TABLE
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
