@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridtei import errors
 from hybridtei.errors import *  # noqa: F403
-from hybridtei.system import child_process
+from hybridtei.system import machine
 
 if TYPE_CHECKING:
     from hybridtei.batch import Head as Head
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from hybridtei.store.points import as_lists as as_lists
     from hybridtei.store.points import point_id as point_id
     from hybridtei.store.points import to_points as to_points
-    from hybridtei.tasks.classify import Prediction as Prediction
-    from hybridtei.tasks.tag import Span as Span
+    from hybridtei.tasks.label import Prediction as Prediction
+    from hybridtei.tasks.label import Span as Span
 
-child_process.turn_off()
+machine.turn_off_telemetry()
 
 try:
     __version__ = version("hybridtei")
@@ -77,8 +77,7 @@ _NAMES_OF = {
     "hybridtei.store.collection": "check_fits create_arguments schema_for query_arguments",
     "hybridtei.store": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",
-    "hybridtei.tasks.classify": "Prediction",
-    "hybridtei.tasks.tag": "Span",
+    "hybridtei.tasks.label": "Prediction Span",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]

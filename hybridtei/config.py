@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.system.cpu import available_cores
+from hybridtei.system.machine import available_cores
 
 EMBEDDED_MODEL = "minilm-hybrid"
 

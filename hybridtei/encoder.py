@@ -23,12 +23,11 @@ from hybridtei.engine.engine import run_all
 from hybridtei.errors import EmptyInput, InvalidInput, UsageError
 from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model, Task
-from hybridtei.tasks.classify import Classified, Classify, Prediction, best_first
 from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.label import AGGREGATIONS, Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
-from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead, WeightMismatch
-from hybridtei.tasks.tag import AGGREGATIONS
+from hybridtei.tasks.label import AGGREGATIONS
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import sampled
 

@@ -38,7 +38,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import EMBEDDED_MODEL, ModelConfig
 from hybridtei.load import find_model
-from hybridtei.system.cpu import LaneKind, available_cores
+from hybridtei.system.machine import LaneKind, available_cores
 
 ENGINES = (
     "ort-float32",

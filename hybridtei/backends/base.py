@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 
 class Backend(Protocol):

@@ -17,7 +17,7 @@ from hybridtei.batch import Head, PackedBatch, Padding, Ragged, kept_tokens
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24

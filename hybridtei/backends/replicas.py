@@ -16,7 +16,7 @@ from hybridtei.backends.base import Accelerated, Backend, Measured
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.system.cpu import cuda_devices
+from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
-from hybridtei.system.cache_folder import cache_folder, whole
-from hybridtei.system.cpu import LaneKind, available_cores
+from hybridtei.system.machine import LaneKind, available_cores, cache_folder, whole
 
 FIRST_TOKENS = 64
 TEXT_TOKENS = 64  # of the texts that are measured

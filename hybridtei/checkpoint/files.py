@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.system.cache_folder import cache_folder, whole
+from hybridtei.system.machine import cache_folder, whole
 
 log = logging.getLogger(__name__)
 

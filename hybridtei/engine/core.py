@@ -22,7 +22,7 @@ from hybridtei.engine.scheduler import (
     share,
 )
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers
 

@@ -23,7 +23,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.engine.core import Batch, EngineCore
 from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
-from hybridtei.system.cpu import LaneKind, lower_priority
+from hybridtei.system.machine import LaneKind, lower_priority
 
 JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
 LOOK_SECONDS = 1.0  # at most, between looks at overdue passes

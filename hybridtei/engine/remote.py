@@ -24,8 +24,8 @@ from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
 from hybridtei.system.frames import PREFIX, decode, encode
+from hybridtei.system.machine import LaneKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     import asyncio

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.system.cpu import available_cores
+from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from hybridtei.config import EngineConfig, ModelConfig, Positive, Seconds, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.system.cpu import GRANTED
+from hybridtei.system.machine import GRANTED
 
 LOCAL = "local"
 REACH_S = 10.0

@@ -50,7 +50,7 @@ class RayPipeline:
     ) -> None:
         if workers is not None and not 1 <= workers <= MOST_WORKERS:
             raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MOST_WORKERS}")
-        from hybridtei.system.cpu import available_cores
+        from hybridtei.system.machine import available_cores
 
         self._leave = join(address, workers or available_cores())
         self._workers = workers or _processors()

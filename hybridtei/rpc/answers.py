@@ -42,8 +42,8 @@ from hybridtei.server.api.tei import direction, parse_inputs
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.routing import row_of
 from hybridtei.system.frames import nested
-from hybridtei.tasks.classify import best_first
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.label import best_first
 from hybridtei.tasks.rerank import rerank_task
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from hybridtei.server.context import Context
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.registry import Entry, Models
 from hybridtei.server.run import MetricsPort, attached, reserved, run_server
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     from hybridtei.store.collection import CollectionSchemas

@@ -15,7 +15,7 @@ import msgspec
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import LoadError, StoreError
-from hybridtei.system.cache_folder import cache_folder
+from hybridtei.system.machine import cache_folder
 
 if TYPE_CHECKING:
     from hybridtei.store.base import Store

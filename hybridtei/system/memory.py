@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from numpy.typing import NDArray
 
-from hybridtei.system.cpu import available_cores
+from hybridtei.system.machine import available_cores
 
 ARENAS = "MALLOC_ARENA_MAX"  # glibc's variable for how many heaps a process may have
 M_ARENA_MAX = -8  # its name in `mallopt`

@@ -17,8 +17,8 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.classify import probabilities, refuse_nan
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.label import probabilities, refuse_nan
 from hybridtei.text.tokenizer import Direction
 
 MAX_CHUNK_DOCUMENTS = 256

@@ -12,7 +12,7 @@ from hybridtei.backends import tuning
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.tuning import FIRST_TOKENS, FLAT, Curve, Point, measure
 from hybridtei.batch import PackedBatch
-from hybridtei.system.cpu import LaneKind, both_lanes
+from hybridtei.system.machine import LaneKind, both_lanes
 from tests.engine import small
 
 curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(

@@ -15,7 +15,7 @@ from hybridtei.engine.core import LOOK_AHEAD, EngineCore
 from hybridtei.engine.scheduler import PATIENCE_NS, ResultCache
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine import small
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})

@@ -17,7 +17,7 @@ from hybridtei.engine.device import Device
 from hybridtei.engine.engine import Engine
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine import small
 
 HANG = 120

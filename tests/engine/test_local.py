@@ -14,7 +14,7 @@ from hybridtei.engine.engine import run_all
 from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine import small
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})

@@ -17,7 +17,7 @@ from hybridtei.engine.engine import Engine
 from hybridtei.errors import BackendError
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine import small
 
 HANG = 120

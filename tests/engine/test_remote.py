@@ -21,7 +21,7 @@ from hybridtei.engine.engine import Engine
 from hybridtei.engine.remote import EngineServer, FailedMessage, RemoteBackend, RemoteEngine
 from hybridtei.errors import BackendError, HybridTeiError, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine import small
 from tests.engine.test_frames import same_columns
 

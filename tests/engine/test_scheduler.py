@@ -19,7 +19,7 @@ from hybridtei.engine.scheduler import (
     price,
     share,
 )
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 
 queues = st.lists(st.integers(1, 200), max_size=60)
 budgets = st.integers(1, 400)

@@ -18,7 +18,7 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from tests.engine import small

@@ -11,7 +11,7 @@ import pytest
 from hybridtei.batch import PackedBatch
 from hybridtei.engine.device import Device, Watchdog
 from hybridtei.errors import PassOverdue, Unhealthy
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests.engine.clock import Clock
 from tests.engine.test_device import DENSE, HANG, encodings, new_engine, run
 

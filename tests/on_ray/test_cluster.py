@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hybridtei.on_ray.cluster import join
-from hybridtei.system.cpu import GRANTED, available_cores
+from hybridtei.system.machine import GRANTED, available_cores
 from tests.server.live import ROOT
 
 HANG = 240

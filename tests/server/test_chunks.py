@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hybridtei.engine import admission as permits_of
 from hybridtei.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
 from hybridtei.engine.service import in_order
-from hybridtei.tasks.classify import Classify
+from hybridtei.tasks.label import Classify
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, Running, serving
 

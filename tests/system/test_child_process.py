@@ -57,21 +57,21 @@ def test_nor_does_python_m(corpus: Path) -> None:
 
 
 def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hybridtei.system import child_process
+    from hybridtei.system import machine
 
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.chdir(there)
     monkeypatch.setattr(sys, "path", ["", str(there), ".", "relative", "/usr/lib/elsewhere", str(ROOT)])
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert child_process.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
+    assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setenv("PYTHONPATH", f":.:{there}")
-    assert child_process.search_path() == [str(there), "/usr/lib/elsewhere", str(ROOT)]
+    assert machine.search_path() == [str(there), "/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setattr(sys, "path", ["/usr/lib/elsewhere"])  # found by other means, as an editable installation is
-    assert child_process.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
+    assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setattr(sys, "path", [str(ROOT)])
     monkeypatch.chdir(ROOT)
-    assert child_process.search_path() == [str(ROOT)]  # a source tree is run in its own folder
+    assert machine.search_path() == [str(ROOT)]  # a source tree is run in its own folder
 
 
 @pytest.mark.slow

@@ -17,10 +17,9 @@ from hybridtei.checkpoint.heads import SparseHead
 from hybridtei.engine.admission import Bounds
 from hybridtei.errors import EmptyInput, NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
-from hybridtei.tasks.classify import Classify
 from hybridtei.tasks.embed import Embed, LookUp
+from hybridtei.tasks.label import Classify, Tag
 from hybridtei.tasks.rerank import MAX_CHUNK_CHARACTERS, MAX_CHUNK_DOCUMENTS, Rerank, Scored, rerank_task
-from hybridtei.tasks.tag import Tag
 from tests.engine import small
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hybridtei.errors import NotANumber
-from hybridtei.tasks.classify import best_first, probabilities, refuse_nan
+from hybridtei.tasks.label import best_first, probabilities, refuse_nan
 
 logits = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100, width=32))
 

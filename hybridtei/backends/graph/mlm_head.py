@@ -21,7 +21,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats, SparseVectors
-from hybridtei.system.cpu import available_cores
+from hybridtei.system.machine import available_cores
 
 SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB
 Setting = tuple[str, object]  # key of config.json, and transformers' default for it

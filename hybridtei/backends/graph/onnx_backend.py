@@ -26,7 +26,7 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
-from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 

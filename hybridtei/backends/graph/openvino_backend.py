@@ -40,7 +40,7 @@ from hybridtei.errors import BackendError, LoadError
 from hybridtei.families.ops import is_adapter
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
-from hybridtei.system.cpu import LaneKind, available_cores, both_lanes, lower_priority
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lower_priority
 
 # Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")

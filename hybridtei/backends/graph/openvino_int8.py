@@ -23,8 +23,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
-from hybridtei.system.cache_folder import whole
-from hybridtei.system.cpu import available_cores
+from hybridtei.system.machine import available_cores, whole
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hybridtei.checkpoint.weights import weight_files
 from hybridtei.errors import LoadError
-from hybridtei.system.cache_folder import cache_folder, whole
 from hybridtei.system.frames import nested, varint
+from hybridtei.system.machine import cache_folder, whole
 
 OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
 IR_VERSION = 10

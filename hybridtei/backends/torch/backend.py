@@ -25,7 +25,7 @@ from hybridtei.backends.torch.trunk import Trunk
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind, available_cores, both_lanes
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 if TYPE_CHECKING:
     from hybridtei.checkpoint.spec import ModelSpec

@@ -29,8 +29,19 @@ from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse, Route
-from hybridtei.tasks.classify import Classified, Classify, best_first, sigmoid, softmax
-from hybridtei.tasks.tag import AGGREGATIONS, Aggregation, Span, Tag, Tagged, TaggedToken
+from hybridtei.tasks.label import (
+    AGGREGATIONS,
+    Aggregation,
+    Classified,
+    Classify,
+    Span,
+    Tag,
+    Tagged,
+    TaggedToken,
+    best_first,
+    sigmoid,
+    softmax,
+)
 from hybridtei.text.tokenizer import Text
 
 OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]

@@ -34,7 +34,7 @@ from hybridtei.server.context import (
 from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
-from hybridtei.tasks.classify import best_first
+from hybridtei.tasks.label import best_first
 from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
 
 

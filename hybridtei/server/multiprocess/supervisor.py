@@ -33,7 +33,7 @@ from hybridtei.observability.metrics import Reading, Registry
 from hybridtei.server.http.connection import bound
 from hybridtei.server.multiprocess.worker import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, MetricsPort, announce, end_at_once
-from hybridtei.system import child_process, memory
+from hybridtei.system import machine, memory
 
 WATCH_SECONDS = 0.2  # between looks at the engine
 RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
@@ -205,10 +205,10 @@ class Supervisor:
         with engine_there, control_there:
             inherited = (self._listening.fileno(), engine_there.fileno(), control_there.fileno(), self._permits)
             process = subprocess.Popen(
-                child_process.command("-c", WORKER, *map(str, inherited), str(place)),
+                machine.python_command("-c", WORKER, *map(str, inherited), str(place)),
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env=memory.with_limited_heaps(child_process.environment()),  # in this folder: it opens the same paths
+                env=memory.with_limited_heaps(machine.child_environment()),  # in this folder: it opens the same paths
             )
         worker = self._workers[place] = _Worker(process, self)
         await worker.open(engine, control, self._setup)

@@ -25,7 +25,7 @@ from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.store.points import batches, check_points
-from hybridtei.system import child_process
+from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 
 MAX_READ_INLINE = 500  # points: to make models of more would block the event loop
@@ -290,11 +290,11 @@ class ProcessClient:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                *child_process.command(*self.command, self._folder, str(theirs.fileno())),
+                *machine.python_command(*self.command, self._folder, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                cwd=child_process.NEUTRAL,
-                env={**child_process.environment(), "RUST_BACKTRACE": "0"},
+                cwd=machine.NEUTRAL,
+                env={**machine.child_environment(), "RUST_BACKTRACE": "0"},
             )
         except OSError as error:
             ours.close()

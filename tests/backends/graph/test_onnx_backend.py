@@ -25,7 +25,7 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system import memory
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of, sixty_four
 from tests.backends.torch.test_trunk import random_encodings

@@ -33,7 +33,7 @@ from hybridtei.config import ModelConfig
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.load import find_model
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from hybridtei.text.tokenizer import Tokenizer
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of, sixty_four

@@ -14,7 +14,7 @@ from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from tests import tiny, tolerances
 
 EVERYTHING = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})

@@ -22,7 +22,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, Unhealthy
-from hybridtei.system.cpu import LaneKind
+from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
 from tests.engine import small

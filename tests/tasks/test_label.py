@@ -10,7 +10,7 @@ from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
-from hybridtei.tasks.tag import Tag, Tagged
+from hybridtei.tasks.label import Tag, Tagged
 from tests.engine import small
 
 LABELS = ("O", "B-X", "I-X")

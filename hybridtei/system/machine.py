@@ -1,0 +1,158 @@
+"""What this process may use of its machine: processors, GPUs, priorities, a cache folder; and how it starts other processes.
+
+A container or `taskset` may leave fewer processors than the machine has.
+
+Python processes of this package are started so that they find no modules in the working folder. `python -m` and `python -c`
+search it before the standard library, and an empty or relative entry of `PYTHONPATH` means that folder too. A user who runs
+`hybridtei ingest .` may have strangers' files there, `msgspec.py` among them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from math import ceil
+from pathlib import Path
+from uuid import uuid4
+
+from hybridtei.errors import LoadError
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
+GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
+
+
+def available_cores(quota_file: Path = QUOTA) -> int:
+    """Return the least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least
+    1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = os.environ.get(GRANTED, "")
+    return max(1, min(affinity, _quota(quota_file) or affinity, int(granted) if granted.isdecimal() else affinity))
+
+
+def _quota(file: Path) -> int | None:
+    try:
+        allowed, period = file.read_text().split()[:2]
+        return None if allowed == "max" else ceil(int(allowed) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+ALL = "all"
+MOST_REPLICAS = 64
+
+
+def cuda_devices(setting: str | None, count: int) -> list[str]:
+    """torch's names of the devices, one a replica; without a setting the first. `count`: how many there are, at least one.
+
+    Raises LoadError, naming what is wrong.
+    """
+    if setting is None:
+        return ["cuda:0"]
+    if setting == ALL:
+        return [f"cuda:{number}" for number in range(count)]
+    numbers = [part.strip() for part in setting.split(",")]
+    for number in numbers:
+        if not (number.isascii() and number.isdecimal() and int(number) < count):
+            raise LoadError(f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}")
+    if len(numbers) > MOST_REPLICAS:
+        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MOST_REPLICAS}")
+    return [f"cuda:{int(number)}" for number in numbers]
+
+
+class LaneKind(StrEnum):
+    """Which requests a lane takes: short ones, or all others."""
+
+    EXPRESS = "express"
+    BULK = "bulk"
+
+
+def both_lanes(cores: int) -> tuple[LaneKind, ...]:
+    """Return as many express lanes as cores, and as many bulk lanes."""
+    return (LaneKind.EXPRESS,) * cores + (LaneKind.BULK,) * cores
+
+
+def lower_priority(niceness: int) -> bool:
+    """Lower the priority of the calling thread and those it starts. Return False where the operating system refuses."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux a thread has one of its own
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def cache_folder(kind: str) -> Path:
+    """HYBRIDTEI_CACHE itself, or the folder of that kind below the user's cache folder. Raises LoadError without a home."""
+    own, caches = os.environ.get("HYBRIDTEI_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
+    except RuntimeError as error:  # a container's user without HOME and without an entry in /etc/passwd
+        raise LoadError("this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder") from error
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` at the end: whole or not at all, whoever else writes the same meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+PACKAGE_HOME = str(Path(__file__).parents[2])  # where this package lies
+NEUTRAL = "/"  # a working folder for processes that are given absolute paths only
+
+
+def python_command(*words: str) -> list[str]:
+    """Python with these words, such as `-m`, a module, its arguments; `child_environment()` belongs to it."""
+    return [sys.executable, "-P", *words]
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment with a `PYTHONPATH` of `search_path()`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
+
+
+def search_path() -> list[str]:
+    """Return this process's `sys.path` for a child: absolute folders, and the working folder only where an absolute entry of
+    `PYTHONPATH` names it, or this package lies in it."""
+    named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    folders = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
+    return list(dict.fromkeys(folders if PACKAGE_HOME in folders else [*folders, PACKAGE_HOME]))
+
+
+def _is_working_folder(path: str) -> bool:
+    try:
+        return os.path.samefile(path, ".")
+    except OSError:  # no such folder
+        return False
+
+
+TELEMETRY_OFF = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # hf_xet reads it too
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def turn_off_telemetry() -> None:
+    """Set each variable that the user has not set; warn where ONNX Runtime was imported before and may report already."""
+    if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
+        warnings.warn(
+            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports that it sends to its "
+            "maker: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,116 @@
+"""What a process may use: processors, GPUs, priorities of lanes, the user's cache folder; and what its children are given."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hybridtei.errors import LoadError
+from hybridtei.system import machine
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes, cache_folder, cuda_devices, lower_priority
+
+HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000", HERE),
+        ("50000 100000", 1),
+        ("100000 100000", 1),
+        ("99900000 100000", HERE),
+        ("nonsense", HERE),
+        ("0 0", HERE),
+    ],
+)
+def test_the_least_of_mask_and_quota(tmp_path: Path, quota: str, cores: int) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota + "\n")
+    assert available_cores(file) == cores
+
+
+def test_no_quota_file(tmp_path: Path) -> None:
+    assert available_cores(tmp_path / "none") == HERE
+
+
+@pytest.mark.parametrize(
+    ("setting", "count", "devices"),
+    [
+        (None, 4, ["cuda:0"]),
+        ("all", 2, ["cuda:0", "cuda:1"]),
+        ("1", 2, ["cuda:1"]),
+        ("0, 2", 3, ["cuda:0", "cuda:2"]),
+        ("0,0", 1, ["cuda:0", "cuda:0"]),
+    ],
+)
+def test_one_name_a_replica(setting: str | None, count: int, devices: list[str]) -> None:
+    assert cuda_devices(setting, count) == devices
+
+
+@pytest.mark.parametrize("setting", ["", "2", "-1", "0,", "cuda:0", "0;1", "²", "1.0"])
+def test_what_names_no_device_is_refused_with_what_may_be_named(setting: str) -> None:
+    with pytest.raises(LoadError, match=r"`cuda-devices` is .*numbers from 0 to 1, or be 'all'"):
+        cuda_devices(setting, 2)
+
+
+def test_replicas_without_end_are_refused() -> None:
+    with pytest.raises(LoadError, match="65 replicas, more than 64"):
+        cuda_devices(",".join("0" * 65), 1)
+
+
+def test_as_many_of_each_as_cores():
+    assert both_lanes(2) == (LaneKind.EXPRESS, LaneKind.EXPRESS, LaneKind.BULK, LaneKind.BULK)
+
+
+def test_only_the_calling_thread_gives_way():
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int | bool] = []
+
+    def lane() -> None:
+        seen.extend([lower_priority(before + 3), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())])
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    thread.join()
+    assert seen == [True, before + 3]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_a_refusal_is_told_not_raised(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(machine.os, "setpriority", refuse)
+    assert lower_priority(5) is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HYBRIDTEI_CACHE": "/own", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/a"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/a"}, "/xdg/hybridtei/kind"),
+        ({"HOME": "/home/a"}, "/home/a/.cache/hybridtei/kind"),
+        ({"HYBRIDTEI_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/home/a"}, "/home/a/.cache/hybridtei/kind"),
+    ],
+)
+def test_it_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+    for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder("kind") == Path(expected)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(LoadError, match="HYBRIDTEI_CACHE"):
+        cache_folder("kind")
