@@ -1,13 +1,26 @@
-"""What the engine knows of a loaded model: ids in, arrays out. No text, no request, no clock."""
+"""What the engine knows of a loaded model: ids in, arrays out. No text, no request, no clock.
+
+One model on several GPUs, or several times on one, is a backend made of backends: each batch goes to the one with the least to
+do, and the engine sees a backend with the lanes of all. A replica whose device is lost is left out from then on; only when none
+is left is the whole lost. A batch that a device was lost with is not tried on another: it may be what broke it.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
+
+log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
@@ -56,3 +69,92 @@ class Measured(Protocol):
     """A backend whose passes are bounded by memory of its own."""
 
     def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
+
+    backend: Backend
+    running: int = 0
+    served: int = 0
+    lost: bool = False
+
+
+class Replicas:
+    """See `Backend`. `backends`: alike but for their device; at least one."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        first = backends[0]
+        self.spec, self.name, self.dtype, self.padding = first.spec, first.name, first.dtype, first.padding
+        self.busy_tokens = first.busy_tokens
+        self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
+        self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
+        self.fills_cores = len(backends) == 1 and first.fills_cores
+        self.replicas = [Replica(backend) for backend in backends]
+        self._lock = threading.Lock()
+
+    @property
+    def forwards(self) -> int:
+        """Passes of all."""
+        return sum(replica.backend.forwards for replica in self.replicas)
+
+    @forwards.setter
+    def forwards(self, count: int) -> None:
+        raise AttributeError("the replicas count their passes themselves")
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Raises DeviceLost if no replica is left."""
+        replica = self._take(len(batch.input_ids))
+        try:
+            return replica.backend.forward(batch, use_all_cores=use_all_cores)
+        except DeviceLost as error:
+            raise self._without(replica, error) from error
+        finally:
+            with self._lock:
+                replica.running -= len(batch.input_ids)
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """See `Backend.enter_lane`: any lane may call any replica."""
+        for replica in self.replicas:
+            replica.backend.enter_lane(kind)
+
+    def accelerate(self) -> None:
+        """See `Accelerated`, of each that can."""
+        for replica in self.replicas:
+            if isinstance(replica.backend, Accelerated):
+                replica.backend.accelerate()
+
+    def close(self) -> None:
+        """Close all."""
+        for replica in self.replicas:
+            replica.backend.close()
+
+    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Of the replica with the least memory; those on one device share it. Raises LoadError."""
+        devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
+        beside = Counter(devices)
+        for device, replica in zip(devices, self.replicas, strict=True):
+            if isinstance(replica.backend, Measured):
+                limit = replica.backend.most_tokens(limit, longest, fraction, sharing * beside[device])
+        return limit
+
+    def _take(self, tokens: int) -> Replica:
+        """The replica with the fewest tokens under way; of equals, the one that took the fewest ever."""
+        with self._lock:
+            able = [replica for replica in self.replicas if not replica.lost]
+            if not able:
+                raise DeviceLost("no device is left that answers; a restart is needed")
+            chosen = min(able, key=lambda replica: (replica.running, replica.served))
+            chosen.running += tokens
+            chosen.served += tokens
+            return chosen
+
+    def _without(self, replica: Replica, error: DeviceLost) -> BackendError:
+        with self._lock:
+            replica.lost = True
+            left = sum(not other.lost for other in self.replicas)
+        if not left:
+            return error
+        log.critical("a device is lost, %d are left: %s", left, error)
+        return BackendError(str(error))

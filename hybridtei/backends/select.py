@@ -1,17 +1,19 @@
 """Which backend runs a model here, and why; alone names concrete backends, and imports them late.
 
 A plain install has ONNX Runtime, and on Linux OpenVINO. What `hybridtei tune` measured on this machine decides between several;
-before that, the order of `PREFERRED`.
+before that, the order of `PREFERRED`. `tune` measures the curve of every backend that can run a model here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+import msgspec
 
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
@@ -19,7 +21,7 @@ from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
-from hybridtei.config import ModelConfig
+from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.system.machine import cuda_devices
 
@@ -201,7 +203,7 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
     devices = _devices(config)
     if len(devices) == 1:
         return _torch_on(devices[0], config, spec, dtype)
-    from hybridtei.backends.replicas import Replicas
+    from hybridtei.backends.base import Replicas
 
     log.info("a replica of the model on each of %s", ", ".join(devices))
     return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
@@ -235,3 +237,54 @@ _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = 
     "openvino": _openvino,
     "torch": _torch,
 }
+
+
+BAR = 40  # characters of the fastest
+
+
+def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
+    """Measure and remember; lines for people as they come."""
+    for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
+        for name in PREFERRED[dtype]:
+            if config.backend in ("auto", name):
+                yield from _one(msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine)
+        yield from _verdict(msgspec.structs.replace(config, dtype=dtype), spec)
+
+
+def _one(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
+    title = f"{config.backend} {config.dtype}"
+    reason = why_not(config.backend, config.dtype, spec)
+    if reason is not None:
+        yield f"{title}: no, {reason}"
+        return
+    try:
+        backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+    except LoadError as error:
+        yield f"{title}: no, {error}"
+        return
+    yield f"{title}, one lane of {len(backend.lanes)}:"
+    try:
+        yield from _curve(backend, engine)
+    finally:
+        backend.close()
+
+
+def _curve(backend: Backend, engine: EngineConfig) -> Iterator[str]:
+    points: list[tuning.Point] = []
+    for point in tuning.measure(backend, engine.max_batch_tokens):
+        points.append(point)
+        bar = "█" * round(BAR * point.tokens_per_s / tuning.Curve(points).best_rate)
+        yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s  {bar}"
+    curve = tuning.Curve(points)
+    tuning.remember(curve, backend.name, backend.dtype, backend.spec)
+    yield f"  budget: {curve.budget()} tokens a pass"
+
+
+def _verdict(config: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    if config.backend != "auto":
+        return
+    try:
+        best = choices(config, spec)[0]
+    except LoadError:
+        return
+    yield f"--dtype {config.dtype} runs on {best.name}: {best.why}"

@@ -62,7 +62,7 @@ def add_tune(commands: Commands) -> None:
 def run_tune(arguments: argparse.Namespace) -> None:
     """Measure, and print each line as it comes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    from hybridtei.backends.tune import tune as measured
+    from hybridtei.backends.select import tune as measured
     from hybridtei.load import find_model
 
     for line in measured(model, find_model(model), engine):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridtei.backends.base import Accelerated
-from hybridtei.backends.replicas import Replicas
+from hybridtei.backends.base import Accelerated, Replicas
 from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch.acceleration import PROBES, AccelerationOptions, probes, weights_of_layer
 from hybridtei.backends.torch.backend import TorchBackend

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.backends import select as backend_choice
-from hybridtei.backends.replicas import Replicas
+from hybridtei.backends.base import Replicas
 from hybridtei.backends.select import choices, open_backend, ranked, why_not
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig

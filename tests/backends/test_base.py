@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridtei.backends.base import Replicas
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.backends.replicas import Replicas
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
