@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from hybridtei import __version__
-from hybridtei.cli import embed, export, ingest, measure, search, serve, train
+from hybridtei.cli import collection, embed, model, serve
 from hybridtei.cli.flags import SETTINGS, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError
 
 # What adds a command and its flags, in the order of the help.
 COMMANDS = (
-    *(serve.add, embed.add, ingest.add, search.add, measure.add_eval),
-    *(train.add, export.add, measure.add_tune),
+    *(serve.add, embed.add, collection.add_ingest, collection.add_search, collection.add_eval),
+    *(model.add_train, model.add_export, model.add_tune),
 )
 
 

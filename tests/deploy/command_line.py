@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hybridtei.cli import ingest, serve
+from hybridtei.cli import collection, serve
 from hybridtei.cli.flags import SETTINGS, from_flags
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig, fields_of
 
@@ -37,5 +37,5 @@ def check_ingest(words: Sequence[str], environment: Mapping[str, str]) -> StoreC
     """The store, as `hybridtei ingest` with these words and variables would have it."""
     assert set(environment) <= OURS | OTHERS
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    ingest.add(parser.add_subparsers())
+    collection.add_ingest(parser.add_subparsers())
     return from_flags(StoreConfig, vars(parser.parse_args(["ingest", *words])), environment)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel
 
 from hybridtei import cli
-from hybridtei.cli.train import ACTIVATIONS, DROPS
+from hybridtei.cli.model import ACTIVATIONS, DROPS
 from hybridtei.heads.train import models as heads
 from hybridtei.heads.train.models import load_trunk
 from hybridtei.heads.train.run import train

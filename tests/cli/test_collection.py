@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hybridtei.cli import main
-from hybridtei.cli.search import weights_of
+from hybridtei.cli.collection import weights_of
 from hybridtei.errors import InvalidInput
 
 WORDS = [

@@ -1,4 +1,5 @@
-"""`train`: a sparse and a multi-vector head over a frozen dense encoder."""
+"""Commands on a model: `train` makes a sparse and a multi-vector head over a frozen dense encoder, `export` writes ONNX files,
+`tune` measures backends and batch sizes on this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +9,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hybridtei.cli.flags import Commands, new_parser
-from hybridtei.errors import HybridTeiError, LoadError
+import msgspec
 
-ABOUT = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.errors import HybridTeiError, LoadError, UsageError
+
+ABOUT_TRAIN = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
 ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.models`, which imports torch
 DROPS = ("first", "specials", "none")
 
 
-def add(commands: Commands) -> None:
+def add_train(commands: Commands) -> None:
     """Add the command `train` and its flags."""
-    parser = new_parser(commands, "train", ABOUT)
+    parser = new_parser(commands, "train", ABOUT_TRAIN)
     parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER (--pairs FILE... | --translations FILE...) [flags]"
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
     output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
@@ -28,7 +32,7 @@ def add(commands: Commands) -> None:
     _add_data_flags(parser.add_argument_group("data"))
     _add_head_flags(parser.add_argument_group("heads"))
     _add_training_flags(parser.add_argument_group("training"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_train)
 
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
@@ -83,7 +87,7 @@ def _add_training_flags(group: Any) -> None:
     _flag(group, "--threads", 1, "CPU threads; another number can change the last digits")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run_train(arguments: argparse.Namespace) -> None:
     """Train, and print the mean losses of each epoch."""
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
@@ -97,3 +101,46 @@ def run(arguments: argparse.Namespace) -> None:
     for epoch, losses in enumerate(history, start=1):
         print(f"epoch {epoch}: " + ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
     print(f"wrote {arguments.output}, {arguments.output.stat().st_size} bytes")
+
+
+def add_export(commands: Commands) -> None:
+    """Add the command `export` and its flags."""
+    parser = new_parser(commands, "export", "write a model as ONNX files, for others too")
+    parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
+    parser.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
+    add_flags(parser, (ModelConfig,))
+    parser.set_defaults(run=run_export)
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    """Write a model as ONNX files with their weights."""
+    model = msgspec.structs.replace(read_settings(arguments, ModelConfig), model_id=arguments.model)
+    dtype = model.dtype or "float32"
+    if dtype not in ("float32", "int8"):
+        raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
+    from hybridtei.backends.fidelity import Guard
+    from hybridtei.backends.graph.onnx_files import export_model
+    from hybridtei.load import find_model
+
+    guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
+    print(export_model(find_model(model), Path(arguments.out), dtype, guard))
+
+
+def add_tune(commands: Commands) -> None:
+    """Add the command `tune` and its flags."""
+    parser = new_parser(commands, "tune", "measure which backend and batch size suit this machine")
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, (ModelConfig, EngineConfig))
+    parser.set_defaults(run=run_tune)
+
+
+def run_tune(arguments: argparse.Namespace) -> None:
+    """Measure, and print each line as it comes."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    from hybridtei.backends.select import tune
+    from hybridtei.load import find_model
+
+    for line in tune(model, find_model(model), engine):
+        print(line, flush=True)

@@ -1,0 +1,167 @@
+"""Commands on a Qdrant collection: `ingest` fills it with documents from files, and goes on where the last run stopped;
+`search` asks it a query, with the scores of every stage; `eval` measures every way of searching a judged one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.errors import InvalidInput, LoadError, UsageError
+from hybridtei.ingest.options import IngestOptions
+from hybridtei.search.options import SearchFields, SearchOptions
+
+ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
+
+NO_INGEST_FLAGS = (
+    *("source", "outputs", "model_named"),
+    *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
+)
+
+
+def add_ingest(commands: Commands) -> None:
+    """Add the command `ingest` and its flags."""
+    parser = new_parser(commands, "ingest", ABOUT_INGEST)
+    parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
+    parser.add_argument("source", metavar="SOURCE", help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR")
+    add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
+    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all the model has]")
+    parser.add_argument("--json", action="store_true", help="the summary as a line of JSON")
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run_ingest)
+
+
+def run_ingest(arguments: argparse.Namespace) -> int:
+    """Ingest, and print the summary; return the exit status."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
+    if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
+        raise UsageError("--ray-workers and --ray-address need --engine ray")
+    from hybridtei.ingest.run import run_ingest as ingest
+
+    outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
+    options = options_from(IngestOptions, arguments, outputs=outputs, model_named=arguments.model_id is not None)
+    summary = ingest(options, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
+    return summary.status
+
+
+ABOUT_SEARCH = "Search a collection: dense and sparse candidates, fused, ranked again by multi-vectors or by a reranker."
+
+
+def add_search(commands: Commands) -> None:
+    """Add the command `search` and its flags."""
+    parser = new_parser(commands, "search", ABOUT_SEARCH)
+    parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
+    parser.add_argument("collection", metavar="COLLECTION")
+    parser.add_argument("query", metavar="QUERY")
+    add_options(parser, SearchFields, without=("weights", "legs", "with_payload", "highlights"))
+    parser.add_argument("--weights", help="of rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
+    parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
+    parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
+    parser.add_argument("--fields", metavar="NAMES", help="comma-separated: of the payload [default: all]")
+    parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
+    parser.add_argument("--json", action="store_true", help="the answer as a line of JSON")
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run_search)
+
+
+def run_search(arguments: argparse.Namespace) -> int:
+    """Search, print the hits, and return the exit status."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
+    needs_client()
+    import msgspec
+
+    from hybridtei.encoder import Encoder
+    from hybridtei.search.explain import as_json, in_words
+    from hybridtei.search.local import LocalSearch
+
+    options = options_of(arguments)
+    reranker = None
+    if arguments.rerank is not None:
+        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=arguments.rerank, revision=None), engine=engine)
+    encoder = Encoder.load(config=model, engine=engine)
+    with LocalSearch(encoder, model.model_id, store, reranker=reranker) as search:
+        result = search(arguments.collection, arguments.query, options)
+    print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
+    return 0
+
+
+def needs_client() -> None:
+    """Raise LoadError where the extra is not installed."""
+    if find_spec("qdrant_client") is None:
+        raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
+
+
+def options_of(arguments: argparse.Namespace) -> SearchOptions:
+    """Make `SearchOptions` of the flags. Raises InvalidInput."""
+    from hybridtei.search.query import filter_from
+
+    return options_from(
+        SearchOptions,
+        arguments,
+        weights=weights_of(arguments.weights),
+        query_filter=filter_from(arguments.filter, "--filter"),
+        with_payload=True if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
+        highlights=not arguments.no_highlights,
+    )
+
+
+def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
+    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict; other text names a preset. Raises InvalidInput."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        if all("=" in part for part in parts):
+            return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in parts)}
+        if len(parts) > 1:
+            return [float(part) for part in parts]
+    except ValueError as error:
+        raise InvalidInput(f"--weights {text!r}: {error}") from None
+    return text
+
+
+ABOUT_EVAL = "Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."
+
+
+def add_eval(commands: Commands) -> None:
+    """Add the command `eval` and its flags."""
+    parser = new_parser(commands, "eval", ABOUT_EVAL)
+    parser.usage = "%(prog)s BEIR_FOLDER [flags]"
+    parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
+    parser.add_argument("--collection", metavar="NAME", help="ingested first if it is not there [default: the folder's name]")
+    parser.add_argument("--split", default="test", metavar="NAME", help="of the judgements: qrels/NAME.tsv [default: test]")
+    parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id")
+    parser.add_argument("--chart", metavar="FILE", help="draw it: .png, .svg or .pdf")
+    parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(arguments: argparse.Namespace) -> int:
+    """Ingest if the collection is missing, measure, and print the report; return the exit status."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = read_settings(arguments, StoreConfig)
+    needs_client()
+    from hybridtei.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
+
+    folder = Path(arguments.folder)
+    if arguments.chart is not None:
+        check_chart(Path(arguments.chart))
+    request = EvaluateOptions(
+        folder, arguments.collection or folder.resolve().name, arguments.split, arguments.rerank, quiet=arguments.quiet
+    )
+    evaluation = run_evaluation(request, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
+    if arguments.output is not None:
+        Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")
+    if arguments.chart is not None:
+        write_chart(evaluation, Path(arguments.chart))
+    return 0
