@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
+from hybridtei.engine.fairness import CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
-    CallerPlace,
     EngineRequest,
-    FairQueue,
     ResultCache,
-    Waiting,
     choose,
     is_starving,
     lane_for,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.batch import Encoding, Head
-from hybridtei.engine.scheduler import FairQueue
+from hybridtei.engine.fairness import FairQueue
 
 
 @dataclass
