@@ -1,6 +1,7 @@
 """The queue: sequences of many requests in, batches out, outputs back to their requests. Knows no thread and no clock.
 
-Where the backend has express lanes, short requests wait in a queue of their own; each queue is fair by itself.
+Where the backend has express lanes, short requests wait in a queue of their own; each queue is fair by itself, and what came
+later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
-from hybridtei.engine.fairness import CallerPlace, FairQueue, Waiting
+from hybridtei.engine.fairness import Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
     EngineRequest,
     ResultCache,
@@ -95,8 +96,9 @@ class EngineCore:
         self._padding = padding
         self._positions = positions
         self._cache = cache
-        self._bulk = FairQueue()
-        self._express = FairQueue() if LaneKind.EXPRESS in lanes else None
+        self._arrivals = Arrivals()
+        self._bulk = FairQueue(self._arrivals)
+        self._express = FairQueue(self._arrivals) if LaneKind.EXPRESS in lanes else None
         self._lanes = Counter(lanes)
         self._running = 0  # batches that lanes have taken and not given back
         self._bulk_served_ns = 0
@@ -148,7 +150,8 @@ class EngineCore:
         return request
 
     def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> Batch | None:
-        """Return the next batch for a lane of a kind, or None if none waits. Sequences of cancelled requests are dropped.
+        """Return the next batch for a lane of a kind, or None: nothing waits for it, or lanes of another kind are to take first
+        what has been overtaken enough. Sequences of cancelled requests are dropped.
 
         `device_idle`: no other model of the device runs a batch or has one waiting.
         """
@@ -165,9 +168,11 @@ class EngineCore:
         elif self._parts_left:
             self._parts_left -= 1
             budget = max(budget, self._part_tokens)
-        chosen = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
-        waiting = queue.remove(head, chosen)
-        batch = self._batch(waiting, now_ns, kind, use_all_cores=idle and not len(self))
+        chosen = self._choose(queue, head, budget)
+        if not chosen:
+            return None
+        queue.remove(chosen)
+        batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and not len(self))
         self._running += 1
         if kind is LaneKind.BULK:
             self._bulk_served_ns = now_ns
@@ -204,11 +209,22 @@ class EngineCore:
         return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
 
     def _kind_for(self, kind: LaneKind, now_ns: int) -> LaneKind:
-        """Return BULK for one batch of an express lane if bulk work starves."""
+        """Return BULK for one batch of an express lane if bulk work starves, as it does where a pass keeps each bulk lane."""
         first = self._bulk.head(1) if kind is LaneKind.EXPRESS else []
         if first and is_starving(first[0].callers[0][0].added_ns, self._bulk_served_ns, now_ns):
             return LaneKind.BULK
         return kind
+
+    def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
+        """Return the next sequences by tags, else in order of arrival, else the oldest, else none, as the bound allows."""
+        for order in (head, sorted(head, key=lambda waiting: waiting.number)):
+            lengths = [len(waiting) for waiting in order]
+            places = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
+            chosen = [order[place] for place in places]
+            if self._arrivals.allow(chosen):
+                return chosen
+        oldest = queue.oldest
+        return oldest if self._arrivals.allow(oldest) else []
 
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
         heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))

@@ -192,7 +192,15 @@ class Device:
                         return instance, batch
                 if self._closing:
                     return None
-                self._work[kind].wait()
+                self._wake_others(kind)
+                kept = any(instance.core.waiting(kind) for instance in self._instances)
+                self._work[kind].wait(LOOK_SECONDS if kept else None)
+
+    def _wake_others(self, kind: LaneKind) -> None:
+        """What kept them from work may have left the queue without a batch, since its caller did."""
+        for other, condition in self._work.items():
+            if other is not kind and any(instance.core.waiting(other) for instance in self._instances):
+                condition.notify()
 
     def _others_idle(self, instance: ModelInstance) -> bool:
         others = (other for other in self._instances if other is not instance)
@@ -204,8 +212,7 @@ class Device:
         ]
         instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + len(batch.packed.input_ids)
         instance.running += 1
-        if instance.core.waiting(batch.kind):  # one request may fill many batches: wake the next lane too
-            self._work[batch.kind].notify()
+        self.added(instance)  # one request may fill many batches; and lanes of another kind may have waited for this one
 
     def _run(self, instance: ModelInstance, batch: Batch) -> list[EngineRequest]:
         one = _InFlightBatch(instance, batch)

@@ -1,18 +1,27 @@
-"""The queue by itself: callers who leave while somebody looks. What `EngineCore` makes of it is in `test_core`."""
+"""The queue by itself: callers who leave while somebody looks, and the bound on what comes later. See also `test_core`."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, Head
-from hybridtei.engine.fairness import FairQueue
+from hybridtei.batch import Encoding, Head, Padding, Positions
+from hybridtei.engine.core import EngineCore
+from hybridtei.engine.fairness import OVERTAKEN, FairQueue
+from hybridtei.engine.scheduler import EngineRequest
+from hybridtei.system.cpu import LaneKind, both_lanes
+
+LANES = [both_lanes(2), (LaneKind.BULK,)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Leaving:
     """A caller who leaves, from another thread, once it has been asked `looks` times whether it still waits."""
 
@@ -40,7 +49,7 @@ def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(look
         head = queue.head(10)
         assert len(head) == len(queue)
         assert queue.tokens == sum(map(len, head))
-    queue.remove(head, range(len(head)))
+    queue.remove(head)
     assert (len(queue), queue.tokens) == (0, 0)
     assert queue.head(10) == []
     again = Leaving(iter(range(100)))
@@ -73,5 +82,49 @@ def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two() -> No
     assert [caller for caller, _ in first.callers] == [bulk, query]
     queue.add(Staying(), [0], [text(0, 0)])  # whose turn is early enough stays where it is
     assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
-    queue.remove(queue.head(30), range(30))
+    queue.remove(queue.head(30))
     assert (len(queue), queue.tokens) == (0, 0)
+
+
+@dataclass
+class Witness:
+    """What the bound says of one request, counted from what was seen alone: arrivals, batches and callers who left."""
+
+    tokens: int
+    left: int
+    overtaken: int = 0
+
+
+ARRIVAL = st.tuples(st.just("arrival"), st.lists(st.integers(2, 120), min_size=1, max_size=6))
+TAKE = st.tuples(st.just("take"), st.sampled_from([*LaneKind]))
+LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
+
+
+@given(st.lists(ARRIVAL | TAKE | LEAVE, max_size=60), st.sampled_from([*Padding]), st.integers(1, 300), st.sampled_from(LANES))
+def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes):
+    core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
+    first = itertools.count()
+    open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
+    for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
+        if event == "arrival":
+            encodings = [text(next(first), *range(length - 1)) for length in value]
+            open_requests[core.add(encodings, frozenset({Head.DENSE}))] = Witness(sum(value), len(value))
+        elif event == "leave" and open_requests:
+            leaving = [*open_requests][value % len(open_requests)]
+            leaving.cancelled = True
+            del open_requests[leaving]
+        elif event == "take" and value in lanes and (batch := core.take(0, value)) is not None:
+            taken = Counter(request for request, _ in batch.callers)
+            tokens = Counter[EngineRequest]()
+            for (request, _), length in zip(batch.callers, batch.packed.lengths.tolist(), strict=True):
+                tokens[request] += length
+            for request, number in taken.items():
+                open_requests[request].left -= number
+            order = [*open_requests]
+            for place, request in enumerate(order):
+                witness = open_requests[request]
+                witness.overtaken += sum(tokens[later] for later in order[place + 1 :])
+                assert not witness.left or witness.overtaken <= OVERTAKEN * witness.tokens
+            for request in [request for request in order if not open_requests[request].left]:
+                del open_requests[request]
+    assert not open_requests  # lanes of both kinds that go on asking serve everybody
