@@ -16,7 +16,7 @@ from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.fairness import OVERTAKEN, FairQueue
 from hybridtei.engine.scheduler import EngineRequest
-from hybridtei.system.cpu import LaneKind, both_lanes
+from hybridtei.system.machine import LaneKind, both_lanes
 
 LANES = [both_lanes(2), (LaneKind.BULK,)]
 
