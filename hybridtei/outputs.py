@@ -173,6 +173,21 @@ class Embeddings(Columns):
         return sum(getattr(column, "values", column).size for column in columns if column is not None)
 
 
+SMALLEST_NORM = 1e-12
+
+
+def unit(rows: Floats) -> Floats:
+    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
+    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
+    scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
+    return np.asarray(rows * scale[:, None])
+
+
+def cut(rows: Floats, dimensions: int | None) -> Floats:
+    """Return the first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
+    return rows if dimensions is None else rows[:, :dimensions]
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Where a request's time went, in nanoseconds; queue and inference are means over its sequences."""

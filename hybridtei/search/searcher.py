@@ -20,14 +20,13 @@ from qdrant_client import models
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.outputs import Embeddings, Floats, cut, unit
 from hybridtei.search.explain import TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, PointId, Store, id_of, page_of
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.tasks.embed import cut, unit
 from hybridtei.tasks.rerank import declared_weights
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]

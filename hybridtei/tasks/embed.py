@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, LoadError, UnsupportedHead
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
@@ -213,21 +213,6 @@ class LookUp(ListTask):
         return Embeddings(
             sparse=SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
         )
-
-
-SMALLEST_NORM = 1e-12
-
-
-def unit(rows: Floats) -> Floats:
-    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
-    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
-    scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
-    return np.asarray(rows * scale[:, None])
-
-
-def cut(rows: Floats, dimensions: int | None) -> Floats:
-    """Return the first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
-    return rows if dimensions is None else rows[:, :dimensions]
 
 
 def cosine(one: Floats, many: Floats) -> Floats:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hybridtei.tasks.embed import cosine, cut, unit
+from hybridtei.outputs import cut, unit
+from hybridtei.tasks.embed import cosine
 from tests import tolerances
 
 NUMBERS = st.floats(-1e3, 1e3, width=32).filter(lambda number: number == 0 or abs(number) > 1e-6)

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats, Usage
+from hybridtei.outputs import Embeddings, Floats, Usage, cut
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
@@ -41,7 +41,7 @@ from hybridtei.server.vectors import (
     smaller_vectors,
     splade_rows,
 )
-from hybridtei.tasks.embed import Embed, InputType, cosine, cut
+from hybridtei.tasks.embed import Embed, InputType, cosine
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[

@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidDimensions, InvalidInput, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Load
+from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import Route, row_of
-from hybridtei.tasks.embed import Embed, InputType, cut, unit
+from hybridtei.tasks.embed import Embed, InputType
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")

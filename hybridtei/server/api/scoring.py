@@ -11,14 +11,14 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Embeddings, Floats, Load, Usage
+from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.server.vectors import pooled, pooled_head
-from hybridtei.tasks.embed import Embed, unit
+from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 
 Side = str | list[str] | None
