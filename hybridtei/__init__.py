@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from hybridtei.store.points import to_points as to_points
     from hybridtei.tasks.label import Prediction as Prediction
     from hybridtei.tasks.label import Span as Span
+    from hybridtei.tasks.pooling import MultivectorBudget as MultivectorBudget
 
 machine.turn_off_telemetry()
 
@@ -78,6 +79,7 @@ _NAMES_OF = {
     "hybridtei.store": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",
     "hybridtei.tasks.label": "Prediction Span",
+    "hybridtei.tasks.pooling": "MultivectorBudget",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]

@@ -15,14 +15,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.system.machine import available_cores
-
 EMBEDDED_MODEL = "minilm-hybrid"
 
 Kind = type[msgspec.Struct]
 
 Role = Literal["embed", "rerank", "classify", "tag"]
 Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
+MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
@@ -30,11 +29,6 @@ Seconds = Annotated[float, Meta(ge=0, le=86400)]
 HUB, INPUTS, LIMITS = {"group": "hub"}, {"group": "inputs"}, {"group": "limits"}
 ANSWERS, SECURITY, OBSERVABILITY = {"group": "answers"}, {"group": "security"}, {"group": "observability"}
 PARTLY_SHOWN, NEVER_SHOWN = {"shown": "partly"}, {"shown": "never"}
-
-
-def default_tokenization_workers() -> int:
-    """TEI's rule: one thread less than there are processors, between 1 and 64."""
-    return min(max(available_cores() - 1, 1), 64)
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -71,6 +65,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
+    ] = None
+    multivector_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Merge the vectors of a document's tokens to so many at most; 0: none is merged [default: 0]."),
+    ] = None
+    multivector_dtype: Annotated[
+        MultivectorDtype | None, Meta(description="Numbers of those vectors; binary: the sign, a bit each [default: float].")
     ] = None
     gelu: Annotated[
         Literal["checkpoint", "tanh"],

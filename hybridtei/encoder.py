@@ -27,6 +27,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.label import AGGREGATIONS, Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
+from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
@@ -53,8 +54,17 @@ class Encoder:
     (1, 384)
     """
 
-    def __init__(self, model: Model, backend: Backend, budget_tokens: int, engine: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        budget_tokens: int,
+        engine: EngineConfig,
+        multivector: MultivectorBudget | None = None,
+    ) -> None:
+        """`multivector`: how small documents' multi-vectors are where a call does not say."""
         self._model = model
+        self._multivector = multivector
         self._backend = backend
         self._budget = budget_tokens
         self._engine = engine
@@ -76,7 +86,7 @@ class Encoder:
         """
         config, engine = _configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
         loaded = load_model(config, engine)
-        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine)
+        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config))
 
     @property
     def spec(self) -> ModelSpec:
@@ -112,6 +122,7 @@ class Encoder:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         input_type: InputType | None = None,
+        multivector: MultivectorBudget | Mapping[str, Any] | None = None,
         truncate: bool = True,
         truncation_direction: Direction = "right",
         show_progress: bool = False,
@@ -119,12 +130,14 @@ class Encoder:
         """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
 
         `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
-        its prompts make a difference. Raises RequestError or BackendError.
+        its prompts make a difference. `multivector`: how small those of documents are to be, as `MultivectorBudget` or its
+        fields; queries' are never made smaller. Raises RequestError or BackendError.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         _check_kinds(inputs)
         heads = heads_named(outputs)
-        task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type)
+        budget = self._multivector if multivector is None else as_budget(multivector)
+        task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type, budget)
         task.check(self.spec)
         return self._run(task, show_progress)
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
@@ -53,13 +53,21 @@ def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
     return folder
 
 
-def saved(folder: Path, model_type: str, expansion: dict[str, Any] | None, **mask: Any) -> Path:
+def saved(
+    folder: Path,
+    model_type: str,
+    expansion: dict[str, Any] | None,
+    *,
+    pooling: HierarchicalTokenPooling | None = None,
+    **mask: Any,
+) -> Path:
     """As sentence-transformers 6 saves a late-interaction model."""
     base = with_markers(tiny.write_family(folder / "base", model_type), "[Q] ", "[D] ")
     transformer = Transformer(str(base), document_length=40, query_expansion=expansion)
     torch.manual_seed(1)
     dense = Dense(tiny.HIDDEN, DIM, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
     modules = [transformer, dense, MultiVectorMask(**mask), Normalize(module_input_name="token_embeddings")]
+    modules += [] if pooling is None else [pooling]
     model = MultiVectorEncoder(modules=modules, prompts={"query": "[Q] ", "document": "[D] "}, device="cpu")
     model.save(str(folder / "saved"))
     return folder / "saved"
@@ -130,6 +138,25 @@ def agree(folder: Path, encoder: Encoder | None = None) -> None:
 )
 def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expansion: str) -> None:
     agree(saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool_factor": 2.0},
+        {"pool_factor": 3.5, "num_protected_tokens": 0, "normalize_embeddings": False},
+        {"pool_factor": 2, "num_protected_tokens": 3, "tasks": ["query", "document"]},
+    ],
+)
+def test_declared_pooling_of_tokens(tmp_path: Path, settings: dict[str, Any]) -> None:
+    agree(saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(**settings)))
+
+
+def test_pooling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(2.0))
+    tiny.edit_json(next(folder.glob("*_HierarchicalTokenPooling")) / "config.json", pool_factor=0.5)
+    with pytest.raises(LoadError, match="pool_factor"):
+        read_spec(folder)
 
 
 @pytest.mark.parametrize("tasks", [["query", "document"], ["query"], None])
@@ -229,9 +256,9 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match="residual"):
         read_spec(folder)
     modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 4, "name": "4", "path": "4_HierarchicalTokenPooling", "type": "x.HierarchicalTokenPooling"})
+    modules.append({"idx": 4, "name": "4", "path": "4_Other", "type": "x.LambdaTokenPooling"})
     tiny.write_json(folder / "modules.json", modules)
-    with pytest.raises(UnsupportedArchitecture, match="HierarchicalTokenPooling"):
+    with pytest.raises(UnsupportedArchitecture, match="LambdaTokenPooling"):
         read_spec(folder)
 
 

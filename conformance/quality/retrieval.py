@@ -136,15 +136,19 @@ def reranked(fused: Scores, scores: Scores, top: int = 50) -> Scores:
 
 
 def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> float:
-    """Mean nDCG@cut with linear gains over all queries; the ideal order is that of all judged documents."""
+    """Mean nDCG@cut over all queries."""
+    return float(gains(np.argsort(-scores, axis=1, kind="stable")[:, :cut], relevance, cut).mean())
+
+
+def gains(places: NDArray[np.int64], relevance: Sequence[dict[int, int]], cut: int = 10) -> NDArray[np.float64]:
+    """nDCG@cut of each query with linear gains, of documents' places in order; the ideal order is that of all judged ones."""
     discount = 1 / np.log2(np.arange(2, cut + 2))
     found = []
-    for row, judged in zip(scores, relevance, strict=True):
-        top = np.argsort(-row, kind="stable")[:cut]
-        gains = np.array([judged.get(int(place), 0) for place in top])
+    for top, judged in zip(places, relevance, strict=True):
+        gained = np.array([judged.get(int(place), 0) for place in top[:cut]])
         ideal = np.sort(list(judged.values()))[::-1][:cut]
-        found.append((gains * discount[: len(gains)]).sum() / (ideal * discount[: len(ideal)]).sum())
-    return float(np.mean(found))
+        found.append((gained * discount[: len(gained)]).sum() / (ideal * discount[: len(ideal)]).sum())
+    return np.array(found)
 
 
 def scores_of(queries: Vectors, documents: Vectors) -> dict[str, Scores]:

@@ -9,8 +9,9 @@ PyLate's markers are token ids put behind the first token, not text, even where 
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,25 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPooling:
+    """Merge the vectors of a text's tokens, but for the first `protected`, to one for each `factor` of them."""
+
+    factor: float
+    protected: int = 1
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
-    """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored."""
+    """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored;
+    and how their vectors are merged."""
 
     marker: int | None = None
     text: str = ""
     length: int | None = None
     expansion: Expansion | None = None
     skipped: frozenset[int] = frozenset()
+    pooling: TokenPooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +95,39 @@ def read_late(
     tasks = [tasks] if isinstance(tasks, str) else tasks
     file = folder / "sentence_bert_config.json"
     prompts = sentence.get("prompts") or {}
+    pooling, pooled = _token_pooling(folder, modules)
     return LateInteraction(
         Side(
             text=prompts.get("query") or "",
             length=_length(transformer, "query_length", file),
             expansion=_expansion(transformer.get("query_expansion"), file, words),
             skipped=skipped if "query" in tasks else frozenset(),
+            pooling=pooling if "query" in pooled else None,
         ),
         Side(
             text=prompts.get("document") or "",
             length=_length(transformer, "document_length", file),
             skipped=skipped if "document" in tasks else frozenset(),
+            pooling=pooling if "document" in pooled else None,
         ),
     )
+
+
+def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None, Sequence[str]]:
+    """Return the declared HierarchicalTokenPooling, and the tasks whose inputs it merges. Raises LoadError."""
+    path = module_path(modules, "HierarchicalTokenPooling")
+    if path is None:
+        return None, ()
+    file = inside(folder, path) / "config.json"
+    settings = read_object(file)
+    factor, protected = settings.get("pool_factor", 1.0), settings.get("num_protected_tokens", 1)
+    if not isinstance(factor, int | float) or not 1 <= factor < inf:
+        raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
+    if not isinstance(protected, int) or protected < 0:
+        raise LoadError(f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0")
+    tasks = settings.get("tasks") or ["document"]
+    normalize = bool(settings.get("normalize_embeddings", False))  # as sentence-transformers reads files without it
+    return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(tasks, str) else tasks
 
 
 def _pylate(file: Path, sentence: Mapping[str, Any], words: _Words) -> LateInteraction:

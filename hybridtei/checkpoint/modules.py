@@ -38,7 +38,8 @@ ORDER = (
     QUANTIZER,
     "Normalize",
 )  # only Dense may come more than once
-LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize")  # of models that have only vectors of tokens
+# Of models that have only vectors of tokens.
+LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
 POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
 OF_TOKENS = (None, "token_embeddings")
 

@@ -17,7 +17,7 @@ from time import monotonic, perf_counter_ns
 from typing import Any, Generic, TypeVar
 
 from hybridtei.backends.base import Backend
-from hybridtei.config import EngineConfig, default_tokenization_workers
+from hybridtei.config import EngineConfig
 from hybridtei.engine.admission import Admission, Bounds, Deadlines
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
@@ -26,6 +26,7 @@ from hybridtei.engine.scheduler import ResultCache
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Timings
+from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Chunk, Model, Task
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import SHORT_CHARACTERS, Tokenizer
@@ -188,7 +189,8 @@ class EngineService:
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
         request = await self.engine.run(encodings, chunk.heads, tokenised)
-        answer = chunk.finish(self.model, encodings, request.outputs())
+        finish = partial(chunk.finish, self.model, encodings, request.outputs())
+        answer = await self._in(self._pool, finish) if chunk.finishes_aside(self.model.spec) else finish()
         timings = request.timings()
         return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
@@ -220,6 +222,11 @@ class EngineService:
     async def check_health(self) -> None:
         """Return if the last pass went well; else a pass of one token decides. Raises Unhealthy."""
         await self.engine.check_health()
+
+
+def default_tokenization_workers() -> int:
+    """TEI's rule: one thread less than there are processors, between 1 and 64."""
+    return min(max(available_cores() - 1, 1), 64)
 
 
 def too_many_numbers(limit: int) -> RequestRefused:

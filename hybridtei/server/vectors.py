@@ -28,9 +28,13 @@ def quantiser(context: Context, precision: Precision | None, kind: Kind, width: 
 
 
 def smaller_vectors(
-    context: Context, heads: frozenset[Head], precision: Precision | None, dimensions: int | None
+    context: Context, heads: frozenset[Head], precision: Precision | None, dimensions: int | None, *, is_small: bool = False
 ) -> Callable[[Embeddings], Embeddings]:
-    """What makes all dense and multi-vectors of an answer so. Raises InvalidInput, before anything is computed."""
+    """What makes all dense and multi-vectors of an answer so; `is_small`: multi-vectors are already, by their own `dtype`.
+
+    Raises InvalidInput, before anything is computed.
+    """
+    heads = heads - {Head.MULTIVECTOR} if is_small else heads
     if precision is None or precision == "float":
         return _unchanged
     spec = context.service.model.spec

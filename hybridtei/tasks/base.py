@@ -42,6 +42,8 @@ class Chunk(Protocol[Answer]):
 
     def numbers(self, answer: Answer) -> int: ...
 
+    def finishes_aside(self, spec: ModelSpec) -> bool: ...
+
 
 class Task(Protocol[Answer]):
     """What a caller can ask of a model; equal tasks have equal answers. `ListTask` has what most tasks share."""
@@ -99,3 +101,7 @@ class ListTask:
     def numbers(self, answer: Any) -> int:
         """Return about how many numbers an answer holds; 0 where they are few."""
         return 0
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """Whether `finish` computes for so long that it would block an event loop."""
+        return False

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of
+from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, LoadError, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
+from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
@@ -42,6 +44,7 @@ class Embedder(Protocol):
 class Embed(ListTask):
     """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
 
+    `multivector`: how small the multi-vectors of documents are to be.
     `input_type` is for models that read queries otherwise than documents; for them None means "document", for others no prompt.
     """
 
@@ -53,6 +56,7 @@ class Embed(ListTask):
     normalize: bool = True
     dimensions: int | None = None
     input_type: InputType | None = None
+    multivector: MultivectorBudget | None = None
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` for a query of a model that looks its queries up."""
@@ -78,9 +82,8 @@ class Embed(ListTask):
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
-        late, reader = model.spec.late, model.reader
-        if late is not None and self.prompt_name is None:
-            side = late.query if self.input_type == "query" else late.document
+        side, reader = self._side(model.spec), model.reader
+        if side is not None and self.prompt_name is None:
             return read_side(
                 reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
             )
@@ -98,7 +101,13 @@ class Embed(ListTask):
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
         width = spec.multivector.dim
-        return tokens * (states + min(self.dimensions or width, width))
+        rows = tokens if self._budget is None else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
+        return tokens * states + rows * min(self.dimensions or width, width)
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        side = self._side(spec)
+        return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Cut, normalise and merge the outputs of the pass."""
@@ -106,7 +115,7 @@ class Embed(ListTask):
         return Embeddings(
             dense=self._dense(outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
-            multivector=self._multivector(_scored(model.spec, self.input_type, encodings, outputs.multivector)),
+            multivector=self._multivector(self._side(model.spec), encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
 
@@ -129,10 +138,37 @@ class Embed(ListTask):
         dense = cut(dense, self.dimensions)
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
-    def _multivector(self, multivector: Ragged | None) -> Ragged | None:
-        if multivector is None:
+    def _multivector(self, side: Side | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
+        if rows is None:
             return None
-        return Ragged(unit(cut(multivector.values, self.dimensions)), multivector.offsets)
+        rows = rows if side is None else _scored(side, encodings, rows)
+        rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
+        if side is not None and side.pooling is not None:
+            rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
+        if self._budget is not None:
+            return budgeted(rows, self._budget)
+        return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
+
+    @property
+    def _budget(self) -> MultivectorBudget | None:
+        budget = self.multivector
+        return None if budget is None or budget.is_full or self.input_type == "query" else budget
+
+    def bits_of(self, spec: ModelSpec) -> int | None:
+        """Return how many numbers a vector of the multi-vectors has, where each is a bit."""
+        if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
+            return None
+        return min(self.dimensions or spec.multivector.dim, spec.multivector.dim)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether multi-vectors are quantised."""
+        return self._budget is not None and self._budget.dtype != "float"
+
+    def _side(self, spec: ModelSpec) -> Side | None:
+        if spec.late is None:
+            return None
+        return spec.late.query if self.input_type == "query" else spec.late.document
 
 
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
@@ -140,10 +176,9 @@ def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | Non
     return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
 
 
-def _scored(spec: ModelSpec, input_type: InputType | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
+def _scored(side: Side, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
     """Return the rows without the tokens that a late-interaction model skips, such as punctuation."""
-    side = None if spec.late is None else spec.late.query if input_type == "query" else spec.late.document
-    if rows is None or side is None or not side.skipped:
+    if not side.skipped:
         return rows
     kept = [~np.isin(encoding.input_ids, list(side.skipped)) for encoding in encodings]
     return Ragged(rows.values[np.concatenate(kept)], offsets_of([int(mask.sum()) for mask in kept]))

@@ -203,6 +203,10 @@ class RerankByVectors(_Question):
         documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
         return Scored(self._scores(query, documents), query)
 
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        return Embed((), self.heads).finishes_aside(spec)
+
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
         shares = {head: self._weights.share(head) for head in self.heads}
         mean = len(self.kinds) > 1 if self.mean is None else self.mean

@@ -42,11 +42,17 @@ from hybridtei.server.vectors import (
     splade_rows,
 )
 from hybridtei.tasks.embed import Embed, InputType, cosine
+from hybridtei.tasks.pooling import MultivectorBudget, budget_of
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
     Literal["query", "document"] | None,
     Meta(description="What the inputs are, for models that read queries otherwise than documents [default: document]."),
+]
+
+
+Budget = Annotated[
+    MultivectorBudget | None, Meta(description="How small documents' multi-vectors are to be; queries' are never made smaller.")
 ]
 
 
@@ -63,6 +69,7 @@ class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unkn
         Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
     ] = "tei"
     output_dtype: OutputDtype = None
+    multivector: Budget = None
     input_type: Side = None
     model: ModelName = None
 
@@ -72,8 +79,16 @@ class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid
 
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
     output_dtype: OutputDtype = None
+    multivector: Budget = None
     input_type: Side = None
     model: ModelName = None
+
+
+class PackedVectors(Struct, frozen=True):
+    """Multi-vectors of a bit a number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
+
+    shape: Annotated[tuple[int, int], Meta(description="How many vectors, and how many numbers each has.")]
+    data: str
 
 
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
@@ -83,7 +98,9 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
     sparse: Annotated[
         list[SparseValue] | dict[str, Any] | None, Meta(description="As `sparse_format` says: list, or object.")
     ] = None
-    multivector: list[list[float]] | None = None
+    multivector: Annotated[
+        list[list[float]] | PackedVectors | None, Meta(description="Packed where its `dtype` is binary.")
+    ] = None
 
 
 Vector = list[float]
@@ -133,9 +150,18 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """`/embed_multivector`: a list of lists of unit vectors."""
     inputs = parse_inputs(request.inputs)
-    task = _task(context, request, inputs, Head.MULTIVECTOR, dimensions=request.dimensions, input_type=request.input_type)
-    smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions)
-    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector), field="inputs")
+    task = _task(
+        context,
+        request,
+        inputs,
+        Head.MULTIVECTOR,
+        dimensions=request.dimensions,
+        input_type=request.input_type,
+        multivector=request.multivector,
+    )
+    smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
+    bits = task.bits_of(context.service.model.spec)
+    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits), field="inputs")
 
 
 @handler("embed_hybrid")
@@ -151,12 +177,13 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
         normalize=request.normalize,
         dimensions=request.dimensions,
         input_type=request.input_type,
+        multivector=request.multivector,
     )
-    pieces = context.service.tokenizer.pieces
-    smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions)
+    pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
+    smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions, is_small=task.is_small)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
-        return writers.hybrid(smaller(answer), request.sparse_format, pieces)
+        return writers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
     return await context.embed(task, inputs, write, field="inputs")
 
@@ -193,6 +220,7 @@ def _task(
     normalize: bool = True,
     dimensions: int | None = None,
     input_type: InputType | None = None,
+    multivector: MultivectorBudget | None = None,
 ) -> Embed:
     return Embed(
         inputs.items,
@@ -203,6 +231,7 @@ def _task(
         normalize,
         dimensions,
         input_type,
+        budget_of(context.model) if multivector is None else multivector,
     )
 
 
@@ -212,9 +241,9 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
-def _ragged(rows: Ragged | None) -> list[Any]:
+def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
     assert rows is not None
-    return writers.ragged(rows)
+    return writers.ragged(rows, bits)
 
 
 def _dense(answer: Embeddings) -> Floats:
@@ -266,8 +295,8 @@ ROUTES = (
         path="/embed_multivector",
         handler=embed_multivector,
         request=EmbedMultivectorRequest,
-        response=list[list[Vector]],
-        summary="A unit vector for each token",
+        response=list[list[Vector] | PackedVectors],
+        summary="A unit vector for each token, or fewer",
         capability=EMBED_MULTIVECTOR,
     ),
     Route(

@@ -24,6 +24,7 @@ from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import Route, row_of
 from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.pooling import MultivectorBudget
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
@@ -255,7 +256,10 @@ def _passes(items: Sequence[_Item]) -> dict[tuple[Any, ...], _Pass]:
 
 async def _embedded(work: _Pass) -> _PassResult:
     context, texts = work.context, list(work.texts)
-    task = Embed(texts, work.heads, context.truncate(None), prompt_name=work.prompt_name, input_type=work.side)
+    budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)  # Qdrant takes floats
+    task = Embed(
+        texts, work.heads, context.truncate(None), prompt_name=work.prompt_name, input_type=work.side, multivector=budget
+    )
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
     answer, usage = await context.embed_in_chunks(task, load)
     return _PassResult(work, answer, usage.lengths)

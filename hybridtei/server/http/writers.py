@@ -146,9 +146,14 @@ def as_base64(row: NDArray[np.generic]) -> str:
     return base64.b64encode(row.astype(row.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
 
 
-def ragged(rows: Ragged) -> list[Any]:
-    """n rows of [t_i, d] -> a list of n arrays."""
-    return [*rows]
+def ragged(rows: Ragged, bits: int | None = None) -> list[Any]:
+    """n rows of [t_i, d] -> a list of n arrays; `bits`: of n objects, for rows of so many numbers of one bit."""
+    return [*rows] if bits is None else [packed(row, bits) for row in rows]
+
+
+def packed(row: NDArray[np.uint8], bits: int) -> dict[str, Any]:
+    """`{"shape":[n, bits],"data":base64}` of uint8[n, ceil(bits / 8)]."""
+    return {"shape": [len(row), bits], "data": as_base64(row)}
 
 
 def sparse_tei(vectors: SparseVectors, i: int) -> Fragment:
@@ -180,19 +185,20 @@ def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
     return sparse_tei(vectors, i) if form == "tei" else sparse_qdrant(vectors, i)
 
 
-def hybrid(embeddings: Embeddings, form: str, pieces: Pieces) -> list[dict[str, Any]]:
-    """One object an input, with a key for each output."""
-    return [_columns(embeddings, i, form, pieces) for i in range(len(embeddings))]
+def hybrid(embeddings: Embeddings, form: str, pieces: Pieces, bits: int | None = None) -> list[dict[str, Any]]:
+    """One object an input, with a key for each output; `bits`: of multi-vectors, as in `ragged`."""
+    return [_columns(embeddings, i, form, pieces, bits) for i in range(len(embeddings))]
 
 
-def _columns(embeddings: Embeddings, i: int, form: str, pieces: Pieces) -> dict[str, Any]:
+def _columns(embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: int | None) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if embeddings.dense is not None:
         columns["dense"] = embeddings.dense[i]
     if embeddings.sparse is not None:
         columns["sparse"] = sparse(embeddings.sparse, i, form, pieces)
     if embeddings.multivector is not None:
-        columns["multivector"] = embeddings.multivector.row(i)
+        row = embeddings.multivector.row(i)
+        columns["multivector"] = row if bits is None else packed(row, bits)
     return columns
 
 

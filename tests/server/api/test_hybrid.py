@@ -116,8 +116,8 @@ def test_of_a_short_body_the_place_and_the_known_fields_are_told(server):
     told = server.post("/embed_multivector", {"inputs": "one", "dimension": 4}).text
     assert told == (
         "Failed to deserialize the JSON body into the target type: unknown field `dimension`, expected one of "
-        "`inputs`, `truncate`, `truncation_direction`, `prompt_name`, `dimensions`, `output_dtype`, `input_type`, `model` "
-        "at line 1 column 29"
+        "`inputs`, `truncate`, `truncation_direction`, `prompt_name`, `dimensions`, `output_dtype`, `multivector`, "
+        "`input_type`, `model` at line 1 column 29"
     )
 
 

@@ -49,6 +49,40 @@ def test_dense_vectors_on_every_route(ranged, ranges, dtype):
         np.testing.assert_array_equal(np.array(cohere[dtype], dtype=DTYPES[dtype]), wanted)
 
 
+def test_documents_within_a_budget(ranged):
+    texts = ["the hybrid search of one two three", "search"]
+    full = ranged.post("/embed_multivector", {"inputs": texts}).json()
+    rows = ranged.post("/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3}}).json()
+    assert [len(row) for row in rows] == [min(3, len(row)) for row in full]
+    np.testing.assert_allclose(np.linalg.norm(np.float32(rows[0]), axis=1), 1, atol=1e-5)
+    body = {"inputs": texts, "multivector": {"max_tokens": 3, "dtype": "int8"}, "output_dtype": "ubinary"}
+    for found, row in zip(ranged.post("/embed_hybrid", body).json(), rows, strict=True):
+        whole = np.array(found["multivector"])
+        assert np.abs(whole).max(axis=1).tolist() == [127] * len(row)
+        np.testing.assert_allclose(whole / np.linalg.norm(whole, axis=1, keepdims=True), row, atol=0.02)
+    for found, row in zip(
+        ranged.post("/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3, "dtype": "binary"}}).json(),
+        rows,
+        strict=True,
+    ):
+        assert found["shape"] == [len(row), small.DIM]
+        bits = np.frombuffer(base64.b64decode(found["data"]), np.uint8).reshape(len(row), -1)
+        np.testing.assert_array_equal(bits, np.packbits(np.float32(row) > 0, axis=1))
+
+
+def test_queries_are_never_made_smaller(ranged):
+    body = {"inputs": TEXTS, "input_type": "query"}
+    budget = {"max_tokens": 1, "dtype": "binary"}
+    assert ranged.post("/embed_multivector", {**body, "multivector": budget}).json() == (
+        ranged.post("/embed_multivector", body).json()
+    )
+
+
+@pytest.mark.parametrize("budget", [{"max_tokens": 0}, {"dtype": "bits"}, {"tokens": 3}])
+def test_a_budget_is_checked(ranged, budget):
+    assert ranged.post("/embed_multivector", {"inputs": TEXTS, "multivector": budget}).status_code == 422
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multivectors(ranged, ranges, dtype):
     plain = ranged.post("/embed_multivector", {"inputs": TEXTS}).json()

@@ -1,0 +1,124 @@
+"""Fewer and smaller vectors of a document: tokens that are alike are merged, and their numbers kept in fewer bits.
+
+Tokens are merged by Ward's clustering on cosine distances, as sentence-transformers' HierarchicalTokenPooling does (Clavié et
+al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
+never merged: MaxSim takes the best of a document's vectors for each of a query's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+
+from hybridtei.batch import Ragged
+from hybridtei.checkpoint.late import TokenPooling
+from hybridtei.config import ModelConfig, MultivectorDtype
+from hybridtei.errors import InvalidInput
+from hybridtei.outputs import Floats, unit
+
+MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
+INT8_MOST = 127
+
+
+class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How small a document's multi-vector is to be."""
+
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Merge the vectors of tokens that are alike until a document has so many at most [default: all]."),
+    ] = None
+    dtype: Annotated[
+        MultivectorDtype,
+        Meta(description="int8: each vector scaled to whole numbers of 127 at most; binary: the sign of each number, one bit."),
+    ] = "float"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it leaves every vector as it is."""
+        return self.max_tokens is None and self.dtype == "float"
+
+
+def budget_of(config: ModelConfig) -> MultivectorBudget | None:
+    """Return the settings' budget; None where they leave every vector as it is."""
+    budget = MultivectorBudget(max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float")
+    return None if budget.is_full else budget
+
+
+def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget:
+    """Return the budget of its fields. Raises InvalidInput, naming the field."""
+    try:
+        return value if isinstance(value, MultivectorBudget) else convert(value, MultivectorBudget)
+    except ValidationError as error:
+        raise InvalidInput(f"`multivector`: {error}") from None
+
+
+def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
+    """Merge and quantise n × float32[t_i, d], raw: -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits."""
+    if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
+        return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
+    merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])
+    return Ragged(_quantized(unit(merged.values), budget.dtype), merged.offsets)
+
+
+def merge(rows: Floats, max_rows: int) -> Floats:
+    """Merge float32[t, d] to float32[k, d], k <= `max_rows`: each is the sum of rows that are alike, so long rows count more.
+
+    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE`, until what is left is one block: time is linear in t.
+    """
+    while len(rows) > max_rows:
+        share = max(0.5, max_rows / len(rows)) if len(rows) > MAX_MERGED_AT_ONCE else max_rows / len(rows)
+        blocks = np.array_split(rows, -(-len(rows) // MAX_MERGED_AT_ONCE))
+        rows = np.concatenate([_sums(block, clusters(unit(block), max(1, int(len(block) * share + 1e-9)))) for block in blocks])
+    return rows
+
+
+def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
+    """Ward's clusters of unit rows float32[t, d]: the number of each row's cluster, int64[t], from 0 to `count` - 1."""
+    if count >= len(rows):
+        return np.arange(len(rows))
+    distances = np.clip(1 - rows @ rows.T, 0, 2)
+    tree = linkage(squareform(distances, checks=False), method="ward")
+    labels: NDArray[np.int64] = np.unique(fcluster(tree, count, criterion="maxclust"), return_inverse=True)[1]
+    return labels
+
+
+def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
+    """Merge n × unit float32[t_i, d] as the checkpoint declares: the result is what its documents are compared by."""
+    return Ragged.from_rows([_pooled(row, pooling) for row in rows])
+
+
+def _pooled(rows: Floats, pooling: TokenPooling) -> Floats:
+    protected, rest = rows[: pooling.protected], rows[pooling.protected :]
+    count = max(int(len(rest) // pooling.factor), 1)
+    if count < len(rest):
+        labels = clusters(rest, count)
+        rows = np.concatenate([protected, _sums(rest, labels) / np.bincount(labels)[:, None].astype(np.float32)])
+    return unit(rows) if pooling.normalize else rows
+
+
+def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:
+    """Sums of the rows of each cluster: float32[t, d] -> float32[k, d]."""
+    members = (labels == np.arange(int(labels.max(initial=-1)) + 1)[:, None]).astype(np.float32)
+    return np.asarray(members @ rows)
+
+
+def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
+    if dtype == "binary":
+        return np.packbits(rows > 0, axis=-1)  # most significant first
+    if dtype == "int8":
+        most = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
+        scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(np.int8)
+        return scaled
+    return rows
+
+
+def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
+    """The unit vectors of uint8[t, ceil(width / 8)] of bits: float32[t, width], each number ±1 / sqrt(width)."""
+    signs = np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
+    return np.asarray((2 * signs - 1) / np.float32(np.sqrt(width)), dtype=np.float32)

@@ -1,0 +1,84 @@
+"""Documents' multi-vectors, merged and quantised: laws, and sentence-transformers' pooling as the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+from hybridtei.batch import Ragged
+from hybridtei.checkpoint.late import TokenPooling
+from hybridtei.errors import InvalidInput
+from hybridtei.outputs import unit
+from hybridtei.tasks import pooling
+from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budgeted, clusters, merge, pooled, unpacked
+from hybridtei.tasks.rerank import maxsim
+
+
+def rows_of(count: int, seed: int = 0, width: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 9))
+def test_no_more_rows_than_the_budget_and_nothing_is_lost(count: int, most: int, seed: int) -> None:
+    rows = rows_of(count, seed)
+    merged = merge(rows, most)
+    assert len(merged) == min(count, most)
+    np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+
+
+def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
+    seen: list[int] = []
+    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    for most in (4, 15, 40, 99):
+        rows = rows_of(100)
+        merged = merge(rows, most)
+        assert 0 < len(merged) <= most
+        np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+    assert max(seen) <= 16
+
+
+def test_equal_tokens_become_one() -> None:
+    rows = np.repeat(np.eye(4, dtype=np.float32), 5, axis=0)
+    merged = budgeted(Ragged(rows, np.array([0, 20])), MultivectorBudget(max_tokens=4))
+    assert sorted(map(tuple, merged.values.tolist())) == sorted(map(tuple, np.eye(4).tolist()))
+
+
+def test_a_bit_for_each_sign() -> None:
+    rows = unit(rows_of(7, width=12))
+    bits = budgeted(Ragged(rows, np.array([0, 7])), MultivectorBudget(dtype="binary"))
+    assert bits.values.dtype == np.uint8
+    assert bits.values.shape == (7, 2)
+    signs = unpacked(bits.values, 12)
+    np.testing.assert_array_equal(np.sign(signs), np.where(rows > 0, 1, -1))
+    np.testing.assert_allclose(np.linalg.norm(signs, axis=1), 1, atol=1e-6)
+    assert maxsim(signs[:1], Ragged(signs, np.array([0, 7])), mean=False) == pytest.approx(1)
+
+
+def test_whole_numbers_keep_directions_and_zero_rows() -> None:
+    rows = np.concatenate([rows_of(5), np.zeros((1, 16), np.float32)])
+    whole = budgeted(Ragged(rows, np.array([0, 6])), MultivectorBudget(dtype="int8")).values
+    assert whole.dtype == np.int8
+    np.testing.assert_allclose(unit(whole.astype(np.float32)), unit(rows), atol=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.floats(1, 6), st.integers(0, 4), st.booleans())
+def test_declared_pooling_is_that_of_sentence_transformers(count: int, factor: float, protected: int, normalize: bool) -> None:
+    rows = unit(rows_of(count, count))
+    theirs = HierarchicalTokenPooling(factor, num_protected_tokens=protected, normalize_embeddings=normalize)
+    wanted = theirs.pool([torch.from_numpy(rows)])[0].numpy()
+    found = pooled(Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)).values
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_budget_by_its_fields() -> None:
+    assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(max_tokens=3, dtype="binary")
+    for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
+        with pytest.raises(InvalidInput, match="multivector"):
+            as_budget(wrong)
