@@ -234,14 +234,15 @@ def anything(draw: Random) -> Any:
 
 def search(draw: Random) -> Any:
     options = {
-        "mode": draw.choice((*OUTPUTS, "rrf", "dbsf", "weighted")),
+        "mode": draw.choice((*OUTPUTS, "zscore", "rrf", "dbsf", "weighted")),
         "limit": draw.choice((0, 1, 10, 1000)),
         "offset": draw.choice((0, 3, 1000)),
         "prefetch_limit": draw.choice((0, 1, 100)),
         "k": draw.choice((1, 2, 61)),
         "weights": draw.choice(("m3", {"dense": 1.0, "sparse": 0.5}, [1.0, 2.0])),
         "legs": draw.sample(OUTPUTS, draw.randint(1, 3)),
-        "rescore": draw.random() < 0.5,
+        "rescore": draw.choice((True, False, "multivector")),
+        "group_by": draw.choice(("document", "metadata.m", "n", "")),
         "rerank": draw.choice((True, False, "reranker")),
         "filter": draw.choice(FILTERS),
         "score_threshold": draw.uniform(-1, 1),

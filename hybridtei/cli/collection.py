@@ -49,7 +49,7 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     return summary.status
 
 
-ABOUT_SEARCH = "Search a collection: dense and sparse candidates, fused, ranked again by multi-vectors or by a reranker."
+ABOUT_SEARCH = "Search a collection by all its vectors; one hit a document. The best can be ranked again by a reranker."
 
 
 def add_search(commands: Commands) -> None:
@@ -58,8 +58,13 @@ def add_search(commands: Commands) -> None:
     parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("query", metavar="QUERY")
-    add_options(parser, SearchFields, without=("weights", "legs", "with_payload", "highlights"))
-    parser.add_argument("--weights", help="of rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
+    add_options(parser, SearchFields, without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"))
+    parser.add_argument("--weights", help="of zscore, rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
+    parser.add_argument("--rescore", action="store_true", help="rank the candidates anew by MaxSim of their multi-vectors")
+    parser.add_argument(
+        "--group-by", default="document", metavar="FIELD", help="one hit for each value of this field [default: document]"
+    )
+    parser.add_argument("--every-chunk", action="store_true", help="also further chunks of the same document")
     parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
     parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
     parser.add_argument("--fields", metavar="NAMES", help="comma-separated: of the payload [default: all]")
@@ -107,6 +112,7 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
         weights=weights_of(arguments.weights),
         query_filter=filter_from(arguments.filter, "--filter"),
         with_payload=True if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
+        group_by=None if arguments.every_chunk else arguments.group_by,
         highlights=not arguments.no_highlights,
     )
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, LoadError
@@ -107,6 +108,7 @@ RERANKED = 50
 MEASURES = ("nDCG@10", "MRR@10", "recall@100")
 LITERATURE_K = 61  # Qdrant's 61 is the literature's 60
 
+Floats64 = NDArray[np.float64]
 Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
 Advance = Callable[[str, int], None]  # (mode, queries done)
 
@@ -119,15 +121,19 @@ class Way:
     options: SearchOptions
     needs: frozenset[Head]
     reranked: bool = False
+    is_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a way: measures by name, and milliseconds a query without its embedding, float64[queries]."""
+    """The result of a way: measures by name, milliseconds a query without its embedding, and nDCG@10 of each query, both
+    float64[queries]."""
 
     name: str
     measures: Mapping[str, float]
     times_ms: Any = field(repr=False)
+    ndcg: Any = field(repr=False)
+    is_default: bool = False
 
     @property
     def p50_ms(self) -> float:
@@ -139,6 +145,18 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The way to search a collection by, and its lead over the best other way in nDCG@10, with a 95 % interval."""
+
+    name: str
+    over: str
+    lead: float
+    low: float
+    high: float
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """All ways over one collection. `embed_ms`: of each query's embedding, float64[queries]."""
 
@@ -147,6 +165,19 @@ class Evaluation:
     documents: int
     embed_ms: Any
     results: Sequence[Result]
+
+    @property
+    def choice(self) -> Choice | None:
+        """The default, unless another way is above it by more than chance; None where there is only one way."""
+        if len(self.results) < 2:
+            return None
+        ranked = sorted(self.results, key=lambda result: -result.measures["nDCG@10"])
+        default = next((result for result in self.results if result.is_default), ranked[0])
+        best = next(result for result in ranked if result is not default)
+        lead, low, high = paired_bootstrap(best.ndcg - default.ndcg)
+        if low > 0:
+            return Choice(best.name, default.name, lead, low, high, is_default=False)
+        return Choice(default.name, best.name, -lead, -high, -low, is_default=default.is_default)
 
 
 def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) -> list[Way]:
@@ -161,6 +192,8 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
         Way("rrf k=61", SearchOptions(mode="rrf", k=LITERATURE_K), both),
         Way("dbsf", SearchOptions(mode="dbsf"), both),
         Way("weighted", SearchOptions(mode="weighted", weights=weights), both),
+        Way("zscore", SearchOptions(), frozenset(), is_default=True),
+        Way("zscore, two", SearchOptions(mode="zscore", legs=["dense", "sparse"]), both | multi),
         Way("rrf k=61, MaxSim", SearchOptions(mode="rrf", k=LITERATURE_K, rescore=True), both | multi),
         Way("dense, MaxSim", SearchOptions(mode="dense", rescore=True), frozenset({Head.DENSE}) | multi),
     ]
@@ -168,7 +201,8 @@ def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) 
         mode: Mode | None = "rrf" if both <= has else None
         options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)
         candidates.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
-    return [way for way in candidates if way.needs <= has]
+    several = len(has & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}) > 1
+    return [way for way in candidates if way.needs <= has and (several or not way.is_default)]
 
 
 async def evaluate(
@@ -204,7 +238,7 @@ async def evaluate(
             depth=depth,
             advance=advance,
         )
-        results.append(Result(way.name, measure(run, judged), times))
+        results.append(Result(way.name, measure(run, judged), times, ndcg_of(run, judged), way.is_default))
     return Evaluation(collection, len(judged.queries), points, embed_ms, results)
 
 
@@ -240,6 +274,8 @@ async def _run(
     limit = min(depth, MAX_RERANKED) if rank is not None else depth
     prefetch = max(way.options.prefetch_limit, depth)
     options = msgspec.structs.replace(way.options, limit=limit, prefetch_limit=prefetch, with_payload=[DOCUMENT_ID])
+    if way.options.mode in (None, "zscore") and rank is None:  # as `search` has it, whose tiers go as deep as they must
+        options = msgspec.structs.replace(options, limit=DEPTH, prefetch_limit=way.options.prefetch_limit, group_by="document")
     if rank is not None:
         options = msgspec.structs.replace(options, limit=min(RERANKED, limit))
     run: Run = {}
@@ -270,8 +306,33 @@ def measure(run: Run, judged: Judgements) -> dict[str, float]:
     from ir_measures import RR, R, nDCG
 
     named = {"nDCG@10": nDCG @ 10, "MRR@10": RR @ 10, "recall@100": R @ 100}
-    # a query without any document would be left out of the mean
-    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
-    relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
-    means = ir_measures.calc_aggregate(list(named.values()), relevance, complete)
+    means = ir_measures.calc_aggregate(list(named.values()), *_complete(run, judged))
     return {name: float(means[measure]) for name, measure in named.items()}
+
+
+def ndcg_of(run: Run, judged: Judgements) -> Floats64:
+    """nDCG@10 of each judged query, in their order: float64[queries]."""
+    import ir_measures
+    from ir_measures import nDCG
+
+    found = {one.query_id: one.value for one in ir_measures.iter_calc([nDCG @ 10], *_complete(run, judged))}
+    return np.array([found[query] for query in judged.queries], np.float64)
+
+
+def _complete(run: Run, judged: Judgements) -> tuple[dict[str, dict[str, int]], Run]:
+    """(relevance, run) with every judged query: one without any document would be left out of the mean."""
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
+    return {query: dict(grades) for query, grades in judged.relevance.items()}, complete
+
+
+RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0
+
+
+def paired_bootstrap(differences: Floats64) -> tuple[float, float, float]:
+    """(mean, low, high): the 95 % interval of the mean of float64[queries], over resampled queries; the same each time."""
+    random, count = np.random.default_rng(SEED), len(differences)
+    means = []
+    for _ in range(RESAMPLES // RESAMPLED_AT_ONCE):
+        means.append(differences[random.integers(0, count, (RESAMPLED_AT_ONCE, count))].mean(1))
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(differences.mean()), float(low), float(high)

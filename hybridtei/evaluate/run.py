@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ from tqdm.auto import tqdm
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, StoreError
-from hybridtei.evaluate.measures import MEASURES, Advance, Evaluation, Judgements, evaluate, read_judgements, require_measures
+from hybridtei.evaluate.measures import (
+    MEASURES,
+    Advance,
+    Choice,
+    Evaluation,
+    Judgements,
+    evaluate,
+    read_judgements,
+    require_measures,
+)
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model, rank_by
@@ -86,7 +95,12 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
+        "choice": None if evaluation.choice is None else _choice(evaluation.choice),
     }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(choice).items()}
 
 
 def as_json(evaluation: Evaluation) -> str:
@@ -110,6 +124,12 @@ def as_table(evaluation: Evaluation) -> str:
         f"\n{evaluation.queries:,} queries, {evaluation.documents:,} points in {evaluation.collection}; times without the "
         f"query's embedding, which takes {p50:.1f} ms (p95 {p95:.1f}); * best"
     )
+    if (choice := evaluation.choice) is not None:
+        kind = ", the default" if choice.is_default else ", in place of the default"
+        lines.append(
+            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % interval {choice.low:+.4f} to "
+            f"{choice.high:+.4f}, paired bootstrap over queries)"
+        )
     return "\n".join(lines)
 
 

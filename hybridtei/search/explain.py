@@ -63,7 +63,7 @@ async def explain(
             await run(leg, hybrid_query(embedded, row, bare, mode=leg, k=None, weights=None, legs=None))
     if options.mode not in NAMES:
         await run(options.mode, hybrid_query(embedded, row, bare))
-    await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] * options.rescore)], scores=scores)
+    await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] if options.rescore else [])], scores=scores)
     return stages, scores
 
 
@@ -105,7 +105,8 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
     for place, hit in enumerate(result.hits, options.offset + 1):
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
         identity = hit.payload.get(DOCUMENT_ID) or hit.id
-        lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]")
+        others = f"  (+{hit.more} more)" if hit.more else ""
+        lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]{others}")
         text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
         if text:
             lines.append(f"     {_marked(text, hit.highlights or [], colours)}")

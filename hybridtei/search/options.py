@@ -15,7 +15,7 @@ from hybridtei.store import MAX_LIMIT
 if TYPE_CHECKING:
     from qdrant_client import models
 
-Mode = Literal["dense", "sparse", "multivector", "rrf", "dbsf", "weighted"]
+Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "dbsf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RERANKED = 1_000
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
@@ -25,7 +25,8 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     """The fields that `/search`, the command and the library share; types and bounds are the wire's."""
 
     mode: Annotated[
-        Mode | None, Meta(description="How candidates are found [default: rrf of dense and sparse, or what there is].")
+        Mode | None,
+        Meta(description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."),
     ] = None
     limit: Annotated[Count, Meta(description="How many hits.")] = 10
     offset: Annotated[Count, Meta(description="How many to leave out before them.")] = 0
@@ -33,16 +34,32 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     k: Annotated[int | None, Meta(description="Of rrf, as Qdrant counts: its 61 is the usual 60 [default: 2].")] = None
     weights: Annotated[
         dict[str, float] | list[float] | str | None,
-        Meta(description="Of rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
+        Meta(description="Of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
     ] = None
-    legs: Annotated[list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse].")] = None
-    rescore: Annotated[bool, Meta(description="Rank the candidates anew by MaxSim of their multi-vectors.")] = False
+    legs: Annotated[
+        list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse; of zscore, all].")
+    ] = None
+    rescore: Annotated[
+        bool | Literal["multivector"],
+        Meta(description='true: rank the candidates anew by MaxSim of their multi-vectors. "multivector" is the older word.'),
+    ] = False
+    group_by: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=200)] | None,
+        Meta(
+            description='One hit for each value of this field of the payload, with how many `more` matched. "document" is '
+            "`document_id`.",
+        ),
+    ] = None
     rerank_limit: Annotated[Count, Meta(description="So many of the best are reranked.")] = 50
     score_threshold: Annotated[float | None, Meta(description="Leave out what the store scores lower.")] = None
     exact: Annotated[bool, Meta(description="No approximate index.")] = False
     with_payload: Annotated[bool | list[str], Meta(description="Whether to give payloads, or which of their keys.")] = True
     highlights: Annotated[bool, Meta(description="Where the terms shared with the query stand in the text.")] = False
     explain: Annotated[bool, Meta(description="What each stage scored, and how long it took.")] = False
+
+    def __post_init__(self) -> None:
+        if self.rescore == "multivector":
+            structs.force_setattr(self, "rescore", True)
 
     def check_page(self) -> None:
         """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
@@ -65,12 +82,15 @@ class SearchFields(Struct, frozen=True, kw_only=True):
 class SearchOptions(SearchFields, frozen=True, kw_only=True):
     """How to search, for the library.
 
-    `mode`: by default rrf where the collection has dense and sparse vectors, else what it has. `legs`: the representations that
-    take part in rrf, dbsf or weighted, in this order; by default dense and sparse as far as the query has them, and multivector
-    too where `weighted` weighs it. Each brings `prefetch_limit` candidates, or as many as the page needs. `weights` belong to
+    `mode`: by default zscore where the collection has several kinds of vectors, or rrf where `k` is named; else the one it has.
+    `legs`: the representations that take part in zscore, rrf, dbsf or weighted, in this order; by default dense and sparse as
+    far as the query has them, and multivector too in zscore, or where `weighted` weighs it. Each brings `prefetch_limit`
+    candidates, or as many as the page needs; in zscore a multivector only scores those of the others. `weights` belong to
     legs: by name, in order, or a preset's name (`tasks.rerank.PRESETS`); a weight of 0 leaves a leg out. `k`: Qdrant's RRF
     constant. `oversampling`: where vectors are quantised, so many times the candidates are scored with the full vectors.
-    `score_threshold`: of the store's score, before a reranker. `text_field`: the key of the payload that holds the text.
+    `score_threshold`: of the score before a reranker; in zscore 0 is the mean of the candidates. `text_field`: the key of the
+    payload that holds the text. `group_by`: a key of the payload, its parts between dots, or "document"; points without a text
+    or a whole number there are groups of their own.
     """
 
     query_filter: models.Filter | None = None
@@ -100,13 +120,15 @@ class Highlight(Struct, frozen=True):
 
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):
-    """A point that matches. `score`: of the last stage. `scores`: of each stage, where `explain` is set."""
+    """A point that matches. `score`: of the last stage. `scores`: of each stage, where `explain` is set. `more`: where points
+    are grouped, how many others of the group were among the candidates that this one was found with."""
 
     id: int | str
     score: float
     payload: dict[str, Any]
     highlights: list[Highlight] | None = None
     scores: dict[str, StageScore] | None = None
+    more: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The hit as JSON has it; optional fields that are None are left out."""
@@ -115,6 +137,8 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
             fields["highlights"] = [structs.asdict(highlight) for highlight in self.highlights]
         if self.scores is not None:
             fields["scores"] = {name: {"score": float(one.score), "rank": one.rank} for name, one in self.scores.items()}
+        if self.more is not None:
+            fields["more"] = self.more
         return fields
 
 

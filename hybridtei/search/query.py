@@ -25,6 +25,9 @@ from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, PointId, Sel
 from hybridtei.tasks.rerank import PRESETS
 
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
+# Chosen on judged collections (conformance/quality/default_search.py).
+ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
+ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
 PLAIN_TYPES = frozenset({"int", "str", "uuid", "float", "bool", "date", "datetime"})  # no field goes by these names
 
 
@@ -38,13 +41,17 @@ def hybrid_query(
 ) -> models.QueryRequest:
     """Ask for the `limit` best points after `offset`, by the vectors in one row of a query's embeddings.
 
-    `fields`: those of `SearchOptions`, which they replace; `rescore="multivector"` is `rescore=True`. The mode is rrf if none
-    is named; fields of a reranker, highlights and explanations mean nothing here. A multi-vector's score is the sum over the
-    query's vectors, except in `weighted`, which divides it by how many they are. Raises InvalidInput, naming the field.
+    `fields`: those of `SearchOptions`, which they replace. The mode is rrf if none is named: `zscore` and `group_by` take more
+    than one query, and a `Searcher` makes them. Fields of a reranker, highlights and explanations mean nothing here. A
+    multi-vector's score is the sum over the query's vectors, except in `weighted`, which divides it by how many they are.
+    Raises InvalidInput, naming the field.
     """
     options = msgspec.structs.replace(options or SearchOptions(), **fields)
     options.check_page()
     mode = options.mode or "rrf"
+    if mode == "zscore" or options.group_by is not None:
+        field = "mode 'zscore'" if mode == "zscore" else "`group_by`"
+        raise InvalidInput(f"{field} takes more than one query of the store: use `LocalSearch`, `Searcher` or `/search`")
     outer: dict[str, Any] = {
         "limit": options.limit,
         "offset": options.offset or None,
@@ -53,7 +60,7 @@ def hybrid_query(
         "with_payload": selector(options.with_payload),
         "with_vector": selector(with_vectors),
     }
-    vectors, params = _vectors(query, row), _params(options.exact, options.oversampling)
+    vectors, params = vectors_of(query, row), search_params(options.exact, options.oversampling)
     candidates = max(options.prefetch_limit, options.limit + options.offset)
     if mode in NAMES:
         _refuse(f"mode {mode!r}", k=options.k, weights=options.weights, legs=options.legs)
@@ -64,7 +71,7 @@ def hybrid_query(
         return models.QueryRequest(prefetch=prefetch, query=_vector(vectors, MULTIVECTOR), using=MULTIVECTOR, **outer)
     if mode != "rrf":
         _refuse(f"mode {mode!r}", k=options.k)
-    chosen, weighing = _legs(vectors, mode, options.legs, options.weights)
+    chosen, weighing = legs_of(vectors, mode, options.legs, options.weights)
     finders = [models.Prefetch(query=vectors[leg], using=leg, params=params, limit=candidates) for leg in chosen]
     if mode == "weighted":
         finders = _scored_by_each(vectors, chosen, finders, candidates)
@@ -83,19 +90,25 @@ def score_requests(
     A point that a sparse answer leaves out shares no index with the query: its score is 0.
     """
     unique = sorted(set(ids), key=lambda identity: (isinstance(identity, str), identity))
-    vectors = _vectors(query, row)
-    only = models.Filter(must=[models.HasIdCondition(has_id=list(unique))])
-    return {
-        leg: models.QueryRequest(
-            query=_vector(vectors, leg),
-            using=leg,
-            filter=only,
-            limit=max(len(unique), 1),
-            params=models.SearchParams(exact=True),
-            with_payload=False,
-        )
-        for leg in (legs if legs is not None else vectors)
-    }
+    vectors = vectors_of(query, row)
+    return {leg: score_request(_vector(vectors, leg), leg, unique) for leg in (legs if legs is not None else vectors)}
+
+
+def score_request(vector: Any, leg: str, ids: Sequence[PointId]) -> models.QueryRequest:
+    """A request for one representation's exact scores of these points."""
+    return models.QueryRequest(
+        query=vector,
+        using=leg,
+        filter=models.Filter(must=[models.HasIdCondition(has_id=list(ids))]),
+        limit=max(len(ids), 1),
+        params=models.SearchParams(exact=True),
+        with_payload=False,
+    )
+
+
+def finders_of(legs: Sequence[str]) -> list[str]:
+    """The legs that bring candidates: not a multi-vector, which would scan everything, unless it is alone."""
+    return [leg for leg in legs if leg != MULTIVECTOR] or list(legs)
 
 
 def _refuse(where: str, **fields: object) -> None:
@@ -104,7 +117,7 @@ def _refuse(where: str, **fields: object) -> None:
             raise InvalidInput(f"`{field}` means nothing in {where}")
 
 
-def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
+def vectors_of(query: Embeddings, row: int) -> dict[str, Any]:
     """The row's vectors as Qdrant's input; a multi-vector with all its rows, those of query expansion included."""
     vectors: dict[str, Any] = {}
     if query.dense is not None:
@@ -131,7 +144,8 @@ def _vector(vectors: Mapping[str, Any], name: str) -> Any:
     return vectors[name]
 
 
-def _params(exact: bool, oversampling: float | None) -> models.SearchParams | None:
+def search_params(exact: bool, oversampling: float | None) -> models.SearchParams | None:
+    """The parameters of a search, None where all are the defaults. Raises InvalidInput."""
     if oversampling is not None and not 1 <= oversampling <= 100:
         raise InvalidInput(f"`oversampling` is {oversampling}, should be between 1 and 100")
     quantization = None
@@ -142,22 +156,25 @@ def _params(exact: bool, oversampling: float | None) -> models.SearchParams | No
     return models.SearchParams(exact=exact or None, quantization=quantization)
 
 
-def _legs(
+def legs_of(
     vectors: Mapping[str, Any],
     mode: str,
     legs: Sequence[str] | None,
     weights: Mapping[str, float] | Sequence[float] | str | None,
 ) -> tuple[list[str], list[float] | None]:
-    """(legs, their weights or None), without legs whose weight is 0."""
+    """(legs, their weights or None), without legs whose weight is 0. Raises InvalidInput."""
     if mode == "dbsf":
         _refuse("mode 'dbsf', which cannot weigh", weights=weights)
     if legs is None:
-        names = NAMES if mode == "weighted" and _weighs_multivector(weights) else (DENSE, SPARSE)
+        takes_all = mode == "zscore" or (mode == "weighted" and _weighs_multivector(weights))
+        names = NAMES if takes_all else (DENSE, SPARSE)
         legs = [name for name in names if name in vectors and not _is_empty(vectors[name])]
     if not legs or len(set(legs)) != len(legs) or not set(legs) <= set(NAMES):
         raise InvalidInput(f"`legs` are {list(legs)}, should be some of {', '.join(NAMES)}, each once")
     for leg in legs:
         _vector(vectors, leg)
+    if weights is None and mode == "zscore":
+        weights = ZSCORE_WEIGHTS_WITH_MAXSIM if MULTIVECTOR in legs else ZSCORE_WEIGHTS
     if weights is None:
         return list(legs), None if mode != "weighted" else [1.0] * len(legs)
     values = _weights_of(legs, weights)
@@ -197,8 +214,8 @@ def _weights_of(legs: Sequence[str], weights: Mapping[str, float] | Sequence[flo
 def _scored_by_each(
     vectors: Mapping[str, Any], legs: Sequence[str], prefetches: list[models.Prefetch], candidates: int
 ) -> list[models.Prefetch]:
-    """Each leg scores the candidates of all legs. A multi-vector brings none unless it is alone: it would scan everything."""
-    finders = [prefetch for prefetch, leg in zip(prefetches, legs, strict=True) if leg != MULTIVECTOR] or prefetches
+    """Each leg scores the candidates of all legs that find any."""
+    finders = [prefetch for prefetch, leg in zip(prefetches, legs, strict=True) if leg in finders_of(legs)]
     limit = min(candidates * len(finders), MAX_LIMIT)
     return [models.Prefetch(prefetch=finders, query=vectors[leg], using=leg, limit=limit) for leg in legs]
 

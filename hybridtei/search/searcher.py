@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -21,11 +21,24 @@ from qdrant_client import models
 from hybridtei.batch import Head, Ragged
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats, cut, unit
-from hybridtei.search.explain import TokensOf, explain, highlights, shared_terms
+from hybridtei.search.candidates import Candidates
+from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, PointId, Store, id_of, page_of
+from hybridtei.store.base import (
+    DENSE,
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    PayloadBudget,
+    PointId,
+    Selector,
+    Store,
+    fill,
+    id_of,
+    page_of,
+)
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.tasks.rerank import declared_weights
 
@@ -48,10 +61,21 @@ class QueryModel:
     aside: Aside = asyncio.to_thread
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Points, the best first. Of `Candidates`, by id: `more` of a group, and the `scores` of each leg."""
+
+    points: list[models.ScoredPoint]
+    more: Mapping[PointId, int] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+
 class Searcher:
     """Searches collections of a store by one model.
 
-    `unlabelled`: also those without a model's label in their metadata. `budget`: bytes of all payloads together.
+    `unlabelled`: also those without a model's label in their metadata. `budget`: bytes of all payloads together. `max_points`:
+    how deep a search may look for further groups.
     """
 
     def __init__(
@@ -62,10 +86,11 @@ class Searcher:
         schemas: CollectionSchemas | None = None,
         unlabelled: bool = False,
         budget: PayloadBudget | None = None,
+        max_points: int = MAX_LIMIT,
     ) -> None:
         self.store = store
         self.model = model
-        self._budget = budget
+        self._budget, self._max_points = budget, max_points
         self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
         self._searchable: dict[str, CollectionSchema] = {}  # the schemas that were checked last
@@ -115,9 +140,8 @@ class Searcher:
         if rank is not None:
             options.check_reranked()
         began = perf_counter_ns()
-        request = _request(options, embedded, row, ranked=rank is not None)
-        points = await page_of(self.store, collection, request, budget=self._budget)
-        stages = [Stage("search", since(began), len(points))]
+        found = await self._found(collection, embedded, row, options, ranked=rank is not None)
+        points, stages = found.points, [Stage("search", since(began), len(found.points))]
         if rank is not None:
             began = perf_counter_ns()
             points = await _reranked(points, query, rank, options.text_field)
@@ -125,20 +149,58 @@ class Searcher:
             points = points[options.offset : options.offset + options.limit]
         scores: dict[PointId, dict[str, StageScore]] = {}
         if options.explain:
-            ids = [id_of(point) for point in points]
-            explained, scores = await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
+            explained, scores = await self._explained(collection, embedded, row, options, found=found, points=points)
             stages = [*explained, *stages]
             if last := "rerank" if rank is not None else MULTIVECTOR if options.rescore else None:
                 for place, point in enumerate(points, options.offset + 1):
                     scores[id_of(point)][last] = StageScore(point.score, place)
-        return SearchResult(await self._hits(points, embedded, row, options, scores), options.mode, stages)
+        return SearchResult(
+            await self._hits(points, embedded, row, options, scores=scores, more=found.more), options.mode, stages
+        )
+
+    async def _found(self, collection: str, embedded: Embeddings, row: int, options: SearchOptions, *, ranked: bool) -> _Found:
+        """The page, or what a reranker makes it of, with payloads and vectors that are needed."""
+        if options.mode != "zscore" and options.group_by is None:
+            request = _request(options, embedded, row, ranked=ranked)
+            return _Found(await page_of(self.store, collection, request, budget=self._budget))
+        candidates = Candidates(self.store, collection, embedded, row, options, max_points=self._max_points)
+        last = options.offset + options.limit
+        best = await candidates.best(max(options.rerank_limit, last) if ranked else last)
+        page = [
+            models.ScoredPoint.model_construct(id=one.id, score=one.score, version=0)
+            for one in best[0 if ranked else options.offset :]
+        ]
+        points = await fill(self.store, collection, page, *_selectors(options, embedded, ranked=ranked), budget=self._budget)
+        more = {} if options.group_by is None else {one.id: one.more for one in best}
+        places = enumerate(best, 1)
+        scores = {one.id: {**one.legs, "zscore": StageScore(one.score, place)} for place, one in places}
+        return _Found(points, more, scores, candidates.stages)
+
+    async def _explained(
+        self,
+        collection: str,
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions,
+        *,
+        found: _Found,
+        points: Sequence[models.ScoredPoint],
+    ) -> tuple[list[Stage], Scores]:
+        if options.mode == "zscore":
+            scores = {id_of(point): found.scores[id_of(point)] for point in points}
+            return found.stages, scores
+        options = msgspec.structs.replace(options, group_by=None)
+        request = _request(options, embedded, row, ranked=False)
+        ids = [id_of(point) for point in points]
+        return await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
 
     def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
         """The options with a mode and weights: by default, those of the collection's vectors and of the checkpoint."""
         has = common_heads(schema, self.model.spec)
         mode = options.mode
         if mode is None:
-            mode = "rrf" if {Head.DENSE, Head.SPARSE} <= has else next(name for name in SINGLE if Head(name) in has)
+            there = [name for name in SINGLE if Head(name) in has]
+            mode = there[0] if len(there) == 1 else "zscore" if options.k is None else "rrf"
         weights = options.weights
         declared = declared_weights(self.model.spec)
         if mode == "weighted" and weights is None and options.legs is None and declared is not None:
@@ -151,10 +213,13 @@ class Searcher:
         embedded: Embeddings,
         row: int,
         options: SearchOptions,
-        scores: Mapping[PointId, dict[str, StageScore]],
+        *,
+        scores: Scores,
+        more: Mapping[PointId, int],
     ) -> list[SearchHit]:
         def hits_of(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
-            return [self._hit(point, embedded, row, options, scores.get(id_of(point))) for point in points]
+            hits = [self._hit(point, embedded, row, options) for point in points]
+            return [msgspec.structs.replace(hit, scores=scores.get(hit.id), more=more.get(hit.id)) for hit in hits]
 
         if not options.highlights:
             return hits_of(page)
@@ -163,14 +228,7 @@ class Searcher:
             hits += await self.model.aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
 
-    def _hit(
-        self,
-        point: models.ScoredPoint,
-        embedded: Embeddings,
-        row: int,
-        options: SearchOptions,
-        scores: dict[str, StageScore] | None,
-    ) -> SearchHit:
+    def _hit(self, point: models.ScoredPoint, embedded: Embeddings, row: int, options: SearchOptions) -> SearchHit:
         payload, marks = point.payload or {}, None
         if options.highlights:
             marks = self._marks(str(payload.get(options.text_field) or ""), point, embedded, row)
@@ -178,7 +236,7 @@ class Searcher:
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        return SearchHit(id_of(point), point.score, payload, marks, scores)
+        return SearchHit(id_of(point), point.score, payload, marks)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
         vectors = point.vector if isinstance(point.vector, Mapping) else {}
@@ -199,14 +257,19 @@ def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: 
     limit, offset = options.limit, options.offset
     if ranked:  # checked as they are, before they are put together
         limit, offset = max(options.rerank_limit, min(limit, MAX_LIMIT) + max(offset, 0)), 0
+    payload, vectors = _selectors(options, embedded, ranked=ranked)
+    return hybrid_query(embedded, row, options, limit=limit, offset=offset, with_payload=payload, with_vectors=vectors)
+
+
+def _selectors(options: SearchOptions, embedded: Embeddings, *, ranked: bool) -> tuple[Selector, Selector]:
+    """(payload, vectors) that the answer, a reranker or highlights need."""
     needs_text = ranked or options.highlights
     payload: bool | list[str] = needs_text
     if not isinstance(options.with_payload, bool):
         payload = [*options.with_payload, *([options.text_field] * needs_text)]
     elif options.with_payload:
         payload = True
-    vectors: list[str] | bool = [SPARSE] if options.highlights and embedded.sparse is not None else False
-    return hybrid_query(embedded, row, options, limit=limit, offset=offset, with_payload=payload, with_vectors=vectors)
+    return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
 
 async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:

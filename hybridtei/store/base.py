@@ -166,7 +166,10 @@ async def page_of(
     """
     page, is_lean = await _settled(store, collection, request)
     if is_lean:
-        return await _filled(store, collection, page, request, budget)
+        payload, vectors = request.with_payload or False, request.with_vector or False
+        assert isinstance(payload, bool | list)
+        assert isinstance(vectors, bool | list)
+        return await fill(store, collection, page, payload, vectors, budget=budget)
     if budget is not None:
         budget.spend(page)
     return page
@@ -194,19 +197,18 @@ async def _settled(store: Store, collection: str, request: models.QueryRequest) 
     return points[offset:end], is_lean
 
 
-async def _filled(
+async def fill(
     store: Store,
     collection: str,
     page: list[models.ScoredPoint],
-    request: models.QueryRequest,
-    budget: PayloadBudget | None,
+    with_payload: Selector,
+    with_vectors: Selector,
+    *,
+    budget: PayloadBudget | None = None,
 ) -> list[models.ScoredPoint]:
-    """The page with payloads and vectors, without points that were deleted meanwhile."""
-    with_payload, with_vectors = request.with_payload or False, request.with_vector or False
+    """The page with payloads and vectors, without points that were deleted meanwhile. Raises what `page_of` raises."""
     if not (with_payload or with_vectors):
         return page
-    assert isinstance(with_payload, bool | list)
-    assert isinstance(with_vectors, bool | list)
     filled: list[models.ScoredPoint] = []
     for begin in range(0, len(page), FILLED_AT_ONCE):
         points = page[begin : begin + FILLED_AT_ONCE]

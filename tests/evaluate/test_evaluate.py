@@ -10,7 +10,17 @@ import pytest
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
-from hybridtei.evaluate.measures import MEASURES, Judgements, evaluate, measure, scores_by_rank, ways
+from hybridtei.evaluate.measures import (
+    MEASURES,
+    Evaluation,
+    Judgements,
+    Result,
+    evaluate,
+    measure,
+    paired_bootstrap,
+    scores_by_rank,
+    ways,
+)
 from hybridtei.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.search.local import query_model
 from hybridtei.search.options import SearchOptions
@@ -65,7 +75,7 @@ def test_a_document_stands_where_its_best_chunk_does():
     ("has", "names"),
     [
         (frozenset({Head.DENSE}), ["dense"]),
-        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "dbsf", "weighted"]),
+        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "dbsf", "weighted", "zscore"]),
         (frozenset({Head.MULTIVECTOR}), ["multivector, all"]),
     ],
 )
@@ -73,6 +83,32 @@ def test_the_ways_are_those_that_the_vectors_allow(has, names):
     assert [way.name for way in ways(has)] == names
     assert {*names} < {way.name for way in ways(ALL, reranker=True)}
     assert ways(has, reranker=True)[-1].reranked
+
+
+def test_an_interval_is_that_of_resampled_means():
+    random = np.random.default_rng(1)
+    differences = random.normal(0.02, 0.1, 400)
+    mean, low, high = paired_bootstrap(differences)
+    assert mean == pytest.approx(differences.mean())
+    error = differences.std() / 20  # of a mean of 400
+    assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
+
+
+@pytest.mark.parametrize(
+    ("other", "chosen", "over"),
+    [(0.9, "rrf", "zscore"), (0.5, "zscore", "rrf"), (0.1, "zscore", "rrf")],
+)
+def test_the_default_is_chosen_unless_another_way_is_above_it(other, chosen, over):
+    noise = np.random.default_rng(2).normal(0, 0.05, 60)
+    results = [result("rrf", other + noise), result("dense", np.zeros(60)), result("zscore", np.full(60, 0.5), is_default=True)]
+    choice = Evaluation("papers", 60, 100, np.ones(60), results).choice
+    assert (choice.name, choice.over, choice.is_default) == (chosen, over, chosen == "zscore")
+    assert choice.low <= choice.lead <= choice.high
+    assert (choice.low > 0) == (other != 0.5)
+
+
+def result(name, ndcg, *, is_default=False):
+    return Result(name, dict.fromkeys(MEASURES, float(ndcg.mean())), np.ones(60), ndcg, is_default)
 
 
 def evaluated(encoder, rank=None):
@@ -109,6 +145,9 @@ def test_an_evaluation_is_what_searching_gives(encoder, tmp_path):
     for result in evaluation.results:
         assert result.name in table
         assert f"{result.measures['nDCG@10']:.4f}" in table
+        assert result.ndcg.mean() == pytest.approx(result.measures["nDCG@10"])
+    assert f"choose {evaluation.choice.name}" in table
+    assert as_dict(evaluation)["choice"]["name"] == evaluation.choice.name
     assert json.loads(as_json(evaluation)) == as_dict(evaluation)
     for name, begins in (("chart.png", b"\x89PNG"), ("chart.svg", b"<?xml")):
         write_chart(evaluation, tmp_path / name)

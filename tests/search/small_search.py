@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,19 @@ def payload(place: int, text: str) -> dict[str, Any]:
 
 
 async def filled(
-    encoder: Encoder, store: Store | None = None, name: str = "papers", texts: Sequence[str] = TEXTS, **plan: Any
+    encoder: Encoder,
+    store: Store | None = None,
+    name: str = "papers",
+    texts: Sequence[str] = TEXTS,
+    payload_of: Callable[[int], dict[str, Any]] = lambda place: {},
+    **plan: Any,
 ) -> Store:
-    """A store with the texts as points 0, 1, …"""
+    """A store with the texts as points 0, 1, …; `payload_of`: what differs in their payloads."""
     store = store or MemoryStore()
     layout = schema_for(encoder.spec, MODEL, **plan)
     await store.create(name, layout)
     embedded = encoder.encode(list(texts), ("dense", "sparse", "multivector"), input_type="document")
-    points = to_points(embedded, list(range(len(texts))), [payload(i, text) for i, text in enumerate(texts)])
+    points = to_points(embedded, list(range(len(texts))), [payload(i, text) | payload_of(i) for i, text in enumerate(texts)])
     for point in points:
         point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}
     await store.upsert(name, points)

@@ -21,7 +21,7 @@ WORDLESS = Embeddings(dense=QUERY.dense, sparse=SparseVectors.from_dense(np.zero
 @pytest.mark.parametrize(
     ("query", "settings", "message"),
     [
-        (QUERY, {"mode": "best"}, "`mode` is 'best', should be one of dense, sparse, multivector, rrf, dbsf, weighted"),
+        (QUERY, {"mode": "best"}, "`mode` is 'best', should be one of dense, sparse, multivector, zscore, rrf, dbsf, weighted"),
         (QUERY, {"limit": 0}, "`limit` is 0, should be between 1 and 100000"),
         (QUERY, {"prefetch_limit": 0}, "`prefetch_limit` is 0"),
         (QUERY, {"offset": -1}, "`offset` is -1"),

@@ -80,10 +80,10 @@ def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
     assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
 
 
-@pytest.mark.parametrize("k", [None, 2, 61])
-def test_rrf_is_the_default_and_fuses_dense_and_sparse(searcher, encoder, k):
+@pytest.mark.parametrize("k", [2, 61])
+def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
     scores = exact(encoder)
-    wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k or 2)
+    wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k)
     found = ask(searcher, k=k, limit=len(TEXTS))
     assert found.mode == "rrf"
     assert sorted(hit.score for hit in found.hits) == pytest.approx(sorted(wanted.scores), abs=TOLERANCE)

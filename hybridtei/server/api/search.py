@@ -108,7 +108,8 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         stores.bounds.run_aside,
     )
     budget = PayloadBudget(stores.server.max_search_bytes)
-    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget)
+    depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
+    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)
     embedded = await searcher.embed(request.collection, texts)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)

@@ -1,0 +1,138 @@
+"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and reciprocal ranks.
+
+    python conformance/quality/default_search.py --data ../shared/data --collections cranfield,xquad
+
+Each collection is ingested as `hybridtei ingest` does without flags (in chunks), into the embedded engine in a temporary
+folder, or into `--qdrant-url`. nDCG@10 is of documents, each where its best chunk stands; its gains are linear. Each other
+way's line has the default's lead over it, with the 95 % interval of a paired bootstrap over the queries. BM25 is Lucene's,
+k1 1.5, b 0.75, over whole documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors. Exits 1 if the
+default is below one of them, has a document twice, or fewer documents than asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.evaluate.measures import Floats64, Judgements, Run, ndcg_of, paired_bootstrap, read_judgements, scores_by_rank
+from hybridtei.ingest.options import IngestOptions
+from hybridtei.ingest.run import run_ingest
+from hybridtei.search.local import query_model
+from hybridtei.search.options import SearchOptions
+from hybridtei.search.searcher import Searcher
+from hybridtei.store import open_store
+
+LIMIT, DEPTH = 10, 100
+ENGLISH = """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
+was will with"""  # Lucene's stop words
+STOP_WORDS = frozenset(ENGLISH.split())
+WAYS = {
+    "dense": SearchOptions(mode="dense"),
+    "rrf k=2": SearchOptions(mode="rrf", k=2),
+    "rrf k=61": SearchOptions(mode="rrf", k=61),
+}
+
+
+def words(text: str) -> list[str]:
+    return [word for word in re.findall(r"\w+", text.lower()) if word not in STOP_WORDS]
+
+
+def bm25(folder: Path, judged: Judgements, k1: float = 1.5, b: float = 0.75) -> Run:
+    """The best `DEPTH` documents of each query."""
+    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    names = [str(record.get("id", record.get("_id"))) for record in records]
+    counts = [Counter(words(f"{record.get('title') or ''}\n{record['text']}")) for record in records]
+    frequency = Counter(word for count in counts for word in count)
+    lengths = np.array([sum(count.values()) for count in counts], np.float64)
+    norm = k1 * (1 - b + b * lengths / lengths.mean())
+    run = {}
+    for query, text in judged.queries.items():
+        scores = np.zeros(len(records))
+        for word in words(text):
+            idf = np.log(1 + (len(records) - frequency[word] + 0.5) / (frequency[word] + 0.5))
+            times = np.array([count[word] for count in counts], np.float64)
+            scores += idf * times / (times + norm)
+        best = np.argsort(-scores, kind="stable")[:DEPTH]
+        run[query] = scores_by_rank([names[place] for place in best if scores[place]])
+    return run
+
+
+async def searched(searcher: Searcher, judged: Judgements, options: SearchOptions) -> Run:
+    """One search a query, of `LIMIT` documents. Exits where a document comes twice, or too few come."""
+    run = {}
+    there = await searcher.store.count("judged")
+    for query, text in judged.queries.items():
+        hits = (await searcher.search("judged", text, options)).hits
+        documents = [str(hit.payload["document_id"]) for hit in hits]
+        if len(set(documents)) != len(documents) or len(documents) < min(LIMIT, there):
+            sys.exit(f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for {LIMIT}")
+        run[query] = scores_by_rank(documents)
+    return run
+
+
+def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch: Path) -> dict[str, Floats64]:
+    """nDCG@10 of each query by each way; the default is the first."""
+    judged = read_judgements(folder)
+    rejected = str(scratch / "rejected.jsonl")
+    options = IngestOptions(
+        source=str(folder), collection="judged", quiet=True, model_named=True, outputs=outputs, quarantine=rejected
+    )
+    summary = run_ingest(options, ModelConfig(), EngineConfig(), store)
+    print(summary.in_words(), file=sys.stderr)
+    encoder = Encoder.load()
+
+    async def runs() -> dict[str, Run]:
+        opened = open_store(store)
+        assert opened is not None
+        searcher = Searcher(opened, query_model(encoder, ModelConfig().model_id))
+        grouped = {"group_by": "document", "limit": LIMIT, "with_payload": ["document_id"]}
+        try:
+            found = {"hybridtei search": await searched(searcher, judged, SearchOptions(**grouped))}
+            for name, way in WAYS.items():
+                found[name] = await searched(searcher, judged, SearchOptions(mode=way.mode, k=way.k, **grouped))
+            return found
+        finally:
+            await opened.drop("judged")
+            await opened.close()
+
+    found = asyncio.run(runs()) | {"BM25": bm25(folder, judged)}
+    encoder.close()
+    return {name: ndcg_of(run, judged) for name, run in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with one folder a collection")
+    parser.add_argument("--collections", default="cranfield,xquad")
+    parser.add_argument("--qdrant-url", help="a Qdrant server [default: the embedded engine]")
+    parser.add_argument("--dense-and-sparse", action="store_true", help="without multi-vectors")
+    options = parser.parse_args()
+    outputs = ("dense", "sparse") if options.dense_and_sparse else ("dense", "sparse", "multivector")
+    below = []
+    for name in options.collections.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            place = {"qdrant_url": options.qdrant_url} if options.qdrant_url else {"qdrant_path": f"{folder}/qdrant"}
+            found = measured(options.data / name, StoreConfig(**place), outputs, Path(folder))
+        default = found.pop("hybridtei search")
+        print(f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} {default.mean():.4f}")
+        for way, values in found.items():
+            lead, low, high = paired_bootstrap(default - values)
+            print(f"  {way:18} {values.mean():.4f}   default {lead:+.4f} [{low:+.4f}, {high:+.4f}]")
+            below += [f"{name}: {way}"] * (lead <= 0)
+    print("\nbelow:", *below) if below else print("\nabove all of them everywhere; no document twice; as many as asked for")
+    return 1 if below else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

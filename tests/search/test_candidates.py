@@ -1,0 +1,188 @@
+"""Candidates in tiers: normalised scores are numpy's, pages hold every point once, and a document has one hit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from hybridtei.errors import InvalidInput
+from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.search.candidates import group_of
+from hybridtei.search.local import query_model
+from hybridtei.search.options import SearchOptions
+from hybridtei.search.query import hybrid_query
+from hybridtei.search.searcher import Searcher
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.store.stores import opened
+
+QUERY = "the search engine"
+ALL = ("dense", "sparse", "multivector")
+WEIGHTS = {"dense": 1.0, "sparse": 0.7, "multivector": 1.0}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
+
+
+def searched(kind, folder, encoder, texts, work: Any, **plan: Any):
+    """What `work` makes of a searcher over the texts; five texts in a row are chunks of a document."""
+
+    async def scenario():
+        store = opened(kind, folder)
+        await filled(encoder, store, texts=texts, payload_of=lambda place: {"document_id": f"d{place // 5}"}, **plan)
+        try:
+            return await work(Searcher(store, query_model(encoder, MODEL)))
+        finally:
+            await store.close()
+
+    return run(scenario())
+
+
+def exact(encoder, texts=TEXTS):
+    asked = encoder.encode([QUERY], ALL, input_type="query")
+    documents = encoder.encode(list(texts), ALL, input_type="document")
+    return {
+        "dense": documents.dense @ asked.dense[0],
+        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
+        "multivector": np.array([(asked.multivector.row(0) @ row.T).max(1).sum() for row in documents.multivector]),
+    }
+
+
+def z_sum(scores, weights):
+    return sum(weight * (scores[leg] - scores[leg].mean()) / scores[leg].std() for leg, weight in weights.items())
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+@pytest.mark.parametrize("weights", [WEIGHTS, {"dense": 2.0, "sparse": 0.7}])
+def test_normalised_scores_are_numpys(encoder, tmp_path, kind, weights):
+    options = SearchOptions(weights=None if weights is WEIGHTS else weights, limit=len(TEXTS), explain=True)
+    found = searched(kind, tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options), sparse_idf=False)
+    scores = exact(encoder)
+    total = z_sum(scores, weights)
+    assert found.mode == "zscore"
+    assert [hit.score for hit in found.hits] == pytest.approx(sorted(total, reverse=True), abs=1e-3)
+    for place, hit in enumerate(found.hits, 1):
+        assert hit.score == pytest.approx(total[hit.id], abs=1e-3)
+        assert hit.scores["zscore"].rank == place
+        for leg in weights:
+            assert hit.scores[leg].score == pytest.approx(scores[leg][hit.id], abs=1e-5)
+    assert [stage.name for stage in found.stages] == ["embed", *weights, "search"]
+
+
+@pytest.mark.parametrize("options", [{}, {"rescore": True}, {"group_by": "document"}, {"mode": "rrf", "group_by": "document"}])
+def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, tmp_path, options):
+    texts = [f"{one} {other}" for one in TEXTS for other in TEXTS[:4]]
+    total = len(texts) // 5 if "group_by" in options else len(texts)
+
+    async def pages(searcher):
+        asked = SearchOptions(prefetch_limit=3, **options)
+        parts = [
+            await searcher.search("papers", QUERY, structs.replace(asked, limit=3, offset=offset))
+            for offset in range(0, total, 3)
+        ]
+        whole = await searcher.search("papers", QUERY, structs.replace(asked, limit=total))
+        return [hit for part in parts for hit in part.hits], whole.hits
+
+    parts, whole = searched("memory", tmp_path, encoder, texts, pages)
+    assert [hit.id for hit in parts] == [hit.id for hit in whole]
+    assert len({hit.id for hit in whole}) == total
+
+
+def test_a_leg_that_finds_nothing_changes_no_place(encoder, tmp_path):
+    async def both(searcher):
+        embedded = await searcher.embed("papers", [QUERY])
+        none = np.zeros(2, np.int64)
+        wordless = Embeddings(embedded.dense, SparseVectors(none[:0], np.zeros(0, np.float32), none, embedded.sparse.width))
+        options = SearchOptions(limit=len(TEXTS))
+        hits = (await searcher.find("papers", QUERY, wordless, 0, options)).hits
+        dense = (await searcher.find("papers", QUERY, wordless, 0, SearchOptions(mode="dense", limit=len(TEXTS)))).hits
+        return [hit.id for hit in hits], [hit.id for hit in dense]
+
+    hybrid, dense = searched("memory", tmp_path, encoder, TEXTS, both)
+    assert hybrid == dense
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+@pytest.mark.parametrize("mode", ["zscore", "dense", "rrf"])
+def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, tmp_path, kind, mode):
+    texts = [QUERY] * 20 + [f"{one} {QUERY}" for one in TEXTS]  # the first four documents fill every first tier
+
+    async def work(searcher):
+        asked = SearchOptions(mode=mode, limit=6, prefetch_limit=5)
+        return (
+            await searcher.search("papers", QUERY, structs.replace(asked, group_by="document_id")),
+            await searcher.search("papers", QUERY, structs.replace(asked, group_by="metadata.nothing")),
+            await searcher.search("papers", QUERY, structs.replace(asked, mode=mode, limit=30, prefetch_limit=100)),
+        )
+
+    grouped, single, every = searched(kind, tmp_path, encoder, texts, work)
+    documents = [hit.payload["document_id"] for hit in grouped.hits]
+    assert len(set(documents)) == len(documents) == 6
+    assert [hit.more for hit in single.hits] == [0] * 6
+    if mode == "dense":
+        best = list(dict.fromkeys(hit.payload["document_id"] for hit in every.hits))
+        assert documents == best[:6]
+    assert all(hit.more is None for hit in every.hits)
+
+
+def test_what_more_counts(encoder, tmp_path):
+    options = SearchOptions(group_by="document", limit=2)
+    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    assert [hit.more for hit in found.hits] == [4, 4]
+    assert [hit.as_dict()["more"] for hit in found.hits] == [4, 4]
+
+
+def test_a_reranker_ranks_documents(encoder, tmp_path):
+    async def by_length(query, documents):
+        return np.array([len(document) for document in documents], np.float32)
+
+    options = SearchOptions(group_by="document", rerank_limit=2, limit=2)
+    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options, rank=by_length))
+    assert {hit.payload["document_id"] for hit in found.hits} == {"d0", "d1"}
+    assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
+    assert found.hits[0].score == len(found.hits[0].payload["text"])
+
+
+def test_scores_below_the_threshold_are_left_out(encoder, tmp_path):
+    async def both(searcher):
+        every = await searcher.search("papers", QUERY)
+        some = await searcher.search("papers", QUERY, SearchOptions(score_threshold=0.0, prefetch_limit=100))
+        return every.hits, some.hits
+
+    every, some = searched("memory", tmp_path, encoder, TEXTS, both)
+    assert some == [hit for hit in every if hit.score >= 0]
+    assert 0 < len(some) < len(every)
+
+
+@pytest.mark.parametrize(
+    ("payload", "key", "group"),
+    [
+        ({"a": {"b": "c"}}, "a.b", "c"),
+        ({"a": 3}, "a", 3),
+        ({"a": True}, "a", None),
+        ({"a": ["c"]}, "a", None),
+        ({"a": 1.5}, "a", None),
+        ({}, "a.b", None),
+    ],
+)
+def test_what_a_group_is(payload, key, group):
+    assert group_of(payload, key) == group
+
+
+def test_what_means_nothing_is_refused(encoder, tmp_path):
+    options = SearchOptions(mode="zscore", k=2)
+    with pytest.raises(InvalidInput, match="`k` means nothing in mode 'zscore'"):
+        searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    query = encoder.encode([QUERY], ALL, input_type="query")
+    for fields in ({"mode": "zscore"}, {"group_by": "document"}):
+        with pytest.raises(InvalidInput, match="takes more than one query"):
+            hybrid_query(query, **fields)
+
+
+def test_the_older_word_for_rescoring():
+    assert SearchOptions(rescore="multivector").rescore is True
+    assert SearchOptions(rescore=False).rescore is False
