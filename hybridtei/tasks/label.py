@@ -92,6 +92,9 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
+FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
+
+
 def refuse_nan(values: Floats) -> Floats:
     """Return the values. Raises NotANumber if one is NaN: half precision overflows to it, and a sort would hide it."""
     if np.isnan(values).any():

@@ -29,19 +29,7 @@ from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse, Route
-from hybridtei.tasks.label import (
-    AGGREGATIONS,
-    Aggregation,
-    Classified,
-    Classify,
-    Span,
-    Tag,
-    Tagged,
-    TaggedToken,
-    best_first,
-    sigmoid,
-    softmax,
-)
+from hybridtei.tasks import label
 from hybridtei.text.tokenizer import Text
 
 OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
@@ -100,7 +88,6 @@ class VllmClassifyResponse(Struct, frozen=True):
 
 
 NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
-FUNCTIONS = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
 
 
 @handler("predict")
@@ -109,17 +96,17 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     texts = _texts(context, request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
-    task = Classify(
+    task = label.Classify(
         texts.items,
         context.truncate(request.truncate),
         direction(request.truncation_direction),
         request.raw_scores or function is not None,
     )
 
-    def write(answer: Classified, _: Usage) -> list[Any]:
-        apply = FUNCTIONS[function or "none"]
+    def write(answer: label.Classified, _: Usage) -> list[Any]:
+        apply = label.FUNCTIONS[function or "none"]
         scores = answer.scores if apply is None else apply(answer.scores)
-        rows = [label_scores(answer.labels, row, best_first(row)[:top_k]) for row in scores]
+        rows = [label_scores(answer.labels, row, label.best_first(row)[:top_k]) for row in scores]
         return rows if texts.is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, texts, write)
@@ -140,8 +127,8 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
     if top_k is not None and (type(top_k) is not int or top_k < 1):
         raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
-    if function is not None and not (isinstance(function, str) and function in FUNCTIONS):
-        raise InvalidInput(f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(FUNCTIONS)}")
+    if function is not None and not (isinstance(function, str) and function in label.FUNCTIONS):
+        raise InvalidInput(f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(label.FUNCTIONS)}")
     return top_k, function
 
 
@@ -158,8 +145,8 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     """`/classify`: each text's labels, the best first."""
     texts, task = _task_of(context, request.input, raw_scores=request.raw_scores)
 
-    def write(answer: Classified, usage: Usage) -> dict[str, Any]:
-        data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
+    def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
+        data = [label_scores(answer.labels, row, label.best_first(row)) for row in answer.scores]
         return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
     return await _classify(context, task, texts, write)
@@ -170,7 +157,7 @@ async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply
     """`/v1/classify`: vLLM's object."""
     texts, task = _task_of(context, request.input, raw_scores=not request.probabilities)
 
-    def write(answer: Classified, usage: Usage) -> dict[str, Any]:
+    def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         labels = answer.labels
         data = [
             {"index": i, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
@@ -181,14 +168,14 @@ async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply
     return await _classify(context, task, texts, write)
 
 
-def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> tuple[Texts, Classify]:
+def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> tuple[Texts, label.Classify]:
     items: list[Text] = [texts] if isinstance(texts, str) else [*texts]
     if not items:
         raise NoInputs("`input` cannot be empty")
-    return Texts(items, is_batch=True), Classify(items, context.truncate(None), raw_scores=raw_scores)
+    return Texts(items, is_batch=True), label.Classify(items, context.truncate(None), raw_scores=raw_scores)
 
 
-async def _classify(context: Context, task: Classify, texts: Texts, write: Write[Classified]) -> Reply:
+async def _classify(context: Context, task: label.Classify, texts: Texts, write: Write[label.Classified]) -> Reply:
     answer, usage = await context.run(task, texts.load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
@@ -200,7 +187,7 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only where tokens are not merged.")] = False
-    aggregation_strategy: Annotated[Aggregation, Meta(description="How tokens are merged to entities.")] = "none"
+    aggregation_strategy: Annotated[label.Aggregation, Meta(description="How tokens are merged to entities.")] = "none"
     include_special_tokens: Annotated[bool, Meta(description="Ours: also tokens that stand for no text.")] = False
 
 
@@ -242,7 +229,7 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
     inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
-    task = Tag(
+    task = label.Tag(
         texts,
         request.aggregation_strategy,
         context.truncate(request.truncate),
@@ -252,14 +239,14 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
     )
     labels = context.service.model.spec.labels
 
-    def write(answers: list[Tagged], _: Usage) -> list[Items]:
+    def write(answers: list[label.Tagged], _: Usage) -> list[Items]:
         remaining = iter(answers)
         return [[item for _ in group for item in _items(next(remaining), request, labels)] for group in groups]
 
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
+def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
     if request.aggregation_strategy == "none":
         return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
     return [
@@ -268,7 +255,7 @@ def _items(tagged: Tagged, request: PredictTokensRequest, labels: Sequence[str])
     ]
 
 
-def _token(token: TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
+def _token(token: label.TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
     best = int(token.scores.argmax())
     results = dict(zip(labels, token.scores, strict=True)) if whole else {labels[best]: token.scores[best]}
     return _item(token.text, token.token_id, token.start, token.end, results)
@@ -286,30 +273,30 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     name = "entity" if aggregation == "none" else "entity_group"
 
-    def write(answers: list[Tagged], _: Usage) -> list[Any]:
+    def write(answers: list[label.Tagged], _: Usage) -> list[Any]:
         results = [[_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored] for tagged in answers]
         return results[0] if isinstance(request.inputs, str) else results
 
-    task = Tag(texts, aggregation, context.truncate(None))
+    task = label.Tag(texts, aggregation, context.truncate(None))
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _entity_parameters(parameters: dict[str, Any]) -> tuple[Aggregation, frozenset[str]]:
+def _entity_parameters(parameters: dict[str, Any]) -> tuple[label.Aggregation, frozenset[str]]:
     """Raises InvalidInput."""
     strategy, ignored = parameters.get("aggregation_strategy") or "simple", parameters.get("ignore_labels")
-    aggregation = next((name for name in AGGREGATIONS if name == strategy), None)
+    aggregation = next((name for name in label.AGGREGATIONS if name == strategy), None)
     if aggregation is None:
-        raise InvalidInput(f"`aggregation_strategy` is {strategy!r}; known: {', '.join(AGGREGATIONS)}")
+        raise InvalidInput(f"`aggregation_strategy` is {strategy!r}; known: {', '.join(label.AGGREGATIONS)}")
     labels = ignored if isinstance(ignored, list) else ["O"]
     return aggregation, frozenset(label for label in labels if isinstance(label, str))
 
 
-def _entity(tagged: Tagged, span: Span, name: str) -> dict[str, Any]:
+def _entity(tagged: label.Tagged, span: label.Span, name: str) -> dict[str, Any]:
     word = tagged.text[span.start : span.end]
     return {name: span.label, "score": np.float32(span.score), "word": word, "start": span.start, "end": span.end}
 
 
-async def _tag(context: Context, task: Tag, write: Write[list[Tagged]], *, is_batch: bool) -> Reply:
+async def _tag(context: Context, task: label.Tag, write: Write[list[label.Tagged]], *, is_batch: bool) -> Reply:
     if not task.inputs:
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
