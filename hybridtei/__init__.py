@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hybridtei.config import StoreConfig as StoreConfig
     from hybridtei.encoder import Encoder as Encoder
     from hybridtei.encoder import Ranked as Ranked
-    from hybridtei.integrations.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
+    from hybridtei.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
     from hybridtei.search.local import LocalSearch as LocalSearch
@@ -69,7 +69,7 @@ _NAMES_OF = {
     "hybridtei.batch": "Head Ragged",
     "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
     "hybridtei.encoder": "Encoder Ranked",
-    "hybridtei.integrations.langchain": "HybridSparseEmbeddings",
+    "hybridtei.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.search.local": "LocalSearch query_model rank_by",
     "hybridtei.search.options": "SearchHit SearchOptions SearchResult",

@@ -72,7 +72,7 @@ def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, st
         registry = Registry()
         service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
         if server.http_workers > 1:
-            from hybridtei.server.multiprocess.supervisor import run_workers
+            from hybridtei.server.supervisor import run_workers
 
             run_workers(service, server, model, registry=registry, metrics_port=port)
         else:

@@ -20,8 +20,8 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
-from hybridtei.server.multiprocess.supervisor import run_workers
 from hybridtei.server.run import run_server
+from hybridtei.server.supervisor import run_workers
 from hybridtei.tasks.base import Model
 
 

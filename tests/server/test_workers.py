@@ -23,8 +23,8 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.load import find_model, text_reader
 from hybridtei.observability.metrics import Registry
+from hybridtei.server import supervisor as workers
 from hybridtei.server.http.connection import bound
-from hybridtei.server.multiprocess import supervisor as workers
 from hybridtei.tasks.base import Model
 from tests.sampled import sampled
 from tests.server.live import HANG, Process, process

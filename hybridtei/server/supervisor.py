@@ -31,15 +31,15 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError
 from hybridtei.observability.metrics import Reading, Registry
 from hybridtei.server.http.connection import bound
-from hybridtei.server.multiprocess.worker import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.server.run import BACKLOG, MetricsPort, announce, end_at_once
+from hybridtei.server.worker import Count, Counted, Drain, Exposition, Ready, Scrape, Serve, Setup
 from hybridtei.system import machine, memory
 
 WATCH_SECONDS = 0.2  # between looks at the engine
 RETRY_SECONDS = 1.0  # before a worker that never came to serve is replaced
 COUNT_SECONDS = 0.5  # that a scrape waits for the other workers
 # Not `-m`: messages name their classes by module, which must not be `__main__`.
-WORKER = "import sys; from hybridtei.server.multiprocess.worker import main; sys.exit(main(sys.argv[1:]))"
+WORKER = "import sys; from hybridtei.server.worker import main; sys.exit(main(sys.argv[1:]))"
 GRACE_SECONDS = 5.0  # after its drain, until a worker is killed
 
 log = logging.getLogger(__name__)

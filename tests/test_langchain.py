@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import BackendError
-from hybridtei.integrations.langchain import HybridSparseEmbeddings
+from hybridtei.langchain import HybridSparseEmbeddings
 from hybridtei.store.collection import schema_for
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of, run, spec_in

@@ -1,1 +1,0 @@
-"""Adapters for libraries that others build with."""
