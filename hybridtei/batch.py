@@ -47,7 +47,7 @@ class Encoding:
     """One tokenised input, special tokens included.
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
-    `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.adapters.Adapters`.
+    `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.sizes.Adapters`.
     """
 
     input_ids: Ids

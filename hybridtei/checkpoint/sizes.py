@@ -1,8 +1,10 @@
-"""Sizes and lengths that a configuration declares, checked against bounds and against the files of weights."""
+"""What a configuration declares in numbers, checked against bounds and against the files of weights: sizes, lengths, and LoRA
+adapters, of which each text gets one or none (Jina embeddings v3, Sturua et al. 2024, and its config.json)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from safetensors import safe_open
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.weights import weight_files
-from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 
 # Names of the same size in different families, and a bound above that of any model.
 SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
@@ -120,3 +122,59 @@ def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return (file, content) of the first of sentence-transformers' settings files that exists."""
     file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
     return file, read_object(file, optional=True)
+
+
+# What config.json says of adapters; a family does not read it.
+KEYS = frozenset(
+    {
+        "load_trained_adapters",
+        "lora_adaptations",
+        "lora_alpha",
+        "lora_dropout_p",
+        "lora_main_params_trainable",
+        "lora_rank",
+        "task_instructions",
+    }
+)
+MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above those of any model; ranks of all adapters together
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters in the order of their tensors; `prompts`: the text that goes before an input of each.
+
+    A text's adapter is a number: 0 for none, else its place in `names` plus 1. `scale`: what B (A x) is multiplied by.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    scale: float
+    prompts: Mapping[str, str]
+
+    @property
+    def form(self) -> tuple[int, int, float]:
+        """What `families.ops.adapted` takes."""
+        return len(self.names), self.rank, self.scale
+
+
+def read_adapters(config: Mapping[str, Any], file: Path) -> Adapters | None:
+    """Return the adapters that a configuration names, or None. Raises LoadError or UnsupportedArchitecture."""
+    names = config.get("lora_adaptations")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, should list names")
+    if len(set(names)) < len(names):
+        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, which names an adapter twice")
+    if config.get("load_trained_adapters") is False:
+        raise UnsupportedArchitecture(f"{file}: `load_trained_adapters` is False; served: True")
+    instructions = config.get("task_instructions") or {}
+    if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
+        raise LoadError(f"{file}: `task_instructions` should map names to texts")
+    alpha = config.get("lora_alpha", 1)
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
+        raise LoadError(f"{file}: `lora_alpha` is {alpha!r}, should be a positive number, at most {MAX_ALPHA}")
+    rank = positive({"lora_rank": 4, **config}, "lora_rank", file)
+    if rank * len(names) > MAX_RANKS:
+        raise LoadError(f"{file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks")
+    return Adapters(tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names})

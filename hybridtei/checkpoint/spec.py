@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.adapters import KEYS, Adapters, read_adapters
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
 from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
@@ -34,7 +33,7 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
-from hybridtei.checkpoint.sizes import check_sizes, max_input_length, sentence_config
+from hybridtei.checkpoint.sizes import KEYS, Adapters, check_sizes, max_input_length, read_adapters, sentence_config
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 

@@ -14,7 +14,7 @@ import json
 import mmap
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from hybridtei.checkpoint.adapters import stacked
 from hybridtei.checkpoint.files import inside, read_object, require
 from hybridtei.checkpoint.torch_zip import is_torch_zip, places
 from hybridtei.errors import LoadError
@@ -253,3 +252,48 @@ def check_finite(values: NDArray[Any], file: Path, name: str) -> None:
 def not_finite(file: Path, name: str, wrong: int, size: int) -> LoadError:
     """Return the error of a tensor with NaN or infinity at `wrong` of `size` places."""
     return LoadError(f"{file}: `{name}` holds NaN or infinity, at {wrong} of {size} places")
+
+
+ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
+
+
+def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors with those of adapters as two linear maps beside each adapted `NAME.weight`.
+
+    Their names and shapes: see `families.ops.adapted`. Raises LoadError.
+    """
+    found = dict(tensors)
+    for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:
+        name = original.removesuffix(".parametrizations.weight.original")
+        keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
+        weight = found[f"{name}.weight"] = found.pop(original)
+        if not all(key in found for key in keys):
+            raise LoadError(f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}")
+        pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
+        found |= {f"{name}.lora_{letter}.weight": one for letter, one in zip("AB", pair, strict=True)}
+    return found
+
+
+def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(A, B) of all adapters. A linear map adds B A to its weights, a table adds A B."""
+    if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
+        count, rank, columns = a.shape
+        if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):
+            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(b, (1, 0, 2), (weight.shape[0], count * rank))
+        count, rows, rank = a.shape
+        if (rows, b.shape) == (weight.shape[0], (count, rank, weight.shape[1])):
+            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(b, (2, 0, 1), (weight.shape[1], count * rank))
+    raise LoadError(
+        f"{a.file}: `{a.name}` and `{b.name}` have shapes {list(a.shape)} and {list(b.shape)}, "
+        f"which fit no weights of shape {list(weight.shape)}"
+    )
+
+
+def _laid_out(tensor: Tensor, axes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    strides = tensor.strides or [*_row_after_row(tensor.shape)]
+    walked = tuple(tensor.shape[axis] for axis in axes)
+    return replace(tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes))
+
+
+def _row_after_row(shape: Sequence[int]) -> Sequence[int]:
+    return shape[1] * shape[2], shape[2], 1

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridtei.families.ops import Heads, Ops, Rows
-from hybridtei.families.rope import Frequencies, frequencies, plain
-from hybridtei.families.settings import FULL, SLIDING, Settings
+from hybridtei.families.settings import FULL, SLIDING, Frequencies, Settings, frequencies, plain
 
 
 @dataclass(frozen=True)

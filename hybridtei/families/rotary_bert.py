@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hybridtei.families.ops import Heads, Ops, Rows
-from hybridtei.families.rope import Frequencies, frequencies
-from hybridtei.families.settings import FULL, SLIDING, Settings
+from hybridtei.families.settings import FULL, SLIDING, Frequencies, Settings, frequencies
 
 
 @dataclass(frozen=True)

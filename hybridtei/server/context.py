@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from hybridtei import errors
 from hybridtei.batch import Head
-from hybridtei.checkpoint.adapters import Adapters
+from hybridtei.checkpoint.sizes import Adapters
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
 from hybridtei.engine.service import EngineService, too_many_numbers

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.weights import graph_tensors
-from hybridtei.checkpoint.adapters import Adapters
 from hybridtei.checkpoint.hub_layouts import translate
+from hybridtei.checkpoint.sizes import Adapters
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch

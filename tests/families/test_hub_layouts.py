@@ -90,8 +90,7 @@ def test_alibabas_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
 
 def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
     """`NTKScalingRotaryEmbedding`: frequencies at base * factor, divided by factor ** (2 / dim)."""
-    from hybridtei.families.rope import frequencies
-    from hybridtei.families.settings import Settings
+    from hybridtei.families.settings import Settings, frequencies
 
     folder = published.as_new(tiny.write_family(tmp_path, "gte"), rope_theta=500.0, rope_scaling={"type": "ntk", "factor": 8.0})
     ours, _ = frequencies(Settings(read_spec(folder, pooling="cls").config, ""), 8, theta=1.0)

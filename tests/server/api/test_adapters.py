@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.adapters import Adapters
+from hybridtei.checkpoint.sizes import Adapters
 from tests.engine import small
 from tests.jina import ADAPTERS
 from tests.server.live import Running, serving
