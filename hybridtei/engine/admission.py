@@ -102,6 +102,8 @@ class Admission:
             self._taken = memoryview(mmap(descriptor, 0)).cast("q")
         self._place = place
         self._reserve = permits // RESERVE
+        self.share_left = permits - max_of_turns(permits)
+        self.freed: Callable[[], object] | None = None  # called when this process gave permits back
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
@@ -123,7 +125,7 @@ class Admission:
         if carrier is self and inputs <= carried:
             yield
             return
-        left = self.permits - max_of_turns(self.permits) if turns else 0
+        left = self.share_left if turns else 0
         if self._take(inputs, left) < inputs:
             raise Overloaded
         try:
@@ -154,6 +156,8 @@ class Admission:
         self._taken[self._place] -= permits  # no other process writes here, so no lock
         if self._waiting:
             self._serve()
+        if self.freed is not None:
+            self.freed()
 
     @asynccontextmanager
     async def held(self, inputs: int) -> AsyncIterator[None]:

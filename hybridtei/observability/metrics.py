@@ -78,6 +78,16 @@ class Counter(_Metric):
         with self._lock:
             self._values[key] = self._values.get(key, 0) + amount
 
+    def of(self, **labels: str) -> Callable[[], None]:
+        """Return what counts one more of these labels, which are written once."""
+        key = _labels(labels)
+
+        def add() -> None:
+            with self._lock:
+                self._values[key] = self._values.get(key, 0) + 1
+
+        return add
+
     def value(self, **labels: str) -> float:
         return self._values.get(_labels(labels), 0)
 

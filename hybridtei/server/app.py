@@ -28,21 +28,22 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import HybridTeiError, LoadError
+from hybridtei.errors import HybridTeiError, LoadError, Overloaded
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
 from hybridtei.server.api import cohere, embed, openai, ops, points, predict, qdrant_inference, rerank, scoring, search, tokens
 from hybridtei.server.context import Context, Reply, RequestMetrics
-from hybridtei.server.dispatch import ALIASES, HttpMiddleware, Work, asgi_handler, form_of, reply_of
+from hybridtei.server.dispatch import HttpMiddleware, Work, asgi_handler, form_of, reply_of
 from hybridtei.server.http.body import BodyError, Keyless
 from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
-from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
+from hybridtei.server.http.overload import REFUSED, RETRY_AFTER, Overload
+from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of, check_key
 from hybridtei.server.http.writers import encode
 from hybridtei.server.openapi import document
-from hybridtei.server.registry import Models, StoreBounds
-from hybridtei.server.routing import ErrorResponse, Route
+from hybridtei.server.registry import Capacity, Models, StoreBounds
+from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait
 from hybridtei.server.vectors import ranges_in
 
 if TYPE_CHECKING:
@@ -100,10 +101,15 @@ def create_fleet_app(
 
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
+        if isinstance(error, Overloaded) and scope.get("extensions") is not None:
+            scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
     routes = [route for route in ROUTES if route.is_tei or not server.only_tei_routes]
+    store_bounds = StoreBounds.of(models)
+    capacity = Capacity(routes, models, store_bounds if schemas else None, only_tei_routes=server.only_tei_routes)
+    origins = Origins(server.cors_allow_origin)
     app = Litestar(
-        [litestar_route(route) for route in routes],
+        [litestar_route(route, server) for route in routes],
         exception_handlers=dict(HANDLERS),
         after_exception=[count],
         on_startup=[models.start, *([rpc.start] if rpc else [])],
@@ -124,7 +130,9 @@ def create_fleet_app(
                     "unsent": unsent,
                     "keyless": Keyless(),
                     "openapi": cache(lambda: orjson.dumps(document(routes))),
-                    "store_bounds": StoreBounds.of(models),
+                    "store_bounds": store_bounds,
+                    "capacity": capacity,
+                    "overload": Overload(capacity.of_path, capacity.admissions, authenticator, refusals, origins),
                 },
             }
         ),
@@ -157,9 +165,9 @@ def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfi
     )
 
 
-def litestar_route(route: Route) -> BaseRouteHandler:
+def litestar_route(route: Route, server: ServerConfig) -> BaseRouteHandler:
     """What Litestar serves for a route. Other methods never reach it: see `HttpMiddleware`."""
-    errors: Any = error_handlers(route.error)
+    errors: Any = error_handlers(route.error, asks_to_wait=asks_to_wait(route, only_tei_routes=server.only_tei_routes))
     work: Work = as_handler(route.handler) if route.target == "model" else route.handler
 
     async def response_of(scope: Any, receive: Receive) -> ASGIResponse:
@@ -201,27 +209,29 @@ def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int =
 CLOSING = (408, 413)  # the rest of the body is not read
 
 
-def error_handlers(kind: Any) -> dict[Any, Any]:
-    """Of a route whose errors are of a struct such as `routing.ErrorResponse`."""
-    handlers: dict[Any, Any] = {HybridTeiError: error_handler(kind)}
+def error_handlers(kind: Any, *, asks_to_wait: bool) -> dict[Any, Any]:
+    """Of a route whose errors are of a struct such as `routing.ErrorResponse`; `asks_to_wait`: at capacity."""
+    handlers: dict[Any, Any] = {HybridTeiError: error_handler(kind, asks_to_wait=asks_to_wait)}
     if kind.takes_body_errors:
         handlers[BodyError] = handlers[HybridTeiError]
     return handlers
 
 
-def error_handler(kind: Any) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+def error_handler(kind: Any, *, asks_to_wait: bool = False) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
     """A handler that writes errors as a struct of this kind."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        if isinstance(error, HybridTeiError):
+            log.error("%.1000s", error)
         status, body = kind.of(error)
         clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
-        closes = isinstance(error, BodyError) and status in (*CLOSING, 503)
-        return Response(
-            msgspec.json.encode(body),
-            status_code=status,
-            media_type="application/json",
-            headers={"connection": "close"} if closes else None,
-        )
+        headers = {}
+        if isinstance(error, BodyError) and status in (*CLOSING, 503):
+            headers["connection"] = "close"
+        if asks_to_wait and isinstance(error, Overloaded):
+            name, seconds = RETRY_AFTER
+            headers[name.decode()] = seconds.decode()
+        return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
 
     return handle
 

@@ -248,6 +248,7 @@ class RequestMetrics:
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
+        self._begun_single, self._overloaded = self._count.of(method=_method(False)), self._failure.of(err="overloaded")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
 
     def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
@@ -278,6 +279,11 @@ class RequestMetrics:
     def disconnected(self) -> None:
         """Count a request whose client disconnected before it was read or run."""
         self._disconnected.add()
+
+    def refused(self) -> None:
+        """Count a request that was refused before its body was read, so that nobody knows of how many inputs."""
+        self._begun_single()
+        self._overloaded()
 
     def failed(self, error: Exception) -> None:
         """Count a request that was refused or failed."""

@@ -16,16 +16,16 @@ import msgspec
 
 from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
-from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.errors import KeyNeeded, NoStore, Overloaded
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
-from hybridtei.server.http.security import check_key, check_origin, is_keyless
+from hybridtei.server.http.security import Origins, check_key, check_origin, is_keyless
 from hybridtei.server.http.writers import FORM, Form, encode, negotiate, piecewise
 from hybridtei.server.registry import Models, StoreContext
-from hybridtei.server.routing import ALIAS, PAGE, Route
+from hybridtei.server.routing import ALIAS, ALIASES, PAGE, Route, split_alias
 
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
@@ -103,6 +103,10 @@ async def _read(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
         raise NoStore
     if route.role != "manage":
         state.unsent.check()
+    refusal = state.capacity.of_route(route.path, scope.get(ALIAS))
+    if refusal is not None and refusal.applies():
+        refusal.count()
+        raise Overloaded
     return await _read_connected(route, scope, receive, state)
 
 
@@ -214,18 +218,10 @@ def _quality(item: str) -> tuple[str, float]:
         return name, 0.0
 
 
-VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 ENDING_IN_SLASH = ("/", "/docs/")
 SLICE_BYTES = 262_144
 PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
 EMPTY = (b"content-length", b"0")
-ALIASES = {
-    ("POST", "/"): "/invocations",
-    ("GET", "/docs/"): "/docs/index.html",  # without its slash it would be the redirect to it
-}
-
-BELOW = "/m/"  # each model has all routes below its alias there
-
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -246,8 +242,7 @@ class HttpMiddleware:
         of_process: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
-        self._any_origin = not origins or "*" in origins
-        self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
+        self._origins = Origins(origins)
         self._methods = methods
         self._below_aliases = below_aliases
         self._of_process = of_process
@@ -261,7 +256,7 @@ class HttpMiddleware:
         if alias is not None:
             scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
         method = scope["method"]
-        headers = self._cors(scope["headers"])
+        headers = self._origins.headers(next((value for name, value in scope["headers"] if name == b"origin"), None))
         if method == "OPTIONS":
             await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
             return
@@ -300,24 +295,10 @@ class HttpMiddleware:
             return path
         return next((route for route in self._methods if "{" in route and _pattern(route).fullmatch(path)), None)
 
-    def _cors(self, request_headers: Headers) -> Headers:
-        if self._any_origin:
-            return [VARY, (b"access-control-allow-origin", b"*")]
-        origin = next((value for name, value in request_headers if name == b"origin"), None)
-        return [VARY, (b"access-control-allow-origin", origin)] if origin in self._origins else [VARY]
-
 
 @cache
 def _pattern(route: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+:(\w+)\}", lambda found: ".+" if found[1] == "path" else "[^/]+", route))
-
-
-def split_alias(path: str) -> tuple[str | None, str]:
-    """`/m/name/embed` -> ("name", "/embed"); any other path as it is."""
-    if not path.startswith(BELOW):
-        return None, path
-    alias, _, rest = path[len(BELOW) :].partition("/")
-    return alias, f"/{rest}"
 
 
 async def _send_sliced(message: Any, send: Any) -> None:

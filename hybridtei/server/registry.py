@@ -12,17 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import msgspec
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.device import STOP_SECONDS
-from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, UnknownModel
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, Overloaded, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
+from hybridtei.server.http.overload import Refusal
+from hybridtei.server.routing import ALIASES, Route, asks_to_wait, split_alias
 
 if TYPE_CHECKING:
     from hybridtei.store.base import CollectionSchema
@@ -243,6 +247,64 @@ class StoreBounds:
         """The result of work in a thread, one piece at a time."""
         async with self.aside:
             return await asyncio.to_thread(work)
+
+
+class Capacity:
+    """What each path says while no permit is free for any model that it can reach."""
+
+    def __init__(self, routes: Sequence[Route], models: Models, store: StoreBounds | None, *, only_tei_routes: bool) -> None:
+        """`store`: None where the routes of a store refuse everything."""
+        self._models = models
+        self._store = None if store is None else store.admission
+        self._below_aliases = not only_tei_routes
+        # Where all is of one model: asked for with every request.
+        self._only = None if models.only is None or store is not None else (models.only.service.admission,)
+        refused = (route for route in routes if route.method == "POST" and route.takes_permits)
+        self._refusals = {
+            route.path: self._refusal(route, retry_after=asks_to_wait(route, only_tei_routes=only_tei_routes))
+            for route in refused
+            if route.target != "store" or store is not None
+        }
+
+    def of_path(self, path: str) -> Refusal | None:
+        """That of a POST to a path as clients send it; None where no permit is needed."""
+        alias, path = split_alias(path) if self._below_aliases else (None, path)
+        return self.of_route(ALIASES.get(("POST", path), path), alias)
+
+    def of_route(self, path: str, alias: str | None) -> Refusal | None:
+        """That of a route's path, for the model that is named before it, if one is."""
+        refusal = self._refusals.get(path)
+        if alias is None or refusal is None or refusal.admissions == self._of_store:
+            return refusal
+        entry = self._models.entries.get(alias)
+        if entry is None or entry.context is None or entry.state != "ready":
+            return None
+        context = entry.context
+        return replace(refusal, admissions=lambda: (context.service.admission,), count=context.metrics.refused)
+
+    def admissions(self) -> Sequence[Admission]:
+        """Of everything that needs permits."""
+        return self._only or (*self._of_models(), *self._of_store())
+
+    def _refusal(self, route: Route, *, retry_after: bool) -> Refusal:
+        _, answer = route.error.of(Overloaded())
+        body = msgspec.json.encode(answer)
+        if route.target == "store":
+            return Refusal(body, retry_after, route.role, self._of_store, _ignore)
+        return Refusal(body, retry_after, route.role, self._of_models, self._count)
+
+    def _count(self) -> None:
+        self._models.default.metrics.refused()
+
+    def _of_models(self) -> Sequence[Admission]:
+        return self._only or [context.service.admission for context in self._models.ready]
+
+    def _of_store(self) -> Sequence[Admission]:
+        return () if self._store is None else (self._store,)
+
+
+def _ignore() -> None:
+    """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)

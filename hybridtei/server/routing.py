@@ -7,7 +7,6 @@ exceptions to status, wire name, and the words that TEI puts before the message.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,9 +19,6 @@ from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RoleNeed
 if TYPE_CHECKING:
     from hybridtei.server.http.security import Role
     from hybridtei.server.registry import Able
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class ErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = logged_row(error)
+        row, message = _row_and_message(error)
         return row.status, cls(message, row.error_type)  # type: ignore[arg-type]
 
 
@@ -94,7 +90,7 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = logged_row(error)
+        row, message = _row_and_message(error)
         return row.status, cls(message, row.status, row.error_type)  # type: ignore[arg-type]
 
 
@@ -114,14 +110,12 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = logged_row(error)
+        row, message = _row_and_message(error)
         detail = [ErrorDetail(["body"], message, row.error_type)]
         return row.status, cls(message, row.status, row.error_type, detail=detail)  # type: ignore[arg-type]
 
 
-def logged_row(error: Exception) -> tuple[Row, str]:
-    """Log an error; return its row and its whole message for the client."""
-    log.error("%.1000s", error)
+def _row_and_message(error: Exception) -> tuple[Row, str]:
     row = row_of(error)
     return row, row.prefix + str(error)
 
@@ -155,6 +149,12 @@ class Route:
     needs_content_type: bool = True  # False: a missing one passes, because some clients of this route send none
     key_in_body: bool = False  # a client may send its key as `token` of the body
     outlives_client: bool = False  # what was begun is finished even if the client disconnects
+    takes_permits: bool = True  # False: answered also while no permit is free; so is every GET
+
+
+def asks_to_wait(route: Route, *, only_tei_routes: bool) -> bool:
+    """Whether the answer at capacity has `Retry-After`, which TEI's has not; clients of OpenAI's obey it."""
+    return not route.is_tei or (route.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,19 @@ class Content:
 
 
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
+BELOW = "/m/"  # each model has all routes below its alias there
+ALIASES = {
+    ("POST", "/"): "/invocations",
+    ("GET", "/docs/"): "/docs/index.html",  # without its slash it would be the redirect to it
+}
+
+
+def split_alias(path: str) -> tuple[str | None, str]:
+    """`/m/name/embed` -> ("name", "/embed"); any other path as it is."""
+    if not path.startswith(BELOW):
+        return None, path
+    alias, _, rest = path[len(BELOW) :].partition("/")
+    return alias, f"/{rest}"
 
 
 PAGE = "/page"

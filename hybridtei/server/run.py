@@ -27,6 +27,7 @@ from litestar import Litestar
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ConnectionLimits, Refusals, Unsent, allow_files, bound
+from hybridtei.server.http.overload import Overload, OverloadProtocol
 from hybridtei.server.http.protocol import BoundedHttpProtocol
 from hybridtei.server.http.security import Begun, Certificate, Handshake, certificate_of
 from hybridtei.system import memory
@@ -136,17 +137,20 @@ def settings_of(
     refusals: Refusals | None = None,
     unsent: Unsent | None = None,
     certificate: Certificate | None = None,
+    *,
+    overload: Overload | None = None,
 ) -> uvicorn.Config:
     """uvicorn's settings for an application. Raises LoadError for an invalid certificate. `refusals`: counts refused
     connections; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
-    if it was read already."""
+    if it was read already; `overload`: refuses what the application would refuse at capacity."""
     limits = ConnectionLimits.of(config, refusals, unsent)
+    protocol = BoundedHttpProtocol if overload is None else partial(OverloadProtocol, overload=overload)
     settings = uvicorn.Config(
         app,
         host=config.hostname,
         port=config.port,
         loop="uvloop",
-        http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+        http=partial(protocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -191,7 +195,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
     allow_files(config.max_connections)
     state = app.state
     models = state.models
-    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
+    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate, overload=state.overload)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
         server.run()

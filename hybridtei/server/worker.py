@@ -243,8 +243,9 @@ def _serve(app: Any, setup: Setup, control: ControlClient, listening: socket.soc
         await app(scope, receive, send)
 
     allow_files(setup.server.max_connections)
-    models = app.state.models
-    settings = settings_of(up_to_date, setup.server, app.state.refusals, app.state.unsent, app.state.certificate)
+    state = app.state
+    models = state.models
+    settings = settings_of(up_to_date, setup.server, state.refusals, state.unsent, state.certificate, overload=state.overload)
     server = WorkerServer(
         settings, setup.server.drain_seconds, control, reload=reloader(app, setup.server), dead=lambda: models.dead
     )

@@ -107,7 +107,7 @@ def test_overload_is_told_at_once_and_permits_come_back():
         for response in refused:  # while the engine stands still: nobody waited
             assert response.status_code == 429
             assert response.json() == {"error": "Model is overloaded", "error_type": "Overloaded"}
-            assert "retry-after" not in response.headers
+            assert response.headers["retry-after"] == "1"
         openai = running.post("/v1/embeddings", {"input": "one"})
         assert (openai.status_code, openai.json()) == (
             429,

@@ -210,6 +210,7 @@ ROUTES = (
         response=list[list[SimpleToken]],
         response_name="TokenizeResponse",
         summary="Tokens with their places",
+        takes_permits=False,
         is_tei=True,
     ),
     Route(
@@ -219,6 +220,7 @@ ROUTES = (
         response=list[str],
         response_name="DecodeResponse",
         summary="Ids back to text",
+        takes_permits=False,
         is_tei=True,
     ),
     Route(
@@ -227,5 +229,6 @@ ROUTES = (
         request=DetokenizeRequest,
         response=DetokenizeResponse,
         summary="Ids back to text",
+        takes_permits=False,
     ),
 )

@@ -127,6 +127,10 @@ class Refusals:
         if limit is not None:
             self._counter.add(limit=limit)
 
+    def counter_of(self, limit: str) -> Callable[[], None]:
+        """What counts one more refusal at this bound."""
+        return self._counter.of(limit=limit)
+
     def disconnected(self) -> None:
         """Among many requests, a client closed its connection before its request was read."""
         self._disconnected.add()

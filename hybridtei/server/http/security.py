@@ -50,6 +50,19 @@ class Authenticator:
         if role is not None and role not in key.roles:
             raise RoleNeeded(role, key.name, key.roles)
 
+    def allows(self, authorization: bytes, role: Role | Literal["any"] | None) -> bool:
+        """Whether a header's key may ask for this, and is counted; of requests that are refused before they have a task.
+
+        False also where keys do not decide: whoever may write without one is known by the origin.
+        """
+        if self.keys.is_open:
+            return role != "write"
+        key = self.keys.find_in_header(authorization)
+        if key is None or not (role in (None, "any") or role in key.roles):
+            return False
+        self._counter.add(key=key.name)
+        return True
+
 
 def authenticator_of(scope: Any) -> Authenticator:
     """The authenticator of a request's application."""
@@ -275,6 +288,28 @@ class Handshake(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # what is no handshake, or takes too long: ssl's errors are OSErrors
             await loop.connect_accepted_socket(self._make, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+
+
+VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
+
+
+class Origins:
+    """Whose pages may read answers: the names of `--cors-allow-origin`, or everybody's."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._any = not names or "*" in names
+        self._names = frozenset(name.encode("latin-1", "replace") for name in names)
+
+    def allowed(self, origin: bytes | None) -> bytes | None:
+        """The value of `access-control-allow-origin`; None: no such header."""
+        if self._any:
+            return b"*"
+        return origin if origin in self._names else None
+
+    def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
+        """The headers that every answer ends with."""
+        allowed = self.allowed(origin)
+        return [VARY] if allowed is None else [VARY, (b"access-control-allow-origin", allowed)]
 
 
 OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
