@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.families.bert import bert, distilbert, electra
-from hybridtei.families.biased_bert import deberta_v2, jina_bert, mpnet
+from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet
 from hybridtei.families.decoder import eurobert, gemma3, llama, mistral, qwen2, qwen3
 from hybridtei.families.ops import Ops, Rows, adapted
 from hybridtei.families.rotary_bert import gte, jina_v3, modernbert, nomic_bert

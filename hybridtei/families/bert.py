@@ -1,7 +1,18 @@
-"""BERT and what differs from it by positions, the width of its embeddings or its names: RoBERTa, XLM-RoBERTa, CamemBERT,
-ELECTRA; and DistilBERT, which has no token types."""
+"""BERT and what differs from it by positions, the width of its embeddings or its names.
+
+RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, JinaBERT and
+DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. MPNet's bias is looked up by the bucket of
+a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs. DeBERTa has scores
+of contents with distances beside those of contents with contents.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridtei.families.ops import Heads, Ops, Rows
 from hybridtei.families.settings import Settings
@@ -66,3 +77,180 @@ def distilbert(o: Ops, s: Settings) -> Rows:
         y = o.linear(o.activate(o.linear(x, f"{layer}ffn.lin1", wide), act), f"{layer}ffn.lin2", hidden)
         x = o.layer_norm(o.add(y, x), f"{layer}output_layer_norm", EPS)
     return x
+
+
+BUCKETS, MAX_DISTANCE = 32, 128
+
+
+def mpnet(o: Ops, s: Settings) -> Rows:
+    """After `MPNetModel`."""
+    hidden, eps, count = s.count("hidden_size", 768), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads", 12)
+    positions = s.count("max_position_embeddings", 512)
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    places = o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids")
+    x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
+    s.get("type_vocab_size")  # written, and not read: MPNet has no types
+    s.only("relative_attention_num_buckets", BUCKETS)  # transformers takes the table's size from there, and no other number
+    bias = o.buckets(mpnet_buckets(BUCKETS, positions), "encoder.relative_attention_bias.weight", count)
+    heads = Heads(count, count, hidden // count)
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
+    for i in range(s.count("num_hidden_layers", 12)):
+        layer = f"encoder.layer.{i}."
+        q, k, v = o.linears(x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
+        y = o.linear(attended, f"{layer}attention.attn.o", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.LayerNorm", eps)
+        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def mpnet_buckets(number: int, longest: int) -> NDArray[np.int64]:
+    """Bucket of each key minus query from -longest to longest: exact when near, logarithmic up to `MAX_DISTANCE`."""
+    distance = np.arange(-longest, longest + 1)
+    half = number // 2
+    exact = half // 2
+    far = np.maximum(np.abs(distance), 1).astype(np.float32)
+    steps = np.log(far / np.float32(exact)) / np.float32(math.log(MAX_DISTANCE / exact)) * np.float32(half - exact)
+    large = np.minimum(exact + steps.astype(np.int64), half - 1)
+    return np.where(distance > 0, half, 0) + np.where(np.abs(distance) < exact, np.abs(distance), large)
+
+
+GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the function of the gate
+PLAIN = "original"
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """Names of the tensors below a layer, and how the product of the first is cut."""
+
+    wide: str
+    narrow: str
+    norm: str
+    wide_bias: bool = False
+    gate_first: bool = True
+
+
+# (whether queries and keys have norms, whether the MLP has a gate) -> its MLP
+MLPS = {
+    (False, True): _Mlp("mlp.gated_layers", "mlp.wo", "mlp.layernorm"),
+    (False, False): _Mlp("intermediate.dense", "output.dense", "output.LayerNorm", wide_bias=True),
+    (True, True): _Mlp("mlp.up_gated_layer", "mlp.down_layer", "layer_norm_2", gate_first=False),
+    (True, False): _Mlp("mlp.up_layer", "mlp.down_layer", "layer_norm_2"),
+}
+
+
+def jina_bert(o: Ops, s: Settings) -> Rows:
+    """After jinaai/jina-bert-implementation; with `qk_norm`, after jinaai/jina-bert-v2-qk-post-norm, which adds the input of
+    attention twice."""
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+    heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
+    s.get("max_position_embeddings")  # no table is that long
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), hidden, "token_type_ids")
+    x = o.layer_norm(o.add(words, types), "embeddings.LayerNorm", eps)
+    bias = o.alibi(slopes(count))
+    for i in range(s.count("num_hidden_layers")):
+        layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
+        q, k, v = o.linears(x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        if qk_norm:
+            q, k = (o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps) for one, name in ((q, "q"), (k, "k")))
+        y = o.linear(o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias), f"{attn}output.dense", hidden)
+        y = o.layer_norm(o.add(y, x), f"{attn}output.LayerNorm", eps)
+        x = o.layer_norm(o.add(y, x), f"{layer}layer_norm_1", eps) if qk_norm else y
+        x = _mlp(o, s, x, layer, eps, qk_norm=qk_norm)
+    return x
+
+
+def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool) -> Rows:
+    kind = s.get("feed_forward_type", PLAIN)
+    s.only("feed_forward_type", PLAIN, *GATES)
+    is_gated, size, act = kind in GATES, s.count("intermediate_size"), s.activation("hidden_act")
+    mlp = MLPS[qk_norm, is_gated]
+    y = o.linear(x, layer + mlp.wide, 2 * size if is_gated else size, bias=mlp.wide_bias)
+    if is_gated:  # by a function of its own, whatever `hidden_act` says
+        one, other = o.split(y, [size] * 2)
+        gate, up = (one, other) if mlp.gate_first else (other, one)
+        y = o.multiply(o.activate(gate, GATES[kind]), up)
+    else:
+        y = o.activate(y, act)
+    return o.layer_norm(o.add(o.linear(y, layer + mlp.narrow, x.width), x), layer + mlp.norm, eps)
+
+
+def slopes(heads: int) -> NDArray[np.float32]:
+    """ALiBi's of each head: powers of 2 ** (-8 / n) for a power of two n; for other numbers those of the power below, then
+    every second one of its double."""
+    below = 1 << (heads.bit_length() - 1)
+    between = _powers(2 * below)[::2][: heads - below]
+    return np.array([*_powers(below), *between], dtype=np.float32)
+
+
+def _powers(heads: int) -> list[float]:
+    return [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
+
+
+def deberta_v2(o: Ops, s: Settings) -> Rows:
+    """After `DebertaV2Model`."""
+    s.only("conv_kernel_size", 0)
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-7), s.count("num_attention_heads")
+    heads = Heads(count, count, s.count("attention_head_size", hidden // count))
+    x = _deberta_embeddings(o, s, hidden, eps)
+    kinds = s.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    relative = s.flag("relative_attention")
+    scale = (heads.dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
+    positions = s.count("max_position_embeddings", 512)
+    furthest = s.get("max_relative_positions", -1)
+    furthest = furthest if furthest > 0 else positions
+    number = s.get("position_buckets", -1)
+    span = number if number > 0 else furthest
+    table = _distances(o, s, 2 * span, hidden, eps) if relative else None
+    places = deberta_buckets(number, furthest, span, positions)
+    shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+    for i in range(s.count("num_hidden_layers")):
+        layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention.self."
+        q, k, v = o.linears(x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
+        bias = None
+        if table is not None:
+            key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+            c2p = o.linear(table, f"{attn}{key}", all_heads) if "c2p" in kinds else None
+            p2c = o.linear(table, f"{attn}{query}", all_heads) if "p2c" in kinds else None
+            bias = o.disentangled(q, k, heads, places, content_to_position=c2p, position_to_content=p2c, scale=scale)
+        y = o.linear(o.attention(q, k, v, heads, scale=scale, bias=bias), f"{layer}attention.output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
+        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def _deberta_embeddings(o: Ops, s: Settings, hidden: int, eps: float) -> Rows:
+    width = s.count("embedding_size", hidden)
+    x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
+    if s.flag("position_biased_input", default=True):
+        positions = s.count("max_position_embeddings", 512)
+        x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, width, "position_ids"))
+    if s.get("type_vocab_size", 0):
+        table = "embeddings.token_type_embeddings.weight"
+        x = o.add(x, o.embedding(table, s.count("type_vocab_size"), width, "token_type_ids"))
+    if width != hidden:
+        x = o.linear(x, "embeddings.embed_proj", hidden, bias=False)
+    return o.layer_norm(x, "embeddings.LayerNorm", eps)
+
+
+def _distances(o: Ops, s: Settings, rows: int, hidden: int, eps: float) -> Rows:
+    table = o.parameter_rows("encoder.rel_embeddings.weight", rows, hidden)
+    norms = [part.strip() for part in s.get("norm_rel_ebd", "none").lower().split("|")]
+    return o.layer_norm(table, "encoder.LayerNorm", eps) if "layer_norm" in norms else table
+
+
+def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDArray[np.int64]:
+    """Row of the table of distances for each query minus key from -longest to longest: near exact, far logarithmic."""
+    distance = np.arange(-longest, longest + 1)
+    place = distance
+    if number > 0 and furthest > 0:
+        middle = number // 2
+        far = np.where(np.abs(distance) < middle, middle - 1, np.abs(distance)).astype(np.float32)
+        steps = np.log(far / np.float32(middle)) / np.log(np.float32((furthest - 1) / middle)) * np.float32(middle - 1)
+        place = np.where(far <= middle, distance, ((np.ceil(steps) + middle) * np.sign(distance)).astype(np.int64))
+    return np.clip(place + span, 0, 2 * span - 1).astype(np.int64)

@@ -30,7 +30,7 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
-from hybridtei.families.biased_bert import deberta_buckets, mpnet_buckets
+from hybridtei.families.bert import deberta_buckets, mpnet_buckets
 from tests import tiny
 
 # As the configurations of older checkpoints are written.

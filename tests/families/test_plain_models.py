@@ -21,7 +21,7 @@ from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.families.biased_bert import slopes
+from hybridtei.families.bert import slopes
 from tests import published, tiny, tolerances
 from tests.families import plain
 from tests.families.test_families import opened
