@@ -16,7 +16,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import HybridTeiError, LoadError, UsageError
 
 ABOUT_TRAIN = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
-ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.train.models`, which imports torch
+ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.models`, which imports torch
 DROPS = ("first", "specials", "none")
 
 
@@ -92,7 +92,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
         raise LoadError(f"the package `{missing[0]}` is missing: pip install 'hybridtei[torch]'")
-    from hybridtei.heads.train.run import train
+    from hybridtei.heads.run import train
 
     try:
         history = train(arguments)

@@ -15,9 +15,9 @@ from transformers import BertConfig, BertModel
 
 from hybridtei import cli
 from hybridtei.cli.model import ACTIVATIONS, DROPS
-from hybridtei.heads.train import models as heads
-from hybridtei.heads.train.models import load_trunk
-from hybridtei.heads.train.run import train
+from hybridtei.heads import models as heads
+from hybridtei.heads.models import load_trunk
+from hybridtei.heads.run import train
 from notebooks.write_flags import command_parsers
 
 WORDS = [f"w{number}" for number in range(60)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from hybridtei.heads.train.models import (
+from hybridtei.heads.models import (
     MultiVectorHead,
     SparseHead,
     TokenStates,

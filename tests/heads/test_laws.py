@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hybridtei.heads.train.fit import neighbour_groups
-from hybridtei.heads.train.models import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
+from hybridtei.heads.fit import neighbour_groups
+from hybridtei.heads.models import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
 
 
 def unit_rows(count: int, width: int, seed: int) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei.heads.train.run import Pair, parse_translations, read_pairs, read_translations, select_pairs, sentence_pairs
+from hybridtei.heads.run import Pair, parse_translations, read_pairs, read_translations, select_pairs, sentence_pairs
 
 TRANSLATIONS = """\
 Package: 0ad

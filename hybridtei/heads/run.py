@@ -21,8 +21,8 @@ from typing import BinaryIO, NamedTuple, cast
 
 import torch
 
-from hybridtei.heads.train.fit import Origin, PairStates, Recipe, Students, Teacher, fit, write_head_file
-from hybridtei.heads.train.models import MultiVectorHead, SparseHead, TokenStates, Trunk, cached_states, load_trunk
+from hybridtei.heads.fit import Origin, PairStates, Recipe, Students, Teacher, fit, write_head_file
+from hybridtei.heads.models import MultiVectorHead, SparseHead, TokenStates, Trunk, cached_states, load_trunk
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
