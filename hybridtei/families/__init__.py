@@ -7,9 +7,8 @@ from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet
-from hybridtei.families.decoder import eurobert, gemma3, llama, mistral, qwen2, qwen3
 from hybridtei.families.ops import Ops, Rows, adapted
-from hybridtei.families.rotary_bert import gte, jina_v3, modernbert, nomic_bert
+from hybridtei.families.rotary import eurobert, gemma3, gte, jina_v3, llama, mistral, modernbert, nomic_bert, qwen2, qwen3
 from hybridtei.families.settings import Settings
 
 Family = Callable[[Ops, Settings], Rows]
