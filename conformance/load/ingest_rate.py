@@ -37,7 +37,7 @@ from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.store.collection import schema_for
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 
 
 def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:

@@ -62,7 +62,7 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
         from hybridtei.store.server import ServerStore
 
         return ServerStore(config, patient=patient)
-    from hybridtei.store.embedded.store import EmbeddedStore
+    from hybridtei.store.embedded import EmbeddedStore
 
     assert config.qdrant_path is not None
     return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)

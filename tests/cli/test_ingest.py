@@ -14,7 +14,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.config import StoreConfig
 from hybridtei.store import DEFAULT_PATH, state_folder, with_default
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.ingest.small_ingest import points
 from tests.server.live import serving
 

@@ -13,7 +13,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import run as ingest_run
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.ingest.small_ingest import points
 
 

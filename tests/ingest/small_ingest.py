@@ -29,7 +29,7 @@ from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import schema_for
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embedder
 from tests.engine import small

@@ -18,7 +18,7 @@ from hybridtei.errors import BackendError
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
 from hybridtei.ingest.embedders import RemoteEmbedder
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.engine import small
 from tests.ingest.small_ingest import Ingest, points
 from tests.sampled import sampled

@@ -23,7 +23,7 @@ from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.outputs import Embeddings
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.server import ServerStore
 from tests.engine import small
 from tests.ingest.small_ingest import NAME, Ingest, plan, points, written

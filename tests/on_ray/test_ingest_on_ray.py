@@ -20,7 +20,7 @@ from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
 from hybridtei.on_ray import cluster as way_in
 from hybridtei.on_ray import ingest as on_ray
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.ingest.small_ingest import points
 from tests.on_ray.processes import named
 

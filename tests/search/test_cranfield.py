@@ -18,7 +18,7 @@ from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.search.fusion import Ranking, dbsf, rrf
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "cranfield"

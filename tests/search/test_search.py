@@ -16,7 +16,7 @@ from hybridtei.search.local import LocalSearch, query_model, rank_by
 from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import filter_from
 from hybridtei.search.searcher import Searcher
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.engine import small
 from tests.search.fusion import Ranking, rrf, weighted_sum
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in

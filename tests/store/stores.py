@@ -18,7 +18,7 @@ from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.embedded.store import EmbeddedStore
+from hybridtei.store.embedded import EmbeddedStore
 from tests.store.memory_store import MemoryStore
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded.process FOLDER SOCKET`.
+"""The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded_process FOLDER SOCKET`.
 
 It answers one request at a time, since the engine holds Python's lock for a whole call. It ends, with everything flushed, when
 its parent closes the socket or dies; signals meant for the parent are ignored. A collection is a folder: `layout.json` and
@@ -28,8 +28,8 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
-from hybridtei.store.embedded.conversions import Plain, config_of, plain_id, plain_point, plain_scored, point_of
-from hybridtei.store.embedded.queries import filter_of, payload_selector, request_of
+from hybridtei.store.embedded_conversions import Plain, config_of, plain_id, plain_point, plain_scored, point_of
+from hybridtei.store.embedded_queries import filter_of, payload_selector, request_of
 from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")

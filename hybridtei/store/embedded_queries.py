@@ -7,7 +7,7 @@ from typing import Any
 
 import qdrant_edge as edge
 
-from hybridtei.store.embedded.conversions import Plain, member, optional, vector_of
+from hybridtei.store.embedded_conversions import Plain, member, optional, vector_of
 
 _FILTER_KEYS = frozenset({"must", "should", "must_not", "min_should"})
 _MATCHES = ("value", "text", "text_any", "phrase", "prefix", "substring", "any", "except")

@@ -181,7 +181,7 @@ class _Call:
 class ProcessClient:
     """The engine's process and the connection to it. Used from one event loop."""
 
-    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded.process")
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded_process")
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
