@@ -1,13 +1,16 @@
-"""Ten times as many clients as permits: every answer 200 or 429, the accepted in bounded time, memory flat.
+"""Ten times as many clients as permits, which ask again at once: what is still accepted, and how soon everybody is answered.
 
-    python conformance/load/overload.py [--permits 64] [--times 10] [--seconds 30] [--back-offs 0,100]
+    python conformance/load/overload.py [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8] [--rounds 3]
 
-Starts `hybridtei serve --max-concurrent-requests PERMITS` with the embedded model. First as many clients as there are permits
-show what the server can do; then TIMES as many ask at once, each again as soon as it is answered, or a while after it was
-refused. Exits with 1 if an answer is neither 200 nor 429, if nobody is refused, if the 99th percentile of the accepted is
-beyond `--most-times` that of the clients without overload (`inf` promises no times), if memory grows between the second quarter
-of the overload and its last by more than `--most-growth-mb`, or if afterwards anything is left inside. Texts are of mixed
-lengths, and no two clients share one.
+For each model `hybridtei serve --max-concurrent-requests PERMITS` is started, the embedded model without `--model-id`. In each
+round 32 connections first show what the server can do; then TIMES as many connections as permits ask again as soon as they are
+answered, and beside them PATIENT clients, on connections of their own, wait a second after a 429. All clients are one process
+that uses epoll alone (`crowd.py`). Medians of the rounds.
+
+Exits with 1 if an answer is neither 200 nor 429, a request has none, nobody is refused, memory grows over the rounds by more
+than `--max-growth-mb`, something is left inside afterwards; and, unless `--any-times`, if less is accepted than MIN_SHARE of
+what 32 connections get, if the 99th percentile of the accepted is above MAX_ACCEPTED_SECONDS or any refusal above
+MAX_REFUSED_SECONDS, by the client's clock, or if the patient succeed less often than MIN_PATIENT.
 """
 
 from __future__ import annotations
@@ -17,156 +20,120 @@ import asyncio
 import random
 import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
-
 sys.path.insert(0, str(Path(__file__).parent))
-from http_load import MIXED, Texts
+from crowd import Group, Seen, crowd
+from lone import text
 from promises import Report, milliseconds
-from quiet import idle, inside, plain, settled
-from raw_http import Address, connect, request
+from quiet import inside, settled
+from raw_http import Address, request
 from served import Served, served
 
-SAMPLE_SECONDS = 0.25
-TEXTS_OF_A_CLIENT = 64
+ALONE = 32  # connections whose rate is what a server can do
+BODIES = 512
+WARM_SECONDS = 1.0
+PAUSE_SECONDS = 1.0  # of patient clients
+MIN_SHARE, MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS, MIN_PATIENT = 0.6, 1.5, 1.0, 0.9
 
 
-@dataclass
-class Overload:
-    """All clients' results. `accepted` and `refused`: seconds of each answer; `inside`: milliseconds in its headers."""
+@dataclass(frozen=True)
+class Round:
+    """Rates are accepted requests per second."""
 
-    statuses: Counter[int] = field(default_factory=Counter)
-    accepted: list[float] = field(default_factory=list)
-    refused: list[float] = field(default_factory=list)
-    inside_ms: list[int] = field(default_factory=list)
-    lost: int = 0
-    memory_mb: list[float] = field(default_factory=list)
+    alone: Seen
+    storm: Seen
+    patient: Seen
+    alone_rate: float
+    storm_rate: float
+    rss_mb: float
 
-    def growth_mb(self) -> float:
-        """Of the last quarter over the second one."""
-        quarter = len(self.memory_mb) // 4
-        if quarter == 0:
-            return 0.0
-        return statistics.median(self.memory_mb[-quarter:]) - statistics.median(self.memory_mb[quarter : 2 * quarter])
+    @property
+    def share(self) -> float:
+        return self.storm_rate / self.alone_rate
 
+    @property
+    def accepted_p99(self) -> float:
+        """Seconds."""
+        return milliseconds(self.storm.accepted + self.patient.accepted, 0.99) / 1000
 
-async def client(address: Address, requests: Sequence[bytes], until: float, back_off: float, seen: Overload) -> None:
-    """One connection, a request at a time."""
-    connection = await connect(address)
-    turn = random.randrange(len(requests))
-    while time.perf_counter() < until:
-        turn += 1
-        try:
-            answer = await connection.ask(requests[turn % len(requests)])
-        except (OSError, asyncio.IncompleteReadError):
-            seen.lost += 1
-            connection = await connect(address)
-            continue
-        seen.statuses[answer.status] += 1
-        if answer.status == 200:
-            seen.accepted.append(answer.seconds)
-            seen.inside_ms.append(int(answer.headers["x-total-time"]))
-        else:
-            seen.refused.append(answer.seconds)
-            await asyncio.sleep(back_off)
-    connection.drop()
+    @property
+    def longest_refusal(self) -> float:
+        """Seconds."""
+        return max([*self.storm.refused, *self.patient.refused], default=0.0)
+
+    @property
+    def patient_share(self) -> float:
+        answers = sum(self.patient.statuses.values())
+        return self.patient.statuses[200] / answers if answers else 1.0
 
 
-async def crowd(server: Served, address: Address, texts: Texts, clients: int, *, seconds: float, back_off: float) -> Overload:
-    """So many at once, for a while."""
-    seen = Overload()
-    prepared = [
-        [request(address, "/embed", {"inputs": texts.draw(MIXED)[0]}) for _ in range(TEXTS_OF_A_CLIENT)] for _ in range(clients)
-    ]
-
-    async def watch() -> None:
-        while True:
-            seen.memory_mb.append(server.held().rss_mb)
-            await asyncio.sleep(SAMPLE_SECONDS)
-
-    watching = asyncio.ensure_future(watch())
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(client(address, requests, until, back_off, seen) for requests in prepared))
-    watching.cancel()
-    return seen
+def one_round(server: Served, bodies: list[bytes], options: argparse.Namespace) -> Round:
+    """32 connections for a while, then the storm."""
+    port, seconds = server.port, options.seconds
+    crowd(port, [Group(ALONE, bodies)], WARM_SECONDS)
+    (alone,) = crowd(port, [Group(min(ALONE, options.permits), bodies)], seconds / 2)
+    groups = [Group(options.permits * options.times, bodies), Group(options.patient, bodies, PAUSE_SECONDS)]
+    storm, patient = crowd(port, groups, seconds)
+    accepted = storm.accepted_in_time + patient.accepted_in_time
+    rates = alone.accepted_in_time / seconds * 2, accepted / seconds
+    return Round(alone, storm, patient, *rates, server.held().rss_mb)
 
 
-async def run(server: Served, options: argparse.Namespace) -> Report:
-    report, texts = Report(), Texts()
-    address = Address(server.host, server.port)
-    usual = await idle(address, texts, 20)
-    await crowd(server, address, texts, options.permits, seconds=min(2.0, options.seconds), back_off=0)
-    alone = await crowd(server, address, texts, options.permits, seconds=options.seconds / 2, back_off=0)
-    report.add(
-        f"{options.permits} clients for {options.permits} permits",
-        f"{sum(alone.statuses.values())} answers",
-        f"{statuses_of(alone)}; {len(alone.accepted) / options.seconds * 2:.0f}/s, {times_of(alone)}",
-        set(alone.statuses) == {200} and not alone.lost,
+def measure(report: Report, name: str, server: Served, options: argparse.Namespace) -> None:
+    """A row of one model."""
+    draw, address = random.Random(0), Address(server.host, server.port)
+    bodies = [request(address, "/embed", {"inputs": text(options.words, draw)}) for _ in range(BODIES)]
+    rounds = [one_round(server, bodies, options) for _ in range(options.rounds)]
+    quiet = asyncio.run(settled(address))
+    share, accepted, refused, patient, alone_rate, storm_rate = (
+        statistics.median(getattr(one, field) for one in rounds)
+        for field in ("share", "accepted_p99", "longest_refusal", "patient_share", "alone_rate", "storm_rate")
     )
-    for back_off in options.back_offs:
-        number = options.permits * options.times
-        seen = await crowd(server, address, texts, number, seconds=options.seconds, back_off=back_off / 1000)
-        tell(report, f"{number} clients for {options.permits} permits, again after {back_off} ms", seen, alone, options)
-        quiet = await settled(address)
-        answers = [await plain(address, texts) for _ in range(20)]
-        took = [answer.seconds for answer in answers]
-        report.add(
-            "… and afterwards",
-            f"{len(answers)} plain requests",
-            f"{milliseconds(took):.1f} ms, before {milliseconds(usual):.1f} ms; {inside(quiet.values):.0f} left inside, "
-            f"{len(server.unforeseen())} unforeseen lines in the log",
-            quiet.seconds is not None and {answer.status for answer in answers} == {200} and not server.unforeseen(),
-        )
-    return report
-
-
-def tell(report: Report, name: str, seen: Overload, alone: Overload, options: argparse.Namespace) -> None:
-    """A row of one overload."""
-    ratio = milliseconds(seen.accepted, 0.99) / milliseconds(alone.accepted, 0.99)
-    growth = seen.growth_mb()
-    share = len(seen.accepted) / options.seconds / (len(alone.accepted) / options.seconds * 2)
+    refused = max(one.longest_refusal for one in rounds)
+    statuses = sum((one.storm.statuses + one.patient.statuses for one in rounds), Counter[int]())
+    missing = sum(seen.lost + seen.unanswered for one in rounds for seen in (one.alone, one.storm, one.patient))
+    growth = rounds[-1].rss_mb - rounds[0].rss_mb
+    refusals = sum(len(one.storm.refused) + len(one.patient.refused) for one in rounds) / options.seconds / len(rounds)
+    times = (share >= MIN_SHARE, accepted <= MAX_ACCEPTED_SECONDS, refused <= MAX_REFUSED_SECONDS, patient >= MIN_PATIENT)
     report.add(
-        name,
-        f"{sum(seen.statuses.values())} answers",
-        f"{statuses_of(seen)}, {seen.lost} without an answer; {len(seen.accepted) / options.seconds:.0f}/s accepted "
-        f"({share:.0%} of the rate without overload), {times_of(seen)} ({ratio:.1f} times in p99); refused in "
-        f"{milliseconds(seen.refused):.0f} ms (p99 {milliseconds(seen.refused, 0.99):.0f}); memory {seen.memory_mb[0]:.0f} → "
-        f"{seen.memory_mb[-1]:.0f} MB, {growth:+.1f} MB from the second quarter to the last",
-        set(seen.statuses) == {200, 429} and not seen.lost and ratio <= options.most_times and growth <= options.most_growth_mb,
-        **{f"{name} p99 ratio": round(ratio, 2), f"{name} growth MB": round(growth, 2)},
-    )
-
-
-def statuses_of(seen: Overload) -> str:
-    return ", ".join(f"{count} × {status}" for status, count in sorted(seen.statuses.items()))
-
-
-def times_of(seen: Overload) -> str:
-    inside_p99 = milliseconds([ms / 1000 for ms in seen.inside_ms], 0.99)
-    return (
-        f"p50 {milliseconds(seen.accepted):.0f} ms, p99 {milliseconds(seen.accepted, 0.99):.0f} ms "
-        f"(inside the server {inside_p99:.0f} ms)"
+        f"{name}: {options.permits * options.times} + {options.patient} connections for {options.permits} permits",
+        f"{len(rounds)} rounds of {options.seconds:g} s, {sum(statuses.values())} answers",
+        f"{storm_rate:.0f}/s accepted of {alone_rate:.0f}/s ({share:.0%}; least {min(one.share for one in rounds):.0%}), p99 "
+        f"{accepted:.2f} s; {refusals:.0f}/s refused, the last after {refused:.2f} s; the patient succeed {patient:.0%}; "
+        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, {missing} without an answer; "
+        f"memory {growth:+.1f} MB; {inside(quiet.values):.0f} left inside, {len(server.unforeseen())} unforeseen lines of log",
+        set(statuses) == {200, 429}
+        and not missing
+        and growth <= options.max_growth_mb
+        and quiet.seconds is not None
+        and not server.unforeseen()
+        and (options.any_times or all(times)),
+        **{name: {"share": round(share, 3), "p99 s": round(accepted, 3), "longest refusal s": round(refused, 3)}},
+        **{f"{name} patient": round(patient, 3)},
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-id", action="append", metavar="MODEL", help="repeatable")
     parser.add_argument("--permits", type=int, default=64)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument(
-        "--back-offs", type=lambda given: [int(one) for one in given.split(",")], default=[0, 100], metavar="MS"
-    )
-    parser.add_argument("--most-times", type=float, default=4.0)
-    parser.add_argument("--most-growth-mb", type=float, default=20.0)
+    parser.add_argument("--patient", type=int, default=20)
+    parser.add_argument("--words", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-growth-mb", type=float, default=20.0)
+    parser.add_argument("--any-times", action="store_true")
+    parser.add_argument("--flags", default="", help="more flags of the server")
     options = parser.parse_args()
-    with served("--max-concurrent-requests", str(options.permits)) as server:
-        report = uvloop.run(run(server, options))
+    report = Report()
+    for model in options.model_id or [None]:
+        chosen = [] if model is None else ["--model-id", model]
+        with served(*chosen, "--max-concurrent-requests", str(options.permits), *options.flags.split()) as server:
+            measure(report, Path(model or "embedded").name, server, options)
     sys.exit(report.finish())
 
 

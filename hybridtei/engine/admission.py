@@ -102,8 +102,7 @@ class Admission:
             self._taken = memoryview(mmap(descriptor, 0)).cast("q")
         self._place = place
         self._reserve = permits // RESERVE
-        self.share_left = permits - max_of_turns(permits)
-        self.freed: Callable[[], object] | None = None  # called when this process gave permits back
+        self.freed: Callable[[int], object] | None = None  # called with how many permits this process gave back
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
@@ -125,7 +124,7 @@ class Admission:
         if carrier is self and inputs <= carried:
             yield
             return
-        left = self.share_left if turns else 0
+        left = self.permits - max_of_turns(self.permits) if turns else 0
         if self._take(inputs, left) < inputs:
             raise Overloaded
         try:
@@ -157,7 +156,7 @@ class Admission:
         if self._waiting:
             self._serve()
         if self.freed is not None:
-            self.freed()
+            self.freed(permits)
 
     @asynccontextmanager
     async def held(self, inputs: int) -> AsyncIterator[None]:

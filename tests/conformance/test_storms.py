@@ -38,18 +38,17 @@ def test_storms_leave_nothing_and_sigterm_lets_everybody_end():
 
 
 def test_overload_is_answered_with_200_or_429():
-    flags = ["--permits", "4", "--seconds", "2", "--back-offs", "0", "--most-times", "inf"]
+    flags = ["--permits", "4", "--patient", "2", "--words", "6", "--seconds", "2", "--rounds", "1", "--any-times"]
     status, told = run("overload.py", *flags)
     assert told["broken"] == []
     assert status == 0
-    assert "429" in next(row["result"] for row in told["rows"] if row["tried"].startswith("40 clients"))
+    assert "× 429, 0 without an answer" in next(row["result"] for row in told["rows"])
 
 
 def test_a_promise_that_is_broken_is_told():
-    status, told = run(
-        "overload.py", "--permits", "4", "--times", "1", "--seconds", "1", "--back-offs", "0"
-    )  # nobody is refused
-    assert told["broken"] == ["4 clients for 4 permits, again after 0 ms"]
+    flags = ["--permits", "4", "--times", "1", "--patient", "0", "--seconds", "1", "--rounds", "1"]  # nobody is refused
+    status, told = run("overload.py", *flags)
+    assert told["broken"] == ["embedded: 4 + 0 connections for 4 permits"]
     assert status == 1
 
 

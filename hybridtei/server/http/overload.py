@@ -9,6 +9,7 @@ client that does not read its answers.
 Clients that ask again as soon as they are refused would fill the event loop with refusals. After a refusal a connection is read
 again when permits are free, or `READ_LATER_SECONDS` later: a client that waits as long never notices. One that did not pause is
 impatient until it does, and leaves a share of the permits to all others, so that those who wait before they ask again find one.
+While there are such connections, so does every other that asks again as soon as it is answered, unless it has shown patience.
 """
 
 from __future__ import annotations
@@ -36,12 +37,18 @@ READ_LATER_SECONDS = 0.5
 LATER_STEP_SECONDS = 0.01  # between two looks at who is to be read again
 PAUSE_SECONDS = 0.75  # above the bound of reading later, below the second that a patient client waits
 LOG_SECONDS = 1.0
+SHARE_LEFT = 2  # one permit of so many is not given to the impatient: half of them keep an engine busy, and wait half as long
 RETRY_AFTER = (b"retry-after", b"1")  # seconds, the least that the header can say
 END = b"\r\n\r\n"
 UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
 REFUSED = "hybridtei.refused"  # in a scope's extensions: no permit was free
 
 log = logging.getLogger(__name__)
+
+
+def _left_to_others(admission: Admission) -> int:
+    """How many permits the impatient leave."""
+    return admission.permits // SHARE_LEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Refusal:
 
     def applies(self, *, impatient: bool = False) -> bool:
         """Whether no permit is free; to the `impatient`, none beyond the share of all others."""
-        return all(one.free <= (one.share_left if impatient else 0) for one in self.admissions())
+        return all(one.free <= (_left_to_others(one) if impatient else 0) for one in self.admissions())
 
 
 class _Head:
@@ -121,7 +128,7 @@ class Overload:
     @property
     def is_near(self) -> bool:
         """Whether some model may have no permit for somebody."""
-        return any(one.free <= one.share_left for one in self._admissions())
+        return any(one.free <= _left_to_others(one) for one in self._admissions())
 
     def refuse(self, connection: OverloadProtocol, data: bytes) -> int:
         """Refuse the request at the begin of `data`, if no permit is free for it; return how many bytes it takes, or 0."""
@@ -132,7 +139,7 @@ class Overload:
         if not head.is_plain or end + head.length - len(data) > SKIP_BYTES:
             return 0
         refusal = self._find(head.url.partition(b"?")[0].decode("latin-1"))
-        if refusal is None or not refusal.applies(impatient=connection.impatient):
+        if refusal is None or not refusal.applies(impatient=connection.is_impatient(beside_others=bool(self._later))):
             return 0
         if not self._authenticator.allows(head.fields.get(b"authorization", b""), refusal.role):
             return 0
@@ -161,9 +168,12 @@ class Overload:
         if self._later:
             self._timer = loop.call_at(max(self._later[0][0], now + LATER_STEP_SECONDS), self._read_due, loop)
 
-    def _freed(self, admission: Admission) -> None:
-        if self._later and admission.free > admission.share_left:
-            self._later.popleft()[1].read_again()
+    def _freed(self, admission: Admission, permits: int) -> None:
+        """Read on as many as may find one of the `permits` that came back. Who was refused last comes first, and is answered
+        soonest; who waited longest is read in time anyway."""
+        if self._later:
+            for _ in range(min(permits, admission.free - _left_to_others(admission), len(self._later))):
+                self._later.pop()[1].read_again()
 
     def _answer(self, refusal: Refusal, origin: bytes | None, default_headers: list[tuple[bytes, bytes]]) -> bytes:
         if default_headers is not self._dated:  # uvicorn makes them anew every second
@@ -206,12 +216,13 @@ class OverloadProtocol(BoundedHttpProtocol):
         super().__init__(*args, **kwargs)
         self._overload = overload
         self.max_head_bytes = self._limits.head_bytes
-        self.impatient = False
+        self._patience: bool | None = None  # that it showed after its last refusal, or by any pause since
         self._waits = False  # for its turn to be read
         self._kept = b""  # what was read before it had to wait
         self._skip = 0  # bytes of a refused body, still to come
         self._was_refused = False  # by the last answer
-        self._answered = self._refused = 0.0  # when it was last; the former only while it matters
+        self._answered: float | None = None  # when its last answer was complete
+        self._refused = 0.0  # when it was refused here
 
     def data_received(self, data: bytes) -> None:
         if self._waits or self._kept:
@@ -222,8 +233,7 @@ class OverloadProtocol(BoundedHttpProtocol):
             if not data:
                 return
         if not (self._open or self._in_body or self._head_begun or self._eventless_bytes) and self._final_answer is None:
-            if self._was_refused or self.impatient:
-                self._judge()
+            self._judge()
             if self._overload.is_near and not self.flow.write_paused:
                 size = self._overload.refuse(self, data)
                 if size:
@@ -240,11 +250,15 @@ class OverloadProtocol(BoundedHttpProtocol):
 
     def _judge(self) -> None:
         """Whether the client paused since its last answer."""
-        if self.loop.time() - self._answered >= PAUSE_SECONDS:
-            self.impatient = False
+        if self._answered is not None and self.loop.time() - self._answered >= PAUSE_SECONDS:
+            self._patience = True
         elif self._was_refused:
-            self.impatient = True
+            self._patience = False
         self._was_refused = False
+
+    def is_impatient(self, *, beside_others: bool) -> bool:
+        """Whether it should leave permits to others; `beside_others`: that were just refused."""
+        return self._patience is False or (beside_others and self._patience is None and self._answered is not None)
 
     def _refused_now(self, data: bytes, size: int) -> None:
         """After a refusal of the first `size` bytes, of which `data` may hold more or fewer."""
@@ -290,7 +304,7 @@ class OverloadProtocol(BoundedHttpProtocol):
         super().on_response_complete()
         if refused and self._final_answer is None:
             self._asks_later()
-        elif self.impatient:
+        else:
             self._answered = self.loop.time()
 
     def timeout_keep_alive_handler(self) -> None:

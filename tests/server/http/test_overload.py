@@ -257,14 +257,14 @@ def test_who_asks_again_at_once_is_read_after_a_while(monkeypatch):
 
 
 def test_the_impatient_leave_permits_to_all_others(read_at_once):
-    share_left = 2
+    left = PERMITS // overload.SHARE_LEFT
     with at_capacity(PERMITS) as (running, hold), connected(running) as impatient, connected(running) as other:
         for _ in range(2):
             impatient.sendall(PLAIN)
             assert answers(impatient, 1)[0][0] == 429
         hold.let_go()
         until(lambda: running.service.admission.free == PERMITS)
-        with running.service.admission.inside(PERMITS - share_left):
+        with running.service.admission.inside(PERMITS - left):
             impatient.sendall(PLAIN)
             assert answers(impatient, 1)[0][0] == 429
             other.sendall(PLAIN)
