@@ -19,7 +19,7 @@ import orjson
 from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.system.retry import Retries
+from hybridtei.store.failures import Retries
 from hybridtei.tasks.embed import InputType, prompt_of
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
