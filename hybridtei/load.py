@@ -160,20 +160,20 @@ def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     """Return the token budget of a pass: as configured, or less where the device's memory is short. Raises LoadError."""
     if not isinstance(backend, Measured):
         return engine.max_batch_tokens
-    most = backend.most_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
+    most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
     if most < engine.max_batch_tokens:
         log.warning("a pass takes at most %d tokens, for want of memory; max-batch-tokens is %d", most, engine.max_batch_tokens)
     return most
 
 
-def _budget(backend: Backend, most_tokens: int) -> int:
+def _budget(backend: Backend, max_tokens: int) -> int:
     """Return the tokens of a pass that keep this hardware busy, as measured earlier, or now within about a second."""
     known = tuning.remembered(backend.name, backend.dtype, backend.spec)
-    curve = known or tuning.Curve([*tuning.measure(backend, most_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
+    curve = known or tuning.Curve([*tuning.measure(backend, max_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
     if known is None:
         tuning.remember(curve, backend.name, backend.dtype, backend.spec)
         log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
-    return min(most_tokens, curve.budget() or backend.busy_tokens)
+    return min(max_tokens, curve.budget() or backend.busy_tokens)
 
 
 def _values(outputs: HeadOutputs, row: int) -> Floats:

@@ -252,7 +252,7 @@ def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monk
         asked.append((limit, longest, fraction))
         return 600
 
-    monkeypatch.setattr("hybridtei.backends.torch.backend.TorchBackend.most_tokens", room)
+    monkeypatch.setattr("hybridtei.backends.torch.backend.TorchBackend.max_tokens", room)
     engine = EngineConfig(max_batch_tokens=5000, memory_fraction=0.5)
     loaded = load_model(ModelConfig(model_id=str(bert), pooling="mean", backend="torch"), engine)
     assert asked == [(5000, loaded.model.reader.max_input_length, 0.5)]

@@ -68,7 +68,7 @@ class Accelerated(Protocol):
 class Measured(Protocol):
     """A backend whose passes are bounded by memory of its own."""
 
-    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -130,13 +130,13 @@ class Replicas:
         for replica in self.replicas:
             replica.backend.close()
 
-    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """Of the replica with the least memory; those on one device share it. Raises LoadError."""
         devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
         beside = Counter(devices)
         for device, replica in zip(devices, self.replicas, strict=True):
             if isinstance(replica.backend, Measured):
-                limit = replica.backend.most_tokens(limit, longest, fraction, sharing * beside[device])
+                limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
         return limit
 
     def _take(self, tokens: int) -> Replica:

@@ -59,12 +59,12 @@ class Curve:
 
 
 def measure(
-    backend: Backend, most_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
+    backend: Backend, max_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
 ) -> Iterator[Point]:
     """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained."""
     clock = clock or _clock_for(backend)
     began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
-    while size <= max(most_tokens, FIRST_TOKENS):
+    while size <= max(max_tokens, FIRST_TOKENS):
         point = Point(size, rate(backend, size, clock))
         yield point
         flat = flat + 1 if point.tokens_per_s < best / FLAT else 0

@@ -29,7 +29,7 @@ from hybridtei.on_ray.blocks import BatchMessage, Receiver, Vectors, in_order, m
 from hybridtei.on_ray.cluster import join
 from hybridtei.outputs import Embeddings
 
-MOST_WORKERS = 10_000
+MAX_WORKERS = 10_000
 Block = tuple[BatchMessage, Vectors]
 
 
@@ -48,8 +48,8 @@ class RayPipeline:
         workers: int | None = None,
         address: str | None = None,
     ) -> None:
-        if workers is not None and not 1 <= workers <= MOST_WORKERS:
-            raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MOST_WORKERS}")
+        if workers is not None and not 1 <= workers <= MAX_WORKERS:
+            raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MAX_WORKERS}")
         from hybridtei.system.machine import available_cores
 
         self._leave = join(address, workers or available_cores())

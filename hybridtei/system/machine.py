@@ -43,7 +43,7 @@ def _quota(file: Path) -> int | None:
 
 
 ALL = "all"
-MOST_REPLICAS = 64
+MAX_REPLICAS = 64
 
 
 def cuda_devices(setting: str | None, count: int) -> list[str]:
@@ -59,8 +59,8 @@ def cuda_devices(setting: str | None, count: int) -> list[str]:
     for number in numbers:
         if not (number.isascii() and number.isdecimal() and int(number) < count):
             raise LoadError(f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}")
-    if len(numbers) > MOST_REPLICAS:
-        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MOST_REPLICAS}")
+    if len(numbers) > MAX_REPLICAS:
+        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MAX_REPLICAS}")
     return [f"cuda:{int(number)}" for number in numbers]
 
 

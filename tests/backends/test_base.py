@@ -100,14 +100,14 @@ class Card(FakeBackend):
         super().__init__(SPEC)
         self.room, self.device = room, device
 
-    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         return min(limit, int(self.room * fraction) // sharing)
 
 
 def test_the_smallest_memory_bounds_the_pass_and_replicas_on_one_device_share_it() -> None:
-    assert Replicas([Card(9000, "a"), Card(5000, "b"), Card(7000, "c")]).most_tokens(8000, 10, 0.5) == 2500
-    assert Replicas([Card(9000, "a"), Card(9000, "a"), Card(9000, "b")]).most_tokens(8000, 10, 0.5) == 2250
-    assert Replicas([FakeBackend(SPEC)]).most_tokens(8000, 10, 0.5) == 8000
+    assert Replicas([Card(9000, "a"), Card(5000, "b"), Card(7000, "c")]).max_tokens(8000, 10, 0.5) == 2500
+    assert Replicas([Card(9000, "a"), Card(9000, "a"), Card(9000, "b")]).max_tokens(8000, 10, 0.5) == 2250
+    assert Replicas([FakeBackend(SPEC)]).max_tokens(8000, 10, 0.5) == 8000
 
 
 def test_two_of_torch_serve_one_queue(bert: Path) -> None:

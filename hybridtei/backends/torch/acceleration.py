@@ -17,7 +17,7 @@ from torch import nn
 
 from hybridtei.backends.torch.attention import REPLAYED
 from hybridtei.backends.torch.compiling import Compiling
-from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MOST_RECORDINGS, Graphs, Recorder, Sizes, on_gpu, sizes
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MAX_RECORDINGS, Graphs, Recorder, Sizes, on_gpu, sizes
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Lengths of the texts that a pass is compiled with and compared on; the second has other totals, as every batch will.
 PROBES = ((9, 250, 61, 33), (5, 17, 40))
-MOST_SHARE = 4  # recordings may take this part of the memory for passes at most, one in so many bytes
+RECORDINGS_SHARE = 4  # recordings may take this part of the memory for passes at most, one in so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Acceleration:
         if not (self.options.graphs and self._records):
             return 0
         taken = peak(self._sizes.tokens)
-        needed = None if taken is None else taken + MOST_RECORDINGS * BYTES_OF_RECORDING
-        if needed is None or needed > allowed // MOST_SHARE:
+        needed = None if taken is None else taken + MAX_RECORDINGS * BYTES_OF_RECORDING
+        if needed is None or needed > allowed // RECORDINGS_SHARE:
             self._records = False
             log.info("small batches are not recorded, for want of memory")
             return 0

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 WINDOW, CAUSAL, GROUPED = "windows", "causality", "fewer key heads than heads"
 ALL = frozenset({WINDOW, CAUSAL, GROUPED})
 HALF = frozenset({"float16", "bfloat16"})
-MOST_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 BLACKWELL = (10, 11)  # major capabilities of its data centre cards, where flash-attn 4 is pickier about the width of a head
 BLACKWELL_HEAD_DIM = 128
@@ -105,8 +105,8 @@ def why_not(name: str, facts: Facts) -> str | None:
 def _head_dim_refused(name: str, facts: Facts) -> str | None:
     assert facts.capability is not None
     picky = name == FLASH_4 and facts.capability[0] in BLACKWELL
-    most = BLACKWELL_HEAD_DIM if picky else MOST_HEAD_DIM
-    if facts.head_dim % HEAD_DIM_STEP or (facts.head_dim > most and not (picky and facts.head_dim == MOST_HEAD_DIM)):
+    most = BLACKWELL_HEAD_DIM if picky else MAX_HEAD_DIM
+    if facts.head_dim % HEAD_DIM_STEP or (facts.head_dim > most and not (picky and facts.head_dim == MAX_HEAD_DIM)):
         return f"takes heads of a multiple of {HEAD_DIM_STEP} up to {most}, not {facts.head_dim}"
     return None
 
@@ -193,8 +193,8 @@ def trial(kernel: Kernel, facts: Facts, device: torch.device) -> str | None:
     for window in windows:
         for back_only in causal:
             found = kernel(q, k, v, _sequences(device), scale=0.3, window=window, causal=back_only).float()
-            wide = (q.float(), k.float(), v.float())
-            exact = per_sequence(*wide, sequences=_sequences(device), scale=0.3, window=window, causal=back_only)
+            exactly = (q.float(), k.float(), v.float())
+            exact = per_sequence(*exactly, sequences=_sequences(device), scale=0.3, window=window, causal=back_only)
             worst = float((found - exact).abs().max())
             if not worst <= TOLERANCE[facts.dtype]:  # NaN fails too
                 return f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {back_only}"

@@ -127,7 +127,7 @@ class TorchBackend:
         except RuntimeError:
             return False
 
-    def most_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """Tokens of the largest pass that fits into `fraction` of the free memory, of which so many `sharing` a device take
         equal parts; inputs of `longest` tokens do.
 
@@ -138,7 +138,7 @@ class TorchBackend:
         self.make_room()
         allowed = self._allow(fraction) // sharing
         allowed -= self.faster.reserved(allowed, lambda tokens: self._peak(tokens, min(longest, tokens)))
-        return memory.most_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
+        return memory.max_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
 
     @property
     def trunk(self) -> Trunk:

@@ -94,7 +94,7 @@ BUSY_WITH_DEVICE = (
 )  # a compiler waits for whole devices, and a graph that is recorded meanwhile is lost by that
 PATIENCE_SECONDS = 0.2
 EXIT_SECONDS = 10.0
-MOST_LETTERS = 300  # of a reason; compilers add pages
+MAX_LETTERS = 300  # of a reason; compilers add pages
 
 
 class Abandoned(BaseException):
@@ -249,7 +249,7 @@ def _with_code_of_its_own(function: Callable[..., Tensor]) -> Callable[..., Tens
 
 def _in_one_line(error: Exception) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
-    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]} …"
+    return words if len(words) <= MAX_LETTERS else f"{words[:MAX_LETTERS]} …"
 
 
 def _interrupt(thread: threading.Thread) -> None:

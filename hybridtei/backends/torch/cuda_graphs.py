@@ -1,6 +1,6 @@
 """Small batches on a GPU as one launch: the packed pass recorded for a bucket of shapes, and played again from fixed buffers.
 
-A lone query costs a GPU less than its host takes to launch some hundred kernels one by one. A recording launches all of them
+A single query costs a GPU less than its host takes to launch some hundred kernels one by one. A recording launches all of them
 at once. It fixes every shape: tokens, sequences, and the longest sequence that attention is told of. What a batch lacks of its
 bucket is filled with sequences of their own behind the real ones, which no text sees, and with empty ones behind these. So the
 rows of a batch are the first of what comes out, and its offsets the first of the bucket's.
@@ -110,7 +110,7 @@ def _least(levels: tuple[int, ...], needed: int) -> int | None:
     return next((level for level in levels if level >= needed), None)
 
 
-MOST_RECORDINGS = 32
+MAX_RECORDINGS = 32
 BYTES_OF_RECORDING = 4 << 20  # of its list of launches on the device; an estimate
 UNUSED_PASSES = 256  # a recording gives way to another only if so many batches of others went by
 
@@ -212,7 +212,7 @@ class Graphs:
         self._buffers = None
 
     def _has_room(self) -> bool:
-        if len(self._recorded) + len(self._asked - self._recorded.keys()) < MOST_RECORDINGS:
+        if len(self._recorded) + len(self._asked - self._recorded.keys()) < MAX_RECORDINGS:
             return True
         _, last_used = next(iter(self._recorded.values()), (None, self._passes))
         return self._passes - last_used > UNUSED_PASSES
@@ -234,7 +234,7 @@ class Graphs:
             BUSY_WITH_DEVICE.release()
 
     def _make_room(self) -> None:
-        if len(self._recorded) >= MOST_RECORDINGS:
+        if len(self._recorded) >= MAX_RECORDINGS:
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # it may be playing just now
             self._recorded.popitem(last=False)

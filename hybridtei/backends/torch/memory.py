@@ -108,7 +108,7 @@ MIN_GAIN = 1.05  # a size that is nearer to the one known to fit is not worth an
 Peak = Callable[[int], int | None]
 
 
-def most_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:
+def max_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:
     """Tokens of the largest pass whose peak stays within `allowed` bytes: at least `longest`, at most `limit`.
 
     `peak`: bytes that a pass of so many tokens takes, or None if it failed for want of memory. Raises LoadError if a pass of

@@ -207,7 +207,7 @@ def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path
 
 
 def test_only_so_many_are_kept_and_the_least_used_give_way(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(cuda_graphs, "MAX_RECORDINGS", 2)
     monkeypatch.setattr(cuda_graphs, "UNUSED_PASSES", 3)
     player = Player()
     backend, graphs = opened(hybrid, player)
@@ -300,7 +300,7 @@ def test_on_a_gpu_what_is_played_is_what_is_launched(
 @ON_GPU
 def test_on_a_gpu_recordings_leave_room_for_passes(hybrid: Path) -> None:
     backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda", acceleration=AccelerationOptions(graphs=True))
-    most = backend.most_tokens(100_000, 64, 0.5)
+    most = backend.max_tokens(100_000, 64, 0.5)
     backend.accelerate()
     for lengths in LENGTHS:
         backend.forward(batch(backend, lengths))

@@ -181,7 +181,7 @@ def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
 
 
 def test_on_a_cpu_memory_bounds_nothing(backend: TorchBackend) -> None:
-    assert backend.most_tokens(12345, 64, 0.5) == 12345
+    assert backend.max_tokens(12345, 64, 0.5) == 12345
 
 
 @pytest.mark.gpu
@@ -189,7 +189,7 @@ def test_on_a_cpu_memory_bounds_nothing(backend: TorchBackend) -> None:
 def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
     backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda")
     assert (backend.lanes, backend.ahead) == ((LaneKind.BULK,), 1)
-    most = backend.most_tokens(100_000, 64, 0.5)
+    most = backend.max_tokens(100_000, 64, 0.5)
     assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
 
 

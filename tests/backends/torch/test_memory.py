@@ -17,7 +17,7 @@ from hybridtei.backends.torch.memory import (
     by_kind,
     estimate,
     joined,
-    most_tokens,
+    max_tokens,
     of_its_own,
     parted,
     split_on_oom,
@@ -50,9 +50,9 @@ def test_what_is_found_fits_and_was_tried(fixed: int, per_token: int, longest: i
     card = Card(fixed, per_token, 2 * allowed)
     if fixed + per_token * longest > allowed:
         with pytest.raises(LoadError, match=f"an input of {longest} tokens does not fit"):
-            most_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
+            max_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
         return
-    found = most_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
+    found = max_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
     assert longest <= found <= limit
     assert found in card.tried
     assert fixed + per_token * found <= allowed
@@ -63,7 +63,7 @@ def test_what_is_found_fits_and_was_tried(fixed: int, per_token: int, longest: i
 
 def test_where_everything_fits_two_or_three_passes_are_enough() -> None:
     card = Card(10**6, 10**4, 10**12)
-    assert most_tokens(card.peak, limit=16384, longest=512, allowed=10**12) == 16384
+    assert max_tokens(card.peak, limit=16384, longest=512, allowed=10**12) == 16384
     assert card.tried == [512, FIRST_TOKENS, 16384]
 
 
@@ -73,13 +73,13 @@ def test_a_pass_that_fails_in_spite_of_the_estimate_halves_it() -> None:
     def peak(tokens: int) -> int | None:
         return tokens**2 if tokens <= 10_000 else None
 
-    found = most_tokens(peak, limit=100_000, longest=100, allowed=10**9)
+    found = max_tokens(peak, limit=100_000, longest=100, allowed=10**9)
     assert 2048 < found <= 10_000
 
 
 def test_memory_that_does_not_grow_sets_no_bound() -> None:
     flat: Peak = lambda _: 5  # noqa: E731
-    assert most_tokens(flat, limit=100_000, longest=10, allowed=10) == 100_000
+    assert max_tokens(flat, limit=100_000, longest=10, allowed=10) == 100_000
 
 
 def test_the_line_through_the_last_two() -> None:
