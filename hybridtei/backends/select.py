@@ -19,6 +19,7 @@ from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import EngineConfig, ModelConfig
@@ -134,18 +135,20 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
-    return None if name == "torch" or own else _why_no_graph(spec)
+    if name == "torch" or own:
+        return None
+    found = _graph_or_reason(spec)
+    return found if isinstance(found, str) else None
 
 
-def _why_no_graph(spec: ModelSpec) -> str | None:
-    """Why a checkpoint's weights cannot run in a graph of its family, or None if they can."""
+def _graph_or_reason(spec: ModelSpec) -> Graph | str:
+    """The graph of a checkpoint's family, or why its weights cannot run in one."""
     if not has_weights(spec.folder):
         return "there are no weights in safetensors, or as torch 1.6 and later save them"
     try:
-        family_graph(spec)
+        return family_graph(spec)
     except LoadError as error:
         return str(error).removeprefix(f"{spec.folder}: ")
-    return None
 
 
 @cache
@@ -174,7 +177,8 @@ def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.backends.graph.onnx_backend import OnnxBackend
 
-    if _why_no_graph(spec) is not None:
+    graph = _graph_or_reason(spec)
+    if isinstance(graph, str):
         own = find_own_graph(spec, dtype)
         assert own is not None  # or `why_not` had refused
         if spec.tanh_gelu:
@@ -185,7 +189,7 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         from hybridtei.backends.graph.int8 import int8_graph
 
         return OnnxBackend(spec, int8_graph(spec, weights), weights)
-    return OnnxBackend(spec, family_graph(spec), weights)
+    return OnnxBackend(spec, graph, weights)
 
 
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
