@@ -196,6 +196,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Literal["infinity", "vllm"],
         Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.", extra=ANSWERS),
     ] = "infinity"
+    table_under_load: Annotated[
+        bool,
+        Meta(
+            description="While the model is at capacity, answer /search by sparse vectors of queries that are looked up; "
+            "answers say so: `query_encoder`.",
+            extra=ANSWERS,
+        ),
+    ] = False
     only_tei_routes: Annotated[
         bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.", extra=ANSWERS)
     ] = False

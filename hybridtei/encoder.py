@@ -6,7 +6,7 @@ A call that keeps several cores busy starts threads, and ends them before it ret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -25,7 +25,7 @@ from hybridtei.load import load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model, Task
-from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.embed import Embed, InputType, QueryEncoder
 from hybridtei.tasks.label import AGGREGATIONS, Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
@@ -125,13 +125,15 @@ class Encoder:
         multivector: MultivectorBudget | Mapping[str, Any] | None = None,
         truncate: bool = True,
         truncation_direction: Direction = "right",
+        query_encoder: QueryEncoder = "model",
         show_progress: bool = False,
     ) -> Embeddings:
         """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
 
         `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
         its prompts make a difference. `multivector`: how small those of documents are to be, as `MultivectorBudget` or its
-        fields; queries' are never made smaller. Raises RequestError or BackendError.
+        fields; queries' are never made smaller. `query_encoder` "table": the sparse vectors are those of queries, looked up by
+        token without a pass; other outputs take one. Raises RequestError or BackendError.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         _check_kinds(inputs)
@@ -139,7 +141,15 @@ class Encoder:
         budget = self._multivector if multivector is None else as_budget(multivector)
         task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type, budget)
         task.check(self.spec)
-        return self._run(task, show_progress)
+        if query_encoder == "model" or Head.SPARSE not in heads:
+            return self._run(task, show_progress)
+        table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
+        table.check(self.spec)
+        sparse = self._run(table, show_progress)
+        if heads == table.heads:
+            return sparse
+        others = self._run(replace(task, heads=heads - table.heads), show_progress)
+        return replace(others, sparse=sparse.sparse)
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first."""

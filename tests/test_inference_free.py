@@ -16,7 +16,14 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 from hybridtei.checkpoint.layers import query_table
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
-from hybridtei.errors import EmptyInput, LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
 from tests import tiny, tolerances, vocabulary
 
 QUERIES = ["baka", "baka bulo baka mo", "xyz baka", *vocabulary.texts(6, seed=2), "bulo baka " * 200]
@@ -96,6 +103,34 @@ def test_idf_beside_the_model(tmp_path: Path, name: str, logarithms: int) -> Non
     plain = Encoder.load(str(tiny.write_family(tmp_path / "plain", "bert", task="ForMaskedLM")))
     del plain
     assert read_spec(folder, pooling="cls").kind == "embedding"
+
+
+def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    tiny.write_own_heads(folder)
+    encoder = Encoder.load(str(folder))
+    outputs = ("dense", "sparse")
+    before = encoder.forwards
+    looked_up = encoder.encode(QUERIES, ("sparse",), query_encoder="table").sparse
+    assert encoder.forwards == before
+    assert looked_up is not None
+    words = encoder._model.reader.tokenizer
+    for row, text in enumerate(QUERIES):
+        ids = {token.id for token in words.tokens([text], add_special_tokens=False)[0]} - encoder.spec.removed_ids
+        indices, values = looked_up.row(row)
+        assert set(indices.tolist()) <= ids
+        assert (values == 1).all()
+    both, model = (encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model"))  # type: ignore[arg-type]
+    assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
+    close(both.dense, model.dense)
+    with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):
+        encoder.encode(QUERIES, ("sparse",), input_type="document", query_encoder="table")
+
+
+def test_a_model_without_a_table_says_so(tmp_path: Path) -> None:
+    splade = Encoder.load(str(tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM")), pooling="splade")
+    with pytest.raises(UnsupportedHead, match="no table"):
+        splade.encode(QUERIES, ("sparse",), query_encoder="table")
 
 
 def test_an_embedding_model_with_such_a_file_embeds(tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def search(draw: Random) -> Any:
         "weights": draw.choice(("m3", {"dense": 1.0, "sparse": 0.5}, [1.0, 2.0])),
         "legs": draw.sample(OUTPUTS, draw.randint(1, 3)),
         "rescore": draw.choice((True, False, "multivector")),
+        "query_encoder": draw.choice(("model", "table")),
         "group_by": draw.choice(("document", "metadata.m", "n", "")),
         "rerank": draw.choice((True, False, "reranker")),
         "filter": draw.choice(FILTERS),

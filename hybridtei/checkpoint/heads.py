@@ -47,6 +47,11 @@ class SparseHead:
     double_log: bool = False
     queries: Path | None = None
 
+    @property
+    def can_look_up(self) -> bool:
+        """Whether queries can be made without the model: from a table, or by the collection's idf alone."""
+        return self.queries is not None or (self.idf and self.kind != "splade")
+
 
 class Shares(Struct, frozen=True):
     """The weight of each kind of similarity in a score."""

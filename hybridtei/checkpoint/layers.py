@@ -143,10 +143,20 @@ def in_config(config: Any) -> None:
 
 
 def query_table(spec: ModelSpec) -> Floats | None:
-    """Return the weights of query tokens, float32[v], or None if the model computes them. Raises LoadError, naming the file."""
-    source = None if spec.sparse is None else spec.sparse.queries
-    if source is None:
+    """Return the weights of query tokens, float32[v], or None if the model alone makes queries. Raises LoadError, naming the
+    file.
+
+    A head without a table, whose queries count on the collection's idf, weighs all tokens alike: weights averaged over many
+    texts, or of each token alone, ranked worse (`conformance/quality/default_search.py --query-encoder table`).
+    """
+    head = spec.sparse
+    if head is None or not head.can_look_up:
         return None
+    source = head.queries
+    if source is None:
+        weights = np.ones(spec.vocab_size, dtype=np.float32)
+        weights[sorted(spec.removed_ids)] = 0
+        return weights
     if source.suffix == ".json":
         return _idf(source, spec)
     path = read_object(source / "config.json", optional=True).get("path")

@@ -35,7 +35,10 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     def tokens_of(text: str) -> Sequence[Token]:
         return tokenizer().tokens([text.lower() if encoder.spec.lowercase else text], add_special_tokens=False)[0]
 
-    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of)
+    async def look_up(queries: Sequence[str]) -> Embeddings:
+        return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")
+
+    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up)
 
 
 def embed_queries_by(embedder: Embedder) -> EmbedQueries:

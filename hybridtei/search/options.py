@@ -50,6 +50,13 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             "`document_id`.",
         ),
     ] = None
+    query_encoder: Annotated[
+        Literal["model", "table"],
+        Meta(
+            description="table: the query's sparse vector is looked up by token, without the model; with mode sparse, nothing "
+            "waits for it."
+        ),
+    ] = "model"
     rerank_limit: Annotated[Count, Meta(description="So many of the best are reranked.")] = 50
     score_threshold: Annotated[float | None, Meta(description="Leave out what the store scores lower.")] = None
     exact: Annotated[bool, Meta(description="No approximate index.")] = False

@@ -20,6 +20,7 @@ from qdrant_client import models
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, Floats, cut, unit
 from hybridtei.search.candidates import Candidates
 from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
@@ -43,6 +44,7 @@ from hybridtei.store.collection import CollectionSchemas, check_searchable, comm
 from hybridtei.tasks.rerank import declared_weights
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
+LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
@@ -52,13 +54,15 @@ NANOSECONDS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class QueryModel:
-    """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop."""
+    """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop; `look_up`:
+    makes sparse vectors of queries without a pass."""
 
     model_id: str
     spec: ModelSpec
     embed: EmbedQueries
     tokens_of: TokensOf | None = None
     aside: Aside = asyncio.to_thread
+    look_up: LookUpQueries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,20 @@ class Searcher:
             self._searchable[collection] = schema
         return schema
 
-    async def embed(self, collection: str, queries: Sequence[str]) -> Embeddings:
-        """The queries' vectors of every kind that the collection has, one row a query, from one pass."""
-        schema = await self.schema(collection)
-        return fit_to_schema(await self.model.embed(queries, common_heads(schema, self.model.spec)), schema)
+    async def embed(self, collection: str, queries: Sequence[str], options: SearchOptions | None = None) -> Embeddings:
+        """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
+        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none."""
+        schema, options = await self.schema(collection), options or SearchOptions()
+        heads = common_heads(schema, self.model.spec)
+        if options.query_encoder == "model":
+            return fit_to_schema(await self.model.embed(queries, heads), schema)
+        if Head.SPARSE not in heads or self.model.look_up is None:
+            raise InvalidInput(f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors")
+        sparse = (await self.model.look_up(queries)).sparse
+        others = heads - {Head.SPARSE}
+        if not others or (options.mode == "sparse" and not options.rescore):
+            return Embeddings(sparse=sparse)
+        return fit_to_schema(replace(await self.model.embed(queries, others), sparse=sparse), schema)
 
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
@@ -116,7 +130,7 @@ class Searcher:
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
         """
         began = perf_counter_ns()
-        embedded = await self.embed(collection, [query])
+        embedded = await self.embed(collection, [query], options)
         embedding = Stage("embed", since(began), 1)
         result = await self.find(collection, query, embedded, 0, options, rank=rank)
         return msgspec.structs.replace(result, stages=[embedding, *result.stages])

@@ -23,8 +23,9 @@ from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Inputs
 from hybridtei.tasks.base import Task
-from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.embed import Embed, LookUp
 from hybridtei.tasks.rerank import Ranking, Scored
+from hybridtei.text.reader import Input
 
 CHUNK_DOCUMENTS = 64
 NUMBERS_A_RANK = 40  # as which a ranked item counts that is built and written
@@ -37,11 +38,12 @@ Write = Callable[[T, Usage], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, as `writers.to_json` takes it; its usage, for timing headers; and about how many numbers it holds."""
+    """An answer, as `writers.to_json` takes it; its usage, for timing headers; about how many numbers it holds; and headers."""
 
     answer: Any
     usage: Usage | None = None
     numbers: int = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,20 @@ class Context:
         usage = Usage(load, result.lengths, result.timings, began_ns)
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
         return result.answer, usage
+
+    async def look_up(self, inputs: Sequence[Input], *, is_batch: bool, **options: Any) -> tuple[Embeddings, Usage]:
+        """Sparse vectors of queries by the table, without a permit or a place in the queue; `options`: fields of `Embed`."""
+        task = Embed(inputs, frozenset({Head.SPARSE}), query_encoder="table", **options)
+        load = Load(len(inputs), sum(map(len, inputs)), is_batch=is_batch)
+        began_ns = perf_counter_ns()
+        self.metrics.began(load.inputs, is_batch=is_batch, scope="embed")
+        with self.counting_failures():
+            if is_batch:
+                self.check_batch(load.inputs)
+            answer, lengths, timings = await self.service.look_up(LookUp(task), load.characters)
+        usage = Usage(load, lengths, timings, began_ns)
+        self.metrics.succeeded(usage, is_batch=is_batch, scope="embed")
+        return answer, usage
 
     async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""

@@ -145,6 +145,7 @@ async def _respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
         unsent.add(-reserved)
     if reply.usage is not None:
         headers = [*headers_of(reply.usage), *headers]
+    headers = [*reply.headers, *headers]
     del reply  # its numbers need not wait for the client, too
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})

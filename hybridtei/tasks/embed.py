@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidDimensions, LoadError, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, InvalidInput, LoadError, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled
@@ -24,6 +24,7 @@ from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
 InputType = Literal["query", "document"]
+QueryEncoder = Literal["model", "table"]
 PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "query": ("query", "retrieval.query"),
     "document": ("document", "retrieval.passage"),
@@ -44,7 +45,8 @@ class Embedder(Protocol):
 class Embed(ListTask):
     """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
 
-    `multivector`: how small the multi-vectors of documents are to be.
+    `multivector`: how small the multi-vectors of documents are to be. `query_encoder` "table": sparse vectors of queries, from
+    the tokenizer and a table of weights, without a pass.
     `input_type` is for models that read queries otherwise than documents; for them None means "document", for others no prompt.
     """
 
@@ -57,11 +59,12 @@ class Embed(ListTask):
     dimensions: int | None = None
     input_type: InputType | None = None
     multivector: MultivectorBudget | None = None
+    query_encoder: QueryEncoder = "model"
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
-        """`LookUp` for a query of a model that looks its queries up."""
-        looks_up = spec.sparse is not None and spec.sparse.queries is not None
-        return LookUp(self) if looks_up and self.input_type == "query" else self
+        """`LookUp` for a query of a model that looks its queries up, and where the table is asked for."""
+        looks_up = spec.sparse is not None and spec.sparse.queries is not None and self.input_type == "query"
+        return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
     def check(self, spec: ModelSpec) -> None:
         """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
@@ -72,6 +75,10 @@ class Embed(ListTask):
             raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidDimensions("`dimensions` should be positive")
+        if self.query_encoder == "table" and (self.heads != {Head.SPARSE} or self.input_type == "document"):
+            raise InvalidInput('`query_encoder` "table" makes sparse vectors of queries and nothing else')
+        if self.query_encoder == "table" and not (spec.sparse is not None and spec.sparse.can_look_up):
+            raise UnsupportedHead('`query_encoder` "table": the model has no table of what tokens weigh in queries')
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""

@@ -197,6 +197,7 @@ def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
         "--json-output",
         "--offline",
         "--only-tei-routes",
+        "--table-under-load",
         "--split-large-batches",
         "--trust-remote-code",
     }

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.checkpoint.layers import query_table
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
@@ -77,7 +78,8 @@ def splade() -> ModelSpec:
 def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -> Model:
     spec = spec or model_spec()
     prompts = Prompts(spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names)
-    return Model(spec, TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size))
+    reader = TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size)
+    return Model(spec, reader, query_table(spec))
 
 
 def service(

@@ -105,6 +105,7 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
 
 Vector = list[float]
 
+BY_TABLE = ((b"x-query-encoder", b"table"),)
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
@@ -141,9 +142,22 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
 async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
     """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
     inputs = parse_inputs(request.inputs)
+    if request.query_encoder == "table":
+        return await _looked_up(context, request, inputs)
     task = _task(context, request, inputs, Head.SPARSE)
     refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
     return await context.embed(task, inputs, _sparse, refusal=refusal)
+
+
+async def _looked_up(context: Context, request: EmbedSparseRequest, inputs: Inputs) -> Reply:
+    answer, usage = await context.look_up(
+        inputs.items,
+        is_batch=inputs.load.is_batch,
+        truncate=context.truncate(request.truncate),
+        direction=request.direction,
+        prompt_name=request.prompt_name,
+    )
+    return Reply(_sparse(answer, usage), usage, answer.numbers, BY_TABLE)
 
 
 @handler("embed_multivector")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
-from hybridtei.errors import InvalidInput, TooManyCandidates
+from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
@@ -63,6 +64,9 @@ class SearchResponse(Struct, frozen=True):
     mode: str
     hits: list[SearchHit]
     stages: list[Stage]
+    query_encoder: Annotated[
+        str | None, Meta(description="table: the query's sparse vector was looked up, as asked or under load.")
+    ] = None
 
 
 class SearchesResponse(Struct, frozen=True):
@@ -71,6 +75,15 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
+# What is asked instead where the model is at capacity, and `--table-under-load` allows it.
+BY_TABLE: dict[str, Any] = {
+    "mode": "sparse",
+    "query_encoder": "table",
+    "rescore": False,
+    "k": None,
+    "weights": None,
+    "legs": None,
+}
 MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
 
 
@@ -107,20 +120,33 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         lambda text: tokenizer.tokens([text.lower() if spec.lowercase else text], add_special_tokens=False)[0],
         stores.bounds.run_aside,
     )
+
+    async def look_up(queries: Sequence[str]) -> Embeddings:
+        answer, usage = await context.look_up(list(queries), is_batch=request.query is None)
+        usages.append(usage)
+        return answer
+
+    model = replace(model, look_up=look_up)
     budget = PayloadBudget(stores.server.max_search_bytes)
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
     searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)
-    embedded = await searcher.embed(request.collection, texts)
+    try:
+        embedded = await searcher.embed(request.collection, texts, options)
+    except Overloaded:
+        if not stores.server.table_under_load or options.query_encoder == "table":
+            raise
+        options = structs.replace(options, **BY_TABLE)
+        embedded = await searcher.embed(request.collection, texts, options)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
 
     def written() -> list[dict[str, Any]]:
-        return [_result(context, one, usages[0]) for one in found]
+        return [_result(context, one, usages[-1], options) for one in found]
 
     results = await stores.bounds.run_aside(written) if options.highlights else written()
     marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
     numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
-    return Reply(results[0] if request.query is not None else {"results": results}, usages[0], numbers)
+    return Reply(results[0] if request.query is not None else {"results": results}, usages[-1], numbers)
 
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
@@ -170,12 +196,13 @@ def ranker(models: Models, name: bool | str) -> Rank | None:
     return rank
 
 
-def _result(context: Context, results: SearchResult, usage: Usage) -> dict[str, Any]:
+def _result(context: Context, results: SearchResult, usage: Usage, options: SearchOptions) -> dict[str, Any]:
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
     fields = results.as_dict()
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
-    return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]]}
+    by_table = {"query_encoder": "table"} if options.query_encoder == "table" else {}
+    return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]], **by_table}
 
 
 ROUTES = (

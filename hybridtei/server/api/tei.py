@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from hybridtei.outputs import Load
 from hybridtei.server.http.body import SchemaError
+from hybridtei.tasks.embed import QueryEncoder
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 
@@ -44,6 +45,10 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
 
 class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed_sparse`."""
+
+    query_encoder: Annotated[
+        QueryEncoder, Meta(description="table: what tokens weigh in queries is looked up, without the model.")
+    ] = "model"
 
 
 class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):

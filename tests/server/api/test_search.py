@@ -80,6 +80,37 @@ def test_everything_at_once(shelf):
     assert [stage["name"] for stage in answer["stages"]] == ["embed", "dense", "sparse", "rrf", "search"]
 
 
+def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
+    before = shelf.backend.forwards
+    body = {"collection": "papers", "query": QUERY, "query_encoder": "table"}
+    sparse = shelf.post("/search", {**body, "mode": "sparse"})
+    assert shelf.backend.forwards == before
+    assert sparse.json()["query_encoder"] == "table"
+    assert sparse.json()["hits"]
+    assert int(sparse.headers["x-compute-tokens"]) == 3
+    hybrid = shelf.post("/search", body).json()
+    assert shelf.backend.forwards == before + 1  # dense and multi-vectors are the model's
+    assert (hybrid["mode"], hybrid["query_encoder"]) == ("zscore", "table")
+    assert "query_encoder" not in shelf.post("/search", {"collection": "papers", "query": QUERY}).json()
+
+
+def test_under_load_only_where_it_is_allowed(spec):
+    body = {"collection": "papers", "query": QUERY, "rescore": True}
+    for allowed in (False, True):
+        store = run(filled(encoder_of(spec)))
+        with (
+            serving(spec, server={"table_under_load": allowed}, schemas=CollectionSchemas(store), model_id=MODEL) as running,
+            running.service.admission.inside(running.service.config.max_concurrent_requests),
+        ):
+            answer = running.post("/search", body)
+            looked_up = running.post("/search", {**body, "rescore": False, "mode": "sparse", "query_encoder": "table"})
+        assert looked_up.status_code == 200
+        assert answer.status_code == (200 if allowed else 429)
+        if allowed:
+            assert (answer.json()["mode"], answer.json()["query_encoder"]) == ("sparse", "table")
+            assert answer.json()["hits"] == looked_up.json()["hits"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [

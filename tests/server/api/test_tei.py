@@ -82,6 +82,17 @@ def test_embed_all_gives_raw_states_of_every_token(server):
     assert set(response.headers) >= TIMES
 
 
+def test_sparse_queries_that_are_looked_up(server):
+    before = server.backend.forwards
+    response = server.post("/embed_sparse", {"inputs": ["one two one", "seven"], "query_encoder": "table"})
+    assert server.backend.forwards == before
+    assert response.headers["x-query-encoder"] == "table"
+    assert [[item["value"] for item in row] for row in response.json()] == [[1.0, 1.0], [1.0]]
+    assert "x-query-encoder" not in server.post("/embed_sparse", {"inputs": "one"}).headers
+    refused = server.post("/embed_sparse", {"inputs": "", "query_encoder": "table"})
+    assert (refused.status_code, refused.json()["error_type"]) == (400, "Empty")
+
+
 def test_embed_sparse_ascends_without_zeros_and_specials(server):
     response = server.post("/embed_sparse", {"inputs": ["one two one two three", "seven"]})
     assert set(response.headers) >= TIMES
