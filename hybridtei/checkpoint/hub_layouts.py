@@ -159,7 +159,7 @@ def _jina_bert(config: Config, file: Path) -> Config:
 def _jina_v3(config: Config, file: Path) -> Config:
     """After `XLMRobertaFlashConfig` of Jina's own code, if positions are rotary, as those of embeddings v3.
 
-    What it says of adapters is read by `adapters.read_adapters`.
+    What it says of adapters is read by `sizes.read_adapters`.
     """
     if config.get("position_embedding_type") != "rotary":
         return config

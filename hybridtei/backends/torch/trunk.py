@@ -127,7 +127,7 @@ class PackedTrunk:
 
 
 class PaddedTrunk:
-    """See `trunk.Trunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
+    """See `Trunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
     on its neighbours."""
 
     packs = False
