@@ -169,10 +169,14 @@ def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
 def _budget(backend: Backend, max_tokens: int) -> int:
     """Return the tokens of a pass that keep this hardware busy, as measured earlier, or now within about a second."""
     known = tuning.remembered(backend.name, backend.dtype, backend.spec)
-    curve = known or tuning.Curve([*tuning.measure(backend, max_tokens, limit_seconds=tuning.LIMIT_SECONDS)])
+    curve = known or tuning.curve_of(backend, max_tokens, limit_seconds=tuning.LIMIT_SECONDS)
+    if known is None:
+        log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
+    if curve.doubt is not None:
+        log.info("the measurement is not kept, and the next start makes it again: %s", curve.doubt)
+        return min(max_tokens, backend.busy_tokens)
     if known is None:
         tuning.remember(curve, backend.name, backend.dtype, backend.spec)
-        log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
     return min(max_tokens, curve.budget() or backend.busy_tokens)
 
 

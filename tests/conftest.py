@@ -78,7 +78,7 @@ def known_budget() -> Iterator[None]:
     from hybridtei.backends import tuning
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "measure", lambda *_, **__: iter([tuning.Point(1024, 1.0)]))
+        patch.setattr(tuning, "measure", lambda *_, **__: iter([tuning.Point(1024, 1.0, 0.0)]))
         yield
 
 

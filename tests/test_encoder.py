@@ -248,7 +248,7 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
 
 
 def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = tuning.Curve([tuning.Point(vocabulary.LONGEST, 1.0)])
+    curve = tuning.Curve([tuning.Point(vocabulary.LONGEST, 1.0, 0.0)])
     monkeypatch.setattr(tuning, "remembered", lambda *_: curve)
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards

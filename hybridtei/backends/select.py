@@ -24,7 +24,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.system.machine import cuda_devices
+from hybridtei.system.machine import OtherPrograms, cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -274,14 +274,18 @@ def _one(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator
 
 
 def _curve(backend: Backend, engine: EngineConfig) -> Iterator[str]:
-    points: list[tuning.Point] = []
-    for point in tuning.measure(backend, engine.max_batch_tokens):
-        points.append(point)
-        bar = "█" * round(BAR * point.tokens_per_s / tuning.Curve(points).best_rate)
-        yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s  {bar}"
-    curve = tuning.Curve(points)
-    tuning.remember(curve, backend.name, backend.dtype, backend.spec)
-    yield f"  budget: {curve.budget()} tokens a pass"
+    for attempt in range(1, tuning.ATTEMPTS + 1):
+        others, points = OtherPrograms(), list[tuning.Point]()
+        for point in tuning.measure(backend, engine.max_batch_tokens):
+            points.append(point)
+            bar = "█" * round(BAR * point.tokens_per_s / tuning.Curve(points).best_rate)
+            yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s  ± {point.spread:4.0%}  {bar}"
+        curve = tuning.Curve(points, others.share())
+        if curve.doubt is None:
+            tuning.remember(curve, backend.name, backend.dtype, backend.spec)
+            yield f"  budget: {curve.budget()} tokens a pass"
+            return
+        yield f"  attempt {attempt} of {tuning.ATTEMPTS} is not kept: {curve.doubt}"
 
 
 def _verdict(config: ModelConfig, spec: ModelSpec) -> Iterator[str]:

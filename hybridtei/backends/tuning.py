@@ -1,7 +1,8 @@
 """How many tokens a pass needs to keep this hardware busy, and which backend does most with them: measured, and remembered.
 
 A pass of few tokens waits for weights instead of computing; beyond some size a larger one only makes others wait. Where the
-curve becomes flat is the working budget. Results are kept in the user's cache by machine, library, precision and architecture.
+curve becomes flat is the working budget. Results are kept in the user's cache by machine, library, precision and architecture,
+unless other programs took the processors meanwhile or passes of one size did not agree: that would mislead later starts.
 """
 
 from __future__ import annotations
@@ -24,29 +25,45 @@ from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
-from hybridtei.system.machine import LaneKind, available_cores, cache_folder, whole
+from hybridtei.system.machine import LaneKind, OtherPrograms, available_cores, cache_folder, whole
 
 FIRST_TOKENS = 64
 TEXT_TOKENS = 64  # of the texts that are measured
-PASSES = 3
+PASSES, MAX_PASSES = 3, 6  # of a size: more than the first while the two fastest do not agree
+AGREEMENT = 0.1  # of the fastest pass's time, that the second may take longer
+MAX_BUSY = 0.2  # of the cores that a pass may use, that other programs take
+ATTEMPTS = 3  # of a measurement that is asked for, on a busy machine
 FLAT = 0.97  # of the best rate: a smaller pass that gets there is preferred
+MIN_SECONDS = 1e-9  # of a pass, where a clock is too coarse
 LIMIT_SECONDS = 1.0  # of a start that nobody measured for
 
 Clock = Callable[[], float]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A size of pass, and what it achieved in one lane."""
+    """A size of pass, and what it achieved in one lane. `spread`: how much longer than the fastest pass the second took."""
 
     tokens: int
     tokens_per_s: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Rates by size, ascending."""
+    """Rates by size, ascending. `busy`: share of the cores that other programs took meanwhile."""
 
     points: Sequence[Point]
+    busy: float = 0.0
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the measurement is not to be believed; None if it is."""
+        if self.busy > MAX_BUSY:
+            return f"other programs took {self.busy:.0%} of the cores"
+        wide = [point for point in self.points if point.spread > AGREEMENT]
+        if 2 * len(wide) > len(self.points):
+            return f"the two fastest of {MAX_PASSES} passes differed by {max(point.spread for point in wide):.0%}"
+        return None
 
     @property
     def best_rate(self) -> float:
@@ -58,6 +75,13 @@ class Curve:
         return next((point.tokens for point in self.points if point.tokens_per_s >= FLAT * self.best_rate), None)
 
 
+def curve_of(backend: Backend, max_tokens: int, *, limit_seconds: float | None = None) -> Curve:
+    """Measure sizes up to `max_tokens`, within about `limit_seconds`."""
+    others = OtherPrograms()
+    points = [*measure(backend, max_tokens, limit_seconds=limit_seconds)]
+    return Curve(points, others.share())
+
+
 def measure(
     backend: Backend, max_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
 ) -> Iterator[Point]:
@@ -65,7 +89,7 @@ def measure(
     clock = clock or _clock_for(backend)
     began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
     while size <= max(max_tokens, FIRST_TOKENS):
-        point = Point(size, rate(backend, size, clock))
+        point = Point(size, *_rate(backend, size, clock))
         yield point
         flat = flat + 1 if point.tokens_per_s < best / FLAT else 0
         best = max(best, point.tokens_per_s)
@@ -81,14 +105,24 @@ def _clock_for(backend: Backend) -> Clock:
 
 
 def rate(backend: Backend, tokens: int, clock: Clock) -> float:
-    """The best of several passes: whatever else the machine does only ever slows one down."""
+    """Tokens a second of the fastest of several passes: whatever else the machine does only ever slows one down."""
+    return _rate(backend, tokens, clock)[0]
+
+
+def _rate(backend: Backend, tokens: int, clock: Clock) -> tuple[float, float]:
+    """Return tokens a second of the fastest pass, and how much longer the second took, as a share."""
     batch = _texts(backend.spec, tokens)
-    took = []
-    for _ in range(PASSES):
+    took: list[float] = []
+    while len(took) < PASSES or (len(took) < MAX_PASSES and _spread(took) > AGREEMENT):
         began = clock()
         backend.forward(batch)
         took.append(clock() - began)
-    return len(batch.input_ids) / max(min(took), 1e-9)
+    return len(batch.input_ids) / max(min(took), MIN_SECONDS), _spread(took)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    first, second = sorted(seconds)[:2]
+    return max(second, MIN_SECONDS) / max(first, MIN_SECONDS) - 1
 
 
 def _texts(spec: ModelSpec, tokens: int) -> PackedBatch:
@@ -108,7 +142,9 @@ def remembered(backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> C
 
 
 def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: int = 1) -> None:
-    """Keep a measurement; without a writable cache it is made again next time."""
+    """Keep a measurement, unless there is doubt; without a writable cache it is made again next time."""
+    if curve.doubt is not None:
+        return
     with suppress(OSError, LoadError), whole(_file(backend, dtype, spec, threads)) as part:
         part.write_bytes(msgspec.json.encode(list(curve.points)))
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from math import ceil
@@ -23,13 +24,15 @@ from uuid import uuid4
 from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
+STAT = Path("/proc/stat")
+MIN_SECONDS = 0.1  # the system counts in hundredths of a second
 GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
 
 
 def available_cores(quota_file: Path = QUOTA) -> int:
     """Return the least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least
     1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(_affinity())
     granted = os.environ.get(GRANTED, "")
     return max(1, min(affinity, _quota(quota_file) or affinity, int(granted) if granted.isdecimal() else affinity))
 
@@ -40,6 +43,41 @@ def _quota(file: Path) -> int | None:
         return None if allowed == "max" else ceil(int(allowed) / int(period))
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+class OtherPrograms:
+    """What other programs take, from when this is made, of the processors that this process may run on."""
+
+    def __init__(self, stat_file: Path = STAT) -> None:
+        self._file = stat_file
+        self._began = self._seconds()
+
+    def share(self) -> float:
+        """Return how much of the cores that this process may use it could not have had, as a share; 0 where the system does
+        not say, or too little time has passed. Where a container has a part of a host's processors, what is taken of the
+        rest does not count."""
+        now = self._seconds()
+        if self._began is None or now is None or now[0] - self._began[0] < MIN_SECONDS:
+            return 0.0
+        elapsed, busy, own = (after - before for after, before in zip(now, self._began, strict=True))
+        cores = available_cores()
+        left = len(_affinity()) - (busy - own) / elapsed
+        return min(max(1 - left / cores, 0.0), 1.0)
+
+    def _seconds(self) -> tuple[float, float, float] | None:
+        """The clock; seconds that the processors were not idle, those that a host took from this machine included; and this
+        process's own of them."""
+        names = {f"cpu{number}" for number in _affinity()}
+        try:
+            lines = [line.split() for line in self._file.read_text().splitlines()]
+            ticks = sum(sum(map(int, fields[1:9])) - int(fields[4]) - int(fields[5]) for fields in lines if fields[0] in names)
+        except (OSError, ValueError, IndexError):
+            return None
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+def _affinity() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 ALL = "all"
