@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hybridtei.store.collection import check_fits as check_fits
     from hybridtei.store.collection import create_arguments as create_arguments
     from hybridtei.store.collection import query_arguments as query_arguments
-    from hybridtei.store.collection import schema_for as schema_for
+    from hybridtei.store.plan import schema_for as schema_for
     from hybridtei.store.points import as_lists as as_lists
     from hybridtei.store.points import point_id as point_id
     from hybridtei.store.points import to_points as to_points
@@ -75,7 +75,8 @@ _NAMES_OF = {
     "hybridtei.search.options": "SearchHit SearchOptions SearchResult",
     "hybridtei.search.query": "filter_from hybrid_query score_requests",
     "hybridtei.search.searcher": "QueryModel Searcher",
-    "hybridtei.store.collection": "check_fits create_arguments schema_for query_arguments",
+    "hybridtei.store.collection": "check_fits create_arguments query_arguments",
+    "hybridtei.store.plan": "schema_for",
     "hybridtei.store": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",
     "hybridtei.tasks.label": "Prediction Span",

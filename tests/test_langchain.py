@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import BackendError
 from hybridtei.langchain import HybridSparseEmbeddings
-from hybridtei.store.collection import schema_for
+from hybridtei.store.plan import schema_for
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of, run, spec_in
 from tests.server.live import serving

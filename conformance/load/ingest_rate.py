@@ -36,7 +36,7 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store.collection import schema_for
+from hybridtei.store.plan import schema_for
 from hybridtei.store.embedded import EmbeddedStore
 
 

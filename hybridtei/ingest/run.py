@@ -30,7 +30,8 @@ from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
 from hybridtei.store import open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import check_name, schema_for, tokenizer_sha256
+from hybridtei.store.collection import check_name
+from hybridtei.store.plan import schema_for, tokenizer_sha256
 from hybridtei.tasks.embed import Embedder
 
 Tell = Callable[[str], None]

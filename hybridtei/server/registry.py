@@ -325,7 +325,7 @@ class StoreContext:
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
-        from hybridtei.store.collection import MODEL_ID
+        from hybridtei.store.plan import MODEL_ID
 
         if self.named is None and schema is not None:
             model_id = schema.metadata.get(MODEL_ID)

@@ -28,7 +28,7 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import schema_for
+from hybridtei.store.plan import schema_for
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embedder

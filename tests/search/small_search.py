@@ -12,7 +12,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.store.base import Store
-from hybridtei.store.collection import schema_for
+from hybridtei.store.plan import schema_for
 from hybridtei.store.points import to_points
 from tests.engine import small
 from tests.store.memory_store import MemoryStore

@@ -266,7 +266,7 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
 def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
     async def scenario():
         store = MemoryStore()
-        from hybridtei.store.collection import schema_for
+        from hybridtei.store.plan import schema_for
         from hybridtei.store.points import to_points
 
         await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3))

@@ -12,7 +12,8 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.store.collection import check_fits, check_name, schema_for, schema_from_dict, schema_to_dict
+from hybridtei.store.collection import check_fits, check_name, schema_from_dict, schema_to_dict
+from hybridtei.store.plan import schema_for
 from tests.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'

@@ -15,7 +15,8 @@ from qdrant_client import models
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.search.query import hybrid_query, score_requests
-from hybridtei.store.collection import _quantization, check_fits
+from hybridtei.store.collection import check_fits
+from hybridtei.store.plan import _quantization
 from hybridtei.store.points import point_id, to_points
 from hybridtei.tasks.rerank import PRESETS
 from tests.search import fusion

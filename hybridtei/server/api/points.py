@@ -117,7 +117,8 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
-    from hybridtei.store.collection import check_searchable, schema_for
+    from hybridtei.store.collection import check_searchable
+    from hybridtei.store.plan import schema_for
 
     schemas, created = stores.schemas, False
     try:
