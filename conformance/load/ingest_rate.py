@@ -36,8 +36,8 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store.plan import schema_for
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.plan import schema_for
 
 
 def ingest_rate(encoder: Encoder, chunker: Chunker, source: Path, folder: Path, model_id: str) -> float:

@@ -13,13 +13,15 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, LoadError, UsageError
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.search.options import SearchFields, SearchOptions
+from hybridtei.store import CollectionPlan
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
 
 NO_INGEST_FLAGS = (
-    *("source", "outputs", "model_named"),
+    *("source", "outputs", "model_named", "plan"),
     *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
 )
+OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # flags of a plan
 
 
 def add_ingest(commands: Commands) -> None:
@@ -28,6 +30,7 @@ def add_ingest(commands: Commands) -> None:
     parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
     parser.add_argument("source", metavar="SOURCE", help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR")
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
+    add_options(parser, CollectionPlan, without=OF_THE_MODEL)
     parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all the model has]")
     parser.add_argument("--json", action="store_true", help="the summary as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
@@ -43,7 +46,8 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     from hybridtei.ingest.run import run_ingest as ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
-    options = options_from(IngestOptions, arguments, outputs=outputs, model_named=arguments.model_id is not None)
+    plan = options_from(CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL})
+    options = options_from(IngestOptions, arguments, outputs=outputs, model_named=arguments.model_id is not None, plan=plan)
     summary = ingest(options, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
     return summary.status

@@ -5,6 +5,7 @@ A text that an embedder refuses must not take others with it: `embed_each` halve
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,16 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import orjson
+from msgspec import structs
+from numpy.typing import NDArray
 
 from hybridtei.batch import Head, Ragged, offsets_of
+from hybridtei.config import MultivectorDtype
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.failures import Retries
 from hybridtei.tasks.embed import InputType, prompt_of
+from hybridtei.tasks.pooling import MultivectorBudget
 
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TEXTS = 16
@@ -111,12 +116,15 @@ class RemoteEmbedder:
         self._client = _RetryingClient(url, api_key, patience_s)
         self.facts = ServerFacts.read(self._client)
         self.name = f"{url}, {self.facts.dtype}"
+        self.budget = MultivectorBudget()  # of documents' multi-vectors
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
 
     def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
         """Rows in the order of `texts`, by the server's prompt for that type of inputs, if it has one."""
         heads = frozenset(Head(name) for name in outputs)
         body: dict[str, Any] = {"outputs": sorted(heads), "sparse_format": "qdrant", "truncate": True}
+        if Head.MULTIVECTOR in heads and not self.budget.is_full:
+            body["multivector"] = structs.asdict(self.budget)
         if (prompt_name := prompt_of(input_type, self.facts.prompts)) is not None:
             body["prompt_name"] = prompt_name
         request = partial(self._request, heads=heads, body=body)
@@ -143,7 +151,7 @@ class RemoteEmbedder:
     def _request(self, texts: list[str], heads: frozenset[Head], body: dict[str, Any]) -> Embeddings:
         rows = self._client.ask("POST", "/embed_hybrid", {"inputs": texts, **body})
         _check_rows(rows, len(texts), heads, self._client.url)
-        return _read_rows(rows, heads, self._client.url)
+        return _read_rows(rows, heads, self._client.url, self.budget.dtype)
 
 
 def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None:
@@ -154,14 +162,21 @@ def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None
     raise ConnectionError(f"{url}: should answer {count} objects of {', '.join(sorted(heads))}, answered {shown}")
 
 
-def _read_rows(rows: Any, heads: frozenset[Head], url: str) -> Embeddings:
+def _read_rows(rows: Any, heads: frozenset[Head], url: str, dtype: MultivectorDtype) -> Embeddings:
     try:
         dense = np.array([row["dense"] for row in rows], dtype=np.float32) if Head.DENSE in heads else None
         sparse = _read_sparse([row["sparse"] for row in rows]) if Head.SPARSE in heads else None
-        many = [np.array(row["multivector"], dtype=np.float32) for row in rows] if Head.MULTIVECTOR in heads else None
+        many = [_read_multivector(row["multivector"], dtype) for row in rows] if Head.MULTIVECTOR in heads else None
         return Embeddings(dense=dense, sparse=sparse, multivector=None if many is None else Ragged.from_rows(many))
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
+
+
+def _read_multivector(value: Any, dtype: MultivectorDtype) -> NDArray[Any]:
+    if dtype != "binary":
+        return np.array(value, dtype=np.int8 if dtype == "int8" else np.float32)
+    count, bits = value["shape"]
+    return np.frombuffer(base64.b64decode(value["data"]), np.uint8).reshape(count, (bits + 7) // 8)
 
 
 def _read_sparse(rows: Sequence[Any]) -> SparseVectors:

@@ -13,6 +13,7 @@ import orjson
 from msgspec import Meta
 
 from hybridtei.ingest.records import ReadOptions
+from hybridtei.store import CollectionPlan
 
 MEGABYTE = 1e6
 INTERRUPTED = 130
@@ -47,6 +48,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         str | None, Meta(description="[default: RAY_ADDRESS, else a cluster of its own here]", extra={"metavar": "ADDRESS"})
     ] = None
     quiet: Annotated[bool, Meta(description="no progress")] = False
+    plan: CollectionPlan = CollectionPlan()
     model_named: bool = False
 
 

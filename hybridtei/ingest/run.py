@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -28,12 +28,14 @@ from hybridtei.ingest.pipeline import Pipeline, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store import open_store, place_of, state_folder, with_default
+from hybridtei.store import CollectionPlan, open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_name
-from hybridtei.store.plan import schema_for, tokenizer_sha256
+from hybridtei.store.plan import planned_schema, settled, tokenizer_sha256
 from hybridtei.tasks.embed import Embedder
+from hybridtei.tasks.pooling import MultivectorBudget, budget_of
 
+T = TypeVar("T")
 Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
@@ -61,9 +63,6 @@ def run_ingest(
         heads = vector_heads(spec.heads, options.outputs)
         text = text_model(spec, engine)
         chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
-        embedder = _embedder(options, remote, heads, model, engine)
-        tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
-        tell(f"chunks    {_in_words(chunks)}")
         preparation = Preparation(
             files=files,
             options=reading,
@@ -75,8 +74,14 @@ def run_ingest(
             label=label_of(Path(options.source), options.source_name),
             delete_missing=options.delete_missing,
         )
-        schema = schema_for(spec, model.model_id, heads=heads)
-        work = _run(options, preparation, embedder, opened, schema, patience_s=patience_s, tell=tell)
+
+        def embedder_for(plan: CollectionPlan) -> Embedder | Pipeline:
+            embedder = _embedder(options, remote, heads, _with_budget(model, plan), engine)
+            tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
+            tell(f"chunks    {_in_words(chunks)}")
+            return embedder
+
+        work = _run(options, preparation, opened, _Outputs(spec, model, heads, embedder_for), patience_s=patience_s, tell=tell)
         outcome = asyncio.run(work)
         path = str(quarantine) if len(preparation.quarantine) else None
         return Summary(options.collection, place_of(store), preparation.stats, outcome, path, options.delete_missing)
@@ -84,20 +89,40 @@ def run_ingest(
         ledger.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What is stored, of which model, and what embeds it once the collection's plan is known."""
+
+    spec: ModelSpec
+    model: ModelConfig
+    heads: frozenset[Head]
+    embedder_for: Callable[[CollectionPlan], Embedder | Pipeline]
+
+    def planned(self, options: IngestOptions, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
+        """The collection's plan and schema. Raises CollectionMismatch where other ones were chosen."""
+        chosen = msgspec.structs.replace(
+            options.plan,
+            multivector_tokens=_first(options.plan.multivector_tokens, self.model.multivector_tokens),
+            multivector_dtype=_first(options.plan.multivector_dtype, self.model.multivector_dtype),
+        )
+        plan = settled(chosen, existing, self.heads, options.collection)
+        return plan, planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
+
+
 async def _run(
     options: IngestOptions,
     preparation: Preparation,
-    embedder: Embedder | Pipeline,
     store: Store,
-    schema: CollectionSchema,
+    outputs: _Outputs,
     *,
     patience_s: float,
     tell: Tell,
 ) -> Outcome:
     """The pipeline, and then the store's own finish; store, chunker and embedder are closed whatever happens."""
-    name = options.collection
+    name, embedder = options.collection, None
     try:
-        await _reachable(store, name)
+        plan, schema = outputs.planned(options, await _reachable(store, name))
+        embedder = outputs.embedder_for(plan)  # nothing else runs yet, and Ray wants the main thread
         outcome = await ingest(preparation, embedder, store, name, schema, patience_s=patience_s, quiet=options.quiet)
         if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
             tell("indexing")
@@ -112,16 +137,17 @@ async def _run(
     finally:
         await store.close()
         preparation.chunker.close()
-        embedder.close()
+        if embedder is not None:
+            embedder.close()
 
 
-async def _reachable(store: Store, name: str) -> None:
-    """Waits a little for the folder of an embedded engine: a process that was killed lets go of it a moment later."""
+async def _reachable(store: Store, name: str) -> CollectionSchema | None:
+    """The collection's schema, if it is there. Waits a little for the folder of an embedded engine: a process that was killed
+    lets go of it a moment later."""
     deadline = time.monotonic() + RELEASE_S
     while True:
         try:
-            await store.describe(name)
-            return
+            return await store.describe(name)
         except StoreError:
             if store.kind == "server" or time.monotonic() > deadline:
                 raise
@@ -156,13 +182,29 @@ def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
     return spec
 
 
+def _first(chosen: T | None, other: T | None) -> T | None:
+    return other if chosen is None else chosen
+
+
+def _with_budget(model: ModelConfig, plan: CollectionPlan) -> ModelConfig:
+    return msgspec.structs.replace(
+        model, multivector_tokens=plan.multivector_tokens, multivector_dtype=plan.multivector_dtype or "float"
+    )
+
+
 def _embedder(
-    options: IngestOptions, remote: RemoteEmbedder | None, heads: frozenset[Head], model: ModelConfig, engine: EngineConfig
+    options: IngestOptions,
+    remote: RemoteEmbedder | None,
+    heads: frozenset[Head],
+    model: ModelConfig,
+    engine: EngineConfig,
 ) -> Embedder | Pipeline:
     if options.engine == "ray":
         from hybridtei.on_ray.ingest import RayPipeline
 
         return RayPipeline(model, engine, heads, workers=options.ray_workers, address=options.ray_address)
+    if remote is not None:
+        remote.budget = budget_of(model) or MultivectorBudget()
     return remote or Encoder.load(config=model, engine=engine)
 
 

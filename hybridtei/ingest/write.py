@@ -29,7 +29,7 @@ from hybridtei.ingest.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import retry_unavailable
-from hybridtei.store.points import check_points, point_id, to_points
+from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 from hybridtei.system import frames
 
 IDS_AT_ONCE = 1000
@@ -62,6 +62,7 @@ class Writer:
         """
         await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
         accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
+        embeddings = fit_to_schema(embeddings, self.schema)
         points, objections = await asyncio.to_thread(_checked_points, accepted, embeddings, self.schema)
         remaining = iter(objections)
         reasons = [next(remaining) if reason is None else reason for reason in reasons]

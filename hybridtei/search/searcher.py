@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -18,17 +18,16 @@ import msgspec
 import numpy as np
 from qdrant_client import models
 
-from hybridtei.batch import Head, Ragged
+from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput
-from hybridtei.outputs import Embeddings, Floats, cut, unit
+from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.candidates import Candidates
 from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import (
-    DENSE,
     MULTIVECTOR,
     SPARSE,
     CollectionSchema,
@@ -41,6 +40,8 @@ from hybridtei.store.base import (
     page_of,
 )
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
+from hybridtei.store.packed import without_packed
+from hybridtei.store.points import fit_to_schema
 from hybridtei.tasks.rerank import declared_weights
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
@@ -250,6 +251,8 @@ class Searcher:
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
+        else:
+            payload = without_packed(payload)
         return SearchHit(id_of(point), point.score, payload, marks)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
@@ -296,15 +299,3 @@ async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, te
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
     ranked = [points[places[i]].model_copy(update={"score": float(scores[i])}) for i in order]
     return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]
-
-
-def fit_to_schema(query: Embeddings, schema: CollectionSchema) -> Embeddings:
-    """The query's vectors cut to the collection's widths, and of length 1 again."""
-    dense, multivector = query.dense, query.multivector
-    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
-        dense = unit(cut(dense, schema.vectors[DENSE].size))
-    if multivector is not None and MULTIVECTOR in schema.vectors:
-        width = schema.vectors[MULTIVECTOR].size
-        if width < multivector.values.shape[1]:
-            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
-    return replace(query, dense=dense, multivector=multivector)

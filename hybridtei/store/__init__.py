@@ -9,11 +9,12 @@ from __future__ import annotations
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
-from hybridtei.config import StoreConfig
+from hybridtei.config import MultivectorDtype, StoreConfig
 from hybridtei.errors import LoadError, StoreError
 from hybridtei.system.machine import cache_folder
 
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "qdrant"
 MAX_LIMIT = 100_000  # points that one query may ask for
+Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
+Datatype = Literal["float32", "float16"]
+
+
+class CollectionPlan(Struct, frozen=True, kw_only=True):
+    """What somebody may choose about a new collection; None: what `store.plan.settled` takes for it."""
+
+    dense_dim: Annotated[int | None, Meta(description="keep so many dimensions of dense vectors [default: all]")] = None
+    multivector_dim: Annotated[int | None, Meta(description="the same of each vector of a multi-vector [default: all]")] = None
+    multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
+    multivector_dtype: MultivectorDtype | None = None
+    datatype: Annotated[
+        Datatype | None, Meta(description="numbers of vectors that Qdrant keeps, sparse ones too [default: float32]")
+    ] = None
+    quantization: Annotated[
+        Quantization | None, Meta(description="a compressed copy of dense vectors in memory, beside the originals")
+    ] = None
+    on_disk: Annotated[bool, Meta(description="dense and sparse vectors are read from disk, not kept in memory")] = False
+    on_disk_payload: Annotated[bool, Meta(description="texts are read from disk, not kept in memory (a server keeps them)")] = (
+        False
+    )
+    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: the cluster's]")] = None
+    replicas: Annotated[int | None, Meta(description="copies of each shard [default: the cluster's]")] = None
 
 
 def with_default(config: StoreConfig) -> StoreConfig:

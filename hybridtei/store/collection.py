@@ -13,6 +13,7 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
+from hybridtei.store.packed import packed_format
 from hybridtei.store.plan import schema_for
 
 
@@ -184,7 +185,8 @@ class CollectionSchemas:
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:
     """The outputs that the collection stores."""
-    return frozenset(Head(name) for name in NAMES if name in schema.vectors or name in schema.sparse)
+    names = {*schema.vectors, *schema.sparse, *([MULTIVECTOR] if packed_format(schema) is not None else [])}
+    return frozenset(Head(name) for name in NAMES if name in names)
 
 
 def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
@@ -200,7 +202,7 @@ def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, n
         raise CollectionMismatch(
             f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
         )
-    sparse = schema.sparse.get(SPARSE)
+    sparse, packed = schema.sparse.get(SPARSE), packed_format(schema)
     wanted = schema_for(
         spec,
         model_id,
@@ -209,6 +211,7 @@ def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, n
         multivector_dim=_narrower(schema, MULTIVECTOR, spec.multivector.dim)
         if Head.MULTIVECTOR in heads and spec.multivector
         else None,
+        multivector_dtype=None if packed is None else packed.dtype,
         sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
     )
     distances = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
@@ -223,5 +226,6 @@ def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> m
 
 
 def _narrower(schema: CollectionSchema, name: str, width: int) -> int | None:
-    size = schema.vectors[name].size
+    packed = packed_format(schema)
+    size = schema.vectors[name].size if packed is None or name != MULTIVECTOR else packed.width
     return size if size < width else None

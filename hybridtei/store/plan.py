@@ -1,23 +1,111 @@
-"""The schema of a collection for a model's outputs: widths, indexes, quantisation, where each lies."""
+"""How a collection keeps a model's outputs: widths, budgets, indexes, quantisation, where each lies.
+
+A plan is chosen when a collection is made, and read off the collection afterwards: whoever adds documents keeps to it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, get_args
 
+from msgspec import structs
 from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidInput
+from hybridtei.config import MultivectorDtype
+from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.store import CollectionPlan, Datatype, Quantization
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema
-
-Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
+from hybridtei.store.packed import DTYPE, WIDTH
+from hybridtei.tasks.pooling import MultivectorBudget
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
+TOKENS = "multivector_tokens"  # key of a collection's metadata
+
+
+def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
+    """How small documents' multi-vectors are made."""
+    return MultivectorBudget(max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float")
+
+
+# Chosen by conformance/quality/budgets.py: 64 vectors of bits keep 99 % of what all tokens in float32 reach, in 2 kB.
+SMALL_TOKENS = 64
+SMALL_DTYPE: MultivectorDtype = "binary"
+
+
+def settled(chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str) -> CollectionPlan:
+    """The plan of a new collection of these outputs, with defaults for what was not chosen, or that of an existing one.
+
+    Raises CollectionMismatch, field by field, where something else was chosen than the existing collection has.
+    """
+    if existing is None:
+        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else would find points
+        tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
+        dtype = chosen.multivector_dtype or ("float" if is_alone else SMALL_DTYPE)
+        if is_alone and dtype != "float":
+            raise InvalidInput(f"`multivector_dtype` is {dtype}: as the only vectors, multi-vectors have to be float")
+        return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
+    there = plan_of(existing)
+    lines = [
+        f"  {field}: there {getattr(there, field) or 'nothing'}, asked for {asked or 'nothing'}"
+        for field, asked in structs.asdict(chosen).items()
+        if asked is not None and asked is not False and (getattr(there, field) or None) != (asked or None)
+    ]
+    if lines:
+        title = f"collection {name!r} keeps the plan that it was made by; ingest into a new collection for another:"
+        raise CollectionMismatch("\n".join([title, *lines]))
+    return there
+
+
+def plan_of(schema: CollectionSchema) -> CollectionPlan:
+    """The plan that a collection was made by, as far as its schema tells."""
+    dense, multivector = schema.vectors.get(DENSE), schema.vectors.get(MULTIVECTOR)
+    sparse = schema.sparse.get(SPARSE)
+    any_dense = dense or multivector
+    return CollectionPlan(
+        dense_dim=None if dense is None else dense.size,
+        multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
+        multivector_tokens=schema.metadata.get(TOKENS),
+        multivector_dtype=schema.metadata.get(DTYPE, "float"),
+        datatype="float16" if any_dense is not None and any_dense.datatype == models.Datatype.FLOAT16 else "float32",
+        quantization=None if dense is None else _kind_of(dense.quantization_config),
+        on_disk=bool(dense is not None and dense.on_disk) or bool(sparse is not None and sparse.index and sparse.index.on_disk),
+        on_disk_payload=bool(schema.on_disk_payload),
+        shards=schema.shard_number,
+        replicas=schema.replication_factor,
+    )
+
+
+def _kind_of(config: Any) -> Quantization | None:
+    kinds: tuple[Quantization, ...] = get_args(Quantization)
+    return None if config is None else next((kind for kind in kinds if _quantization(kind) == config), None)
+
+
+def planned_schema(
+    plan: CollectionPlan, spec: ModelSpec, model_id: str, heads: frozenset[Head] | None = None, *, is_there: bool = False
+) -> CollectionSchema:
+    """The schema of a settled plan. `is_there`: a width above the model's is left to `check_fits`, which names both."""
+    dims = (plan.dense_dim, spec.dense_width), (plan.multivector_dim, spec.multivector.dim if spec.multivector else None)
+    dense_dim, multivector_dim = (None if is_there and (width or 0) > (full or 0) else width for width, full in dims)
+    return schema_for(
+        spec,
+        model_id,
+        heads=heads,
+        dense_dim=dense_dim,
+        multivector_dim=multivector_dim,
+        quantization=plan.quantization,
+        on_disk=plan.on_disk or None,
+        on_disk_payload=plan.on_disk_payload or None,
+        shards=plan.shards,
+        replicas=plan.replicas,
+        datatype=plan.datatype,
+        multivector_tokens=plan.multivector_tokens,
+        multivector_dtype=plan.multivector_dtype,
+    )
 
 
 def schema_for(
@@ -35,6 +123,9 @@ def schema_for(
     on_disk_payload: bool | None = None,
     shards: int | None = None,
     replicas: int | None = None,
+    datatype: Datatype | None = None,
+    multivector_tokens: int | None = None,
+    multivector_dtype: MultivectorDtype | None = None,
 ) -> CollectionSchema:
     """The schema of a model's outputs: `dense`, `sparse` and `multivector`, as far as the model and `heads` have them.
 
@@ -42,29 +133,43 @@ def schema_for(
     normalised again still ranks right; the price is that stores keep, and return, unit vectors. A multi-vector has no graph
     and lies on disk, since it rescores candidates, unless it is the only vector (`multivector_index`). `sparse_idf`: by
     default as the sparse head declares; a SPLADE head never profits. `dense_dim`, `multivector_dim`: widths to which vectors
-    are cut. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its tokenizer.
+    are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata keep; other
+    numbers than floats lie in the payload (`store.packed`). `datatype`: of the vectors that Qdrant keeps. Raises InvalidInput
+    if the model has none of the outputs, MissingArtifact without its tokenizer.
     """
     outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
     if not outputs:
         raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
     vectors: dict[str, models.VectorParams] = {}
     sparse: dict[str, models.SparseVectorParams] = {}
+    metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
+    stored = models.Datatype.FLOAT16 if datatype == "float16" else None
     if Head.DENSE in outputs:
         width = _width(dense_dim, spec.dense_width, "dense_dim")
         vectors[DENSE] = models.VectorParams(
-            size=width, distance=models.Distance.COSINE, on_disk=on_disk, quantization_config=_quantization(quantization)
+            size=width,
+            distance=models.Distance.COSINE,
+            on_disk=on_disk,
+            quantization_config=_quantization(quantization),
+            datatype=stored,
         )
     if Head.MULTIVECTOR in outputs and spec.multivector is not None:
         index = outputs == {Head.MULTIVECTOR} if multivector_index is None else multivector_index
         width = _width(multivector_dim, spec.multivector.dim, "multivector_dim")
-        vectors[MULTIVECTOR] = _multivector(width, index, multivector_quantization)
+        if multivector_tokens:
+            metadata[TOKENS] = multivector_tokens
+        if multivector_dtype in (None, "float"):
+            vectors[MULTIVECTOR] = _multivector(width, index, multivector_quantization, stored)
+        else:
+            if multivector_dtype == "binary" and width % 8:
+                raise InvalidInput(f"`multivector_dim` is {width}: binary vectors take a multiple of 8")
+            metadata |= {DTYPE: multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
         sparse[SPARSE] = models.SparseVectorParams(
             modifier=models.Modifier.IDF if idf else None,
-            index=None if on_disk is None else models.SparseIndexParams(on_disk=on_disk),
+            index=None if on_disk is None and stored is None else models.SparseIndexParams(on_disk=on_disk, datatype=stored),
         )
-    metadata = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
     return CollectionSchema(vectors, sparse, metadata, shards, replicas, on_disk_payload)
 
 
@@ -90,7 +195,9 @@ def _width(width: int | None, full: int, field: str) -> int:
     return width
 
 
-def _multivector(width: int, index: bool, quantization: Quantization | None) -> models.VectorParams:
+def _multivector(
+    width: int, index: bool, quantization: Quantization | None, datatype: models.Datatype | None
+) -> models.VectorParams:
     # m=0 alone would still link points whose payload is indexed
     graph = None if index else models.HnswConfigDiff(m=0, payload_m=0)
     return models.VectorParams(
@@ -100,6 +207,7 @@ def _multivector(width: int, index: bool, quantization: Quantization | None) -> 
         hnsw_config=graph,
         on_disk=True,
         quantization_config=_quantization(quantization),
+        datatype=datatype,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from qdrant_client import models
 
+from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
-from hybridtei.outputs import Embeddings
+from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
+from hybridtei.store.packed import PACKED, packed_format, packed_text
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -43,9 +46,14 @@ def to_points(
 ) -> list[models.PointStruct]:
     """One point a row, with a named vector for each column that is not None; empty sparse vectors are left out.
 
-    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values. Raises ValueError if counts differ.
+    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values; multi-vectors of other numbers go
+    into the payload. Raises ValueError if counts differ.
     """
     payloads = payloads if payloads is not None else [{}] * len(ids)
+    rows = embeddings.multivector
+    if rows is not None and rows.values.dtype != np.float32:
+        payloads = [{**payload, PACKED: packed_text(row)} for payload, row in zip(payloads, rows, strict=True)]
+        embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
         raise ValueError(
             f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
@@ -54,6 +62,20 @@ def to_points(
         models.PointStruct.model_construct(id=identity, vector=_vectors(embeddings, i), payload=dict(payload))
         for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
+
+
+def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
+    """Dense and multi-vectors cut to the collection's widths; floats of length 1 again."""
+    dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
+    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
+        dense = unit(cut(dense, schema.vectors[DENSE].size))
+    if multivector is not None and multivector.values.dtype != np.float32:
+        multivector = multivector if packed is None else Ragged(packed.cut(multivector.values), multivector.offsets)
+    elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
+        width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
+        if width < multivector.values.shape[1]:
+            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
+    return replace(embeddings, dense=dense, multivector=multivector)
 
 
 def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hybridtei import cli
 from hybridtei.config import StoreConfig
 from hybridtei.store import DEFAULT_PATH, state_folder, with_default
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.packed import PACKED
 from tests.ingest.small_ingest import points
 from tests.server.live import serving
 
@@ -55,7 +56,11 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
 
     records = asyncio.run(read())
     assert {record.payload["document_id"] for record in records} == {f"d{i}" for i in range(5)}
-    assert all(set(record.vector) == {"dense", "sparse", "multivector"} for record in records)
+    assert all(set(record.vector) == {"dense", "sparse"} and PACKED in record.payload for record in records)
+    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--multivector-tokens", "32"]) == 1
+    assert "multivector_tokens: there 64, asked for 32" in capsys.readouterr().err
+    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--multivector-tokens", "64"]) == 0
+    assert "5 unchanged" in capsys.readouterr().out
     assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--outputs", "vectors"]) == 1
     assert "the model has dense, multivector, sparse" in capsys.readouterr().err
 

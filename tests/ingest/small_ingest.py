@@ -28,8 +28,8 @@ from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.plan import schema_for
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.plan import schema_for
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embedder
 from tests.engine import small

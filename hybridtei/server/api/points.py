@@ -6,7 +6,7 @@ Texts go through the engine in chunks, so that a large upsert holds no more perm
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -24,7 +24,6 @@ from hybridtei.tasks.embed import Embed
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from hybridtei.batch import Head
     from hybridtei.store.base import CollectionSchema, PointId
 
 
@@ -89,20 +88,23 @@ async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Rep
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     from hybridtei.store.collection import common_heads
-    from hybridtei.store.points import check_points, to_points
+    from hybridtei.store.plan import budget_of_plan, plan_of
+    from hybridtei.store.points import check_points, fit_to_schema, to_points
 
     context, schema, created = await _collection(stores, name, create=request.create)
     new, failed = _checked(request.points)
     heads = common_heads(schema, context.service.model.spec)
+    budget = budget_of_plan(plan_of(schema))
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
         portion = new[begin : begin + PORTION_POINTS]
-        good, embedded, usage = await _embedded(context, portion, heads, failed, truncate=request.truncate)
+        task = Embed([], heads, context.truncate(request.truncate), input_type="document", multivector=budget)
+        good, embedded, usage = await _embedded(context, portion, task, failed)
         ready: list[models.PointStruct] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
-            points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
+            points = to_points(fit_to_schema(embedded, schema), [one.identity for one in good], [one.payload for one in good])
             for one, point in zip(good, points, strict=True):
                 try:
                     ready.extend(check_points([point], schema))
@@ -186,15 +188,14 @@ def _is_uuid(text: str) -> bool:
 
 
 async def _embedded(
-    context: Context, points: list[_NewPoint], heads: frozenset[Head], failed: list[FailedPoint], *, truncate: bool | None
+    context: Context, points: list[_NewPoint], task: Embed, failed: list[FailedPoint]
 ) -> tuple[list[_NewPoint], Embeddings | None, Usage | None]:
     """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
     if not points:
         return [], None, None
 
     async def embed(texts: list[str]) -> tuple[Embeddings, Usage]:
-        task = Embed(texts, heads, context.truncate(truncate), input_type="document")
-        return await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
+        return await context.embed_in_chunks(replace(task, inputs=texts), Load(len(texts), sum(map(len, texts)), is_batch=True))
 
     try:
         embedded, usage = await embed([one.text for one in points])

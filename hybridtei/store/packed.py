@@ -1,0 +1,162 @@
+"""Multi-vectors as bytes in the payload, and MaxSim over them in this process: Qdrant has no vectors of bits or signed bytes.
+
+They rank candidates that other vectors found, as they do where Qdrant has them: a query of the vector `multivector` is answered
+here, with candidates, payloads and vectors from the store. Alone they find nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from qdrant_client import models
+
+from hybridtei.batch import Ragged
+from hybridtei.config import MultivectorDtype
+from hybridtei.errors import InvalidInput
+from hybridtei.outputs import Floats, unit
+from hybridtei.store.base import CollectionSchema, PointId, Selector, id_of, sort_points
+from hybridtei.tasks.pooling import unpacked
+from hybridtei.tasks.rerank import maxsim
+
+PACKED = "multivector_base64"  # key of the payload
+DTYPE, WIDTH = "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
+RANKED_AT_ONCE = 256  # candidates whose vectors are there as floats
+DEFAULT_LIMIT = 10
+
+
+class Source(Protocol):
+    """What of a store is asked here; see `Store`."""
+
+    async def describe(self, name: str) -> CollectionSchema | None: ...
+
+    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]: ...
+
+    async def retrieve(
+        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
+    ) -> list[models.Record]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """How a collection keeps multi-vectors: "int8" or "binary" numbers, `width` of them a vector."""
+
+    dtype: MultivectorDtype
+    width: int
+
+    def vectors(self, text: str) -> Floats:
+        """The unit vectors of a point's bytes in base64: float32[k, width]."""
+        content = base64.b64decode(text)
+        if self.dtype == "binary":
+            return unpacked(np.frombuffer(content, np.uint8).reshape(-1, self.width // 8), self.width)
+        return unit(np.frombuffer(content, np.int8).reshape(-1, self.width).astype(np.float32))
+
+    def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Rows of a wider model, as bytes, cut to this width."""
+        return rows[:, : self.width // 8 if self.dtype == "binary" else self.width]
+
+
+def packed_format(schema: CollectionSchema) -> PackedFormat | None:
+    """The format of a collection that keeps multi-vectors in payloads; None for others."""
+    width = schema.metadata.get(WIDTH)
+    return None if width is None else PackedFormat(schema.metadata[DTYPE], int(width))
+
+
+async def format_in(store: Source, name: str, known: Mapping[str, CollectionSchema]) -> PackedFormat | None:
+    """`packed_format` of a collection whose schema is among `known`, or which the store describes."""
+    schema = known.get(name) or await store.describe(name)
+    return None if schema is None else packed_format(schema)
+
+
+def packed_text(rows: NDArray[Any]) -> str:
+    """Base64 of int8 or uint8[k, bytes]."""
+    return base64.b64encode(np.ascontiguousarray(rows).tobytes()).decode()
+
+
+def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload as it was given to the store."""
+    return {key: value for key, value in payload.items() if key != PACKED}
+
+
+async def query_packed(
+    store: Source, name: str, request: models.QueryRequest, packed: PackedFormat
+) -> list[models.ScoredPoint]:
+    """Answer a query of the multi-vector: its prefetches, or the points of its `has_id` filter, in the order of MaxSim.
+
+    Raises InvalidInput for one that would have to find points by itself.
+    """
+    candidates = await _candidates(store, name, request)
+    rows = np.asarray(_vector(request.query), dtype=np.float32).reshape(-1, packed.width)
+    ranked = await asyncio.to_thread(_ranked, candidates, rows, packed)
+    if request.score_threshold is not None:
+        ranked = [point for point in ranked if point.score >= request.score_threshold]
+    begin = request.offset or 0
+    page = ranked[begin : begin + (DEFAULT_LIMIT if request.limit is None else request.limit)]
+    if not page or not (request.with_payload or request.with_vector):
+        return page
+    selected: dict[str, Any] = {"with_payload": request.with_payload or False, "with_vectors": request.with_vector or False}
+    records = {id_of(record): record for record in await store.retrieve(name, [id_of(point) for point in page], **selected)}
+    return [
+        point.model_copy(update={"payload": record.payload, "vector": record.vector})
+        for point in page
+        if (record := records.get(id_of(point))) is not None
+    ]
+
+
+async def _candidates(store: Source, name: str, request: models.QueryRequest) -> list[Any]:
+    """Points with their packed vectors, each once."""
+    prefetches = request.prefetch or []
+    if not prefetches:
+        return list(await store.retrieve(name, _ids(request.filter), with_payload=[PACKED]))
+    found: dict[PointId, Any] = {}
+    for prefetch in prefetches if isinstance(prefetches, list) else [prefetches]:
+        for point in await store.query(name, _alone(prefetch, request.filter)):
+            found.setdefault(id_of(point), point)
+    return list(found.values())
+
+
+def _alone(prefetch: models.Prefetch, outer: models.Filter | None) -> models.QueryRequest:
+    """A prefetch as a query of its own."""
+    filters = [one for one in (prefetch.filter, outer) if one is not None]
+    return models.QueryRequest(
+        prefetch=prefetch.prefetch,
+        query=prefetch.query,
+        using=prefetch.using,
+        filter=models.Filter(must=list(filters)) if len(filters) > 1 else next(iter(filters), None),
+        params=prefetch.params,
+        score_threshold=prefetch.score_threshold,
+        limit=prefetch.limit,
+        with_payload=[PACKED],
+    )
+
+
+def _ids(only: models.Filter | None) -> list[PointId]:
+    conditions = only.must if only is not None and isinstance(only.must, list) else []
+    if len(conditions) == 1 and isinstance(conditions[0], models.HasIdCondition):
+        return [identity if isinstance(identity, int) else str(identity) for identity in conditions[0].has_id]
+    raise InvalidInput(
+        "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none; search in another "
+        "mode, with `rescore`"
+    )
+
+
+def _vector(query: Any) -> Any:
+    return query.nearest if isinstance(query, models.NearestQuery) else query
+
+
+def _ranked(candidates: Sequence[Any], rows: Floats, packed: PackedFormat) -> list[models.ScoredPoint]:
+    """Candidates that have a multi-vector, the best first."""
+    points = [point for point in candidates if (point.payload or {}).get(PACKED)]
+    scores: list[float] = []
+    for begin in range(0, len(points), RANKED_AT_ONCE):
+        block = [packed.vectors(point.payload[PACKED]) for point in points[begin : begin + RANKED_AT_ONCE]]
+        scores += maxsim(rows, Ragged.from_rows(block), mean=False).tolist()
+    return sort_points(
+        models.ScoredPoint.model_construct(id=point.id, score=score, version=0, payload=None, vector=None)
+        for point, score in zip(points, scores, strict=True)
+    )

@@ -1,0 +1,119 @@
+"""Multi-vectors as bytes of the payload: every way of ranking by them, in the embedded engine and on a named server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from hybridtei.batch import Ragged
+from hybridtei.errors import InvalidInput
+from hybridtei.outputs import Embeddings
+from hybridtei.search.query import hybrid_query, score_requests
+from hybridtei.store.base import CollectionSchema
+from hybridtei.store.collection import heads_of
+from hybridtei.store.packed import DTYPE, PACKED, WIDTH, packed_format, without_packed
+from hybridtei.store.points import fit_to_schema, point_id, to_points
+from hybridtei.tasks.pooling import MultivectorBudget, budgeted, unpacked
+from tests.store.stores import KINDS, ROW_WIDTH, SERVER, Asked, asked, embeddings, emptied, plan
+
+COUNT = 30
+IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
+QUERY = embeddings(1, seed=7)
+PAYLOADS = [{"number": i} for i in range(COUNT)]
+
+
+def schema(dtype: str) -> CollectionSchema:
+    whole = plan()
+    vectors = {name: params for name, params in whole.vectors.items() if name != "multivector"}
+    return CollectionSchema(vectors, whole.sparse, {DTYPE: dtype, WIDTH: ROW_WIDTH})
+
+
+def packed(dtype: str) -> Embeddings:
+    full = embeddings(COUNT)
+    assert full.multivector is not None
+    return Embeddings(full.dense, full.sparse, budgeted(full.multivector, MultivectorBudget(dtype=dtype)))  # type: ignore[arg-type]
+
+
+def floats(points: Embeddings) -> Ragged:
+    """What the bytes stand for."""
+    rows = points.multivector
+    assert rows is not None
+    if rows.values.dtype == np.uint8:
+        return Ragged(unpacked(rows.values, ROW_WIDTH), rows.offsets)
+    values = rows.values.astype(np.float32)
+    return Ragged(values / np.linalg.norm(values, axis=1, keepdims=True), rows.offsets)
+
+
+@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "memory" and (kind != "server" or SERVER)])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked(request.param, tmp_path_factory.mktemp("packed")) as given:
+        yield given
+
+
+@pytest.fixture(params=["binary", "int8"])
+def filled(request: pytest.FixtureRequest, shared: Asked) -> Iterator[tuple[Asked, dict[Any, float]]]:
+    """A store, and the score of each of its points by MaxSim."""
+    with emptied(shared) as given:
+        points = packed(request.param)
+        given.run(given.store.create(given.name, schema(request.param)))
+        given.run(given.store.upsert(given.name, to_points(points, IDS, PAYLOADS)))
+        assert QUERY.multivector is not None
+        query = QUERY.multivector.row(0)
+        yield given, {one: float((query @ rows.T).max(1).sum()) for one, rows in zip(IDS, floats(points), strict=True)}
+
+
+def test_candidates_stand_in_the_order_of_maxsim(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, truth = filled
+    request = hybrid_query(QUERY, mode="dense", rescore=True, limit=COUNT, with_payload=["number"])
+    points = given.run(given.store.query(given.name, request))
+    assert [point.id for point in points] == sorted(truth, key=lambda one: -truth[one])
+    assert [point.score for point in points] == pytest.approx(sorted(truth.values(), reverse=True), abs=1e-5)
+    assert [point.payload for point in points] == [{"number": IDS.index(point.id)} for point in points]
+
+
+def test_of_a_few_candidates_a_page(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, truth = filled
+    found = given.run(given.store.query(given.name, hybrid_query(QUERY, mode="dense", limit=10)))
+    best = sorted((point.id for point in found), key=lambda one: -truth[one])
+    options: dict[str, Any] = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
+    page = given.run(given.store.query(given.name, hybrid_query(QUERY, **options, limit=3, offset=2)))
+    assert [point.id for point in page] == best[2:5]
+    least = truth[best[3]] - 1e-4
+    above = given.run(given.store.query(given.name, hybrid_query(QUERY, **options, limit=10, score_threshold=least)))
+    assert [point.id for point in above] == best[: len(above)]
+    assert len(above) >= 4
+
+
+def test_a_filter_holds_for_candidates(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, _ = filled
+    only = models.Filter(must=[models.FieldCondition(key="number", range=models.Range(lt=5))])
+    request = hybrid_query(QUERY, mode="rrf", rescore=True, limit=COUNT, query_filter=only)
+    assert {point.id for point in given.run(given.store.query(given.name, request))} == set(IDS[:5])
+
+
+def test_exact_scores_of_points(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, truth = filled
+    request = score_requests(QUERY, IDS[:7], legs=["multivector"])["multivector"]
+    points = given.run(given.store.query(given.name, request))
+    assert {point.id: point.score for point in points} == pytest.approx({one: truth[one] for one in IDS[:7]}, abs=1e-5)
+
+
+def test_alone_they_find_nothing(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, _ = filled
+    with pytest.raises(InvalidInput, match="rescore"):
+        given.run(given.store.query(given.name, hybrid_query(QUERY, mode="multivector")))
+
+
+def test_of_a_collection_its_outputs_and_widths() -> None:
+    kept = schema("binary")
+    assert heads_of(kept) == {"dense", "sparse", "multivector"}
+    assert packed_format(plan()) is None
+    assert without_packed({"text": "a", PACKED: "AA=="}) == {"text": "a"}
+    wide = Embeddings(multivector=Ragged(np.zeros((3, 4), np.uint8), np.array([0, 3])))
+    fitted = fit_to_schema(wide, kept).multivector
+    assert fitted is not None
+    assert fitted.values.shape == (3, ROW_WIDTH // 8)
