@@ -24,13 +24,16 @@ import orjson
 from numpy.typing import NDArray
 
 from hybridtei.batch import Head
+from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
 from hybridtei.outputs import Embeddings
 from hybridtei.search.options import MAX_RERANKED, Mode, SearchOptions
 from hybridtei.search.searcher import Rank, Searcher, since
 from hybridtei.store import MAX_LIMIT
+from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import common_heads
+from hybridtei.store.packed import packed_format
 
 CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
 
@@ -180,14 +183,15 @@ class Evaluation:
         return Choice(default.name, best.name, -lead, -high, -low, is_default=default.is_default)
 
 
-def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False) -> list[Way]:
-    """Every way to search a collection with these vectors. `shares`: the checkpoint declares the weights of its vectors."""
+def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False, packed: bool = False) -> list[Way]:
+    """Every way to search a collection with these vectors. `shares`: the checkpoint declares the weights of its vectors.
+    `packed`: multi-vectors only rank what others found."""
     both, multi = frozenset({Head.DENSE, Head.SPARSE}), frozenset({Head.MULTIVECTOR})
-    weights = None if shares else "m3"
+    weights = None if shares else "m3-two" if packed else "m3"
     candidates = [
         Way("dense", SearchOptions(mode="dense"), frozenset({Head.DENSE})),
         Way("sparse", SearchOptions(mode="sparse"), frozenset({Head.SPARSE})),
-        Way("multivector, all", SearchOptions(mode="multivector", exact=True), multi),
+        *([] if packed else [Way("multivector, all", SearchOptions(mode="multivector", exact=True), multi)]),
         Way("rrf k=2", SearchOptions(mode="rrf", k=2), both),
         Way("rrf k=61", SearchOptions(mode="rrf", k=LITERATURE_K), both),
         Way("dbsf", SearchOptions(mode="dbsf"), both),
@@ -221,8 +225,7 @@ async def evaluate(
     several = await _is_chunked(searcher, collection)
     spec = searcher.model.spec
     has = common_heads(schema, spec)
-    shares = spec.multivector is not None and spec.multivector.shares is not None
-    selected = list(chosen) if chosen is not None else ways(has, reranker=rank is not None, shares=shares)
+    selected = list(chosen) if chosen is not None else _ways_of(schema, has, spec, reranker=rank is not None)
     embedded, embed_ms = await _embedded(searcher, collection, judged, advance)
     # of a document's chunks only one counts, so more are searched
     depth = min(4 * DEPTH if several else DEPTH, max(points, 1), MAX_LIMIT)
@@ -240,6 +243,11 @@ async def evaluate(
         )
         results.append(Result(way.name, measure(run, judged), times, ndcg_of(run, judged), way.is_default))
     return Evaluation(collection, len(judged.queries), points, embed_ms, results)
+
+
+def _ways_of(schema: CollectionSchema, has: frozenset[Head], spec: ModelSpec, *, reranker: bool) -> list[Way]:
+    shares = spec.multivector is not None and spec.multivector.shares is not None
+    return ways(has, reranker=reranker, shares=shares, packed=packed_format(schema) is not None)
 
 
 async def _is_chunked(searcher: Searcher, collection: str) -> bool:

@@ -40,7 +40,7 @@ from hybridtei.store.base import (
     page_of,
 )
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.store.packed import without_packed
+from hybridtei.store.packed import packed_format, without_packed
 from hybridtei.store.points import fit_to_schema
 from hybridtei.tasks.rerank import declared_weights
 
@@ -219,7 +219,8 @@ class Searcher:
         weights = options.weights
         declared = declared_weights(self.model.spec)
         if mode == "weighted" and weights is None and options.legs is None and declared is not None:
-            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in has}
+            finding = has if packed_format(schema) is None else has - {Head.MULTIVECTOR}
+            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in finding}
         return msgspec.structs.replace(options, mode=mode, weights=weights)
 
     async def _hits(

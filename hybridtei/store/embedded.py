@@ -22,9 +22,9 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Selector, selector
+from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
-from hybridtei.store.packed import format_in, query_packed
+from hybridtei.store.packed import format_in, query_packed, uses_multivector
 from hybridtei.store.points import batches, check_points
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
@@ -75,7 +75,7 @@ class EmbeddedStore:
             await self._call("upsert", name, [_message(point) for point in batch])
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        if request.using == MULTIVECTOR and (packed := await format_in(self, name, self._schemas)) is not None:
+        if uses_multivector(request) and (packed := await format_in(self, name, self._schemas)) is not None:
             return await query_packed(self, name, request, packed)
         points = await self._call("query", name, _plain(request))
         if len(points) > MAX_READ_INLINE:

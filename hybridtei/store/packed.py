@@ -20,7 +20,7 @@ from hybridtei.batch import Ragged
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Floats, unit
-from hybridtei.store.base import CollectionSchema, PointId, Selector, id_of, sort_points
+from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Selector, id_of, sort_points
 from hybridtei.tasks.pooling import unpacked
 from hybridtei.tasks.rerank import maxsim
 
@@ -28,6 +28,10 @@ PACKED = "multivector_base64"  # key of the payload
 DTYPE, WIDTH = "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
 RANKED_AT_ONCE = 256  # candidates whose vectors are there as floats
 DEFAULT_LIMIT = 10
+ALONE = (
+    "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they are no leg of "
+    "`mode` multivector, rrf, dbsf or weighted; search in mode zscore, or with `rescore`"
+)
 
 
 class Source(Protocol):
@@ -83,6 +87,12 @@ def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in payload.items() if key != PACKED}
 
 
+def uses_multivector(request: models.QueryRequest | models.Prefetch) -> bool:
+    """Whether the query, or one below it, is of the multi-vector."""
+    below = request.prefetch if isinstance(request.prefetch, list) else [request.prefetch] if request.prefetch else []
+    return request.using == MULTIVECTOR or any(uses_multivector(one) for one in below)
+
+
 async def query_packed(
     store: Source, name: str, request: models.QueryRequest, packed: PackedFormat
 ) -> list[models.ScoredPoint]:
@@ -90,6 +100,8 @@ async def query_packed(
 
     Raises InvalidInput for one that would have to find points by itself.
     """
+    if request.using != MULTIVECTOR:
+        raise InvalidInput(ALONE)
     candidates = await _candidates(store, name, request)
     rows = np.asarray(_vector(request.query), dtype=np.float32).reshape(-1, packed.width)
     ranked = await asyncio.to_thread(_ranked, candidates, rows, packed)
@@ -139,10 +151,7 @@ def _ids(only: models.Filter | None) -> list[PointId]:
     conditions = only.must if only is not None and isinstance(only.must, list) else []
     if len(conditions) == 1 and isinstance(conditions[0], models.HasIdCondition):
         return [identity if isinstance(identity, int) else str(identity) for identity in conditions[0].has_id]
-    raise InvalidInput(
-        "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none; search in another "
-        "mode, with `rescore`"
-    )
+    raise InvalidInput(ALONE)
 
 
 def _vector(query: Any) -> Any:

@@ -24,10 +24,10 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
-from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Selector, selector
+from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
-from hybridtei.store.packed import format_in, query_packed
+from hybridtei.store.packed import format_in, query_packed, uses_multivector
 from hybridtei.store.points import as_lists, batches, check_points
 from hybridtei.system.frames import nested
 
@@ -182,7 +182,7 @@ class ServerStore:
         await self._call(applied)
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        if request.using == MULTIVECTOR and (packed := await format_in(self, name, self._schemas)) is not None:
+        if uses_multivector(request) and (packed := await format_in(self, name, self._schemas)) is not None:
             return await query_packed(self, name, request, packed)
         response = await self._call(lambda: self._client.query_points(name, **query_arguments(request)))
         return list(response.points)

@@ -104,8 +104,10 @@ def test_exact_scores_of_points(filled: tuple[Asked, dict[Any, float]]) -> None:
 
 def test_alone_they_find_nothing(filled: tuple[Asked, dict[Any, float]]) -> None:
     given, _ = filled
-    with pytest.raises(InvalidInput, match="rescore"):
-        given.run(given.store.query(given.name, hybrid_query(QUERY, mode="multivector")))
+    legs = ("dense", "multivector")
+    for options in ({"mode": "multivector"}, {"mode": "rrf", "legs": legs}, {"mode": "weighted", "weights": "m3"}):
+        with pytest.raises(InvalidInput, match="rescore"):
+            given.run(given.store.query(given.name, hybrid_query(QUERY, **options)))
 
 
 def test_of_a_collection_its_outputs_and_widths() -> None:
