@@ -25,6 +25,7 @@ MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
+META = ("ge", "le", "gt", "lt", "description", "extra")  # what a field's annotation may say
 
 HUB, INPUTS, LIMITS = {"group": "hub"}, {"group": "inputs"}, {"group": "limits"}
 ANSWERS, SECURITY, OBSERVABILITY = {"group": "answers"}, {"group": "security"}, {"group": "observability"}
@@ -140,8 +141,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, description="Memory for results of inputs seen before, in megabytes; 0: none is kept.")
     ] = 0
     tokenization_workers: Annotated[
-        Annotated[int, Meta(ge=1, le=64)] | None,
-        Meta(description="Tokenizer threads [default: processors minus one]."),
+        Annotated[int, Meta(ge=1, le=64)] | None, Meta(description="Tokenizer threads [default: processors minus one].")
     ] = None
     auto_truncate: Annotated[
         bool, Meta(description="Cut inputs that are too long, unless a request says otherwise.", extra=INPUTS)
@@ -322,12 +322,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86400,
-            description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.",
-        ),
+        Seconds, Meta(description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.")
     ] = 60.0
 
 
@@ -345,13 +340,8 @@ def unwrapped(hint: Any) -> tuple[Any, Meta]:
         if get_origin(hint) is typing.Annotated:
             hint, *metas = get_args(hint)
             for meta in metas:
-                known = {**_set_fields(meta), **known}
+                known = {name: value for name in META if (value := getattr(meta, name)) is not None} | known
         elif get_origin(hint) in (types.UnionType, typing.Union):
             hint = next(part for part in get_args(hint) if part is not type(None))
         else:
             return hint, Meta(**known)
-
-
-def _set_fields(meta: Meta) -> dict[str, Any]:
-    names = ("ge", "le", "gt", "lt", "description", "extra")
-    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}
