@@ -18,7 +18,6 @@ address, and the next request whose inputs are copied has them written there, by
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,25 +28,19 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
-from hybridtei.backends.graph.int8 import Int8Matrix, quantized
 from hybridtei.backends.graph.mlm_head import MlmHead
-from hybridtei.backends.graph.weights import graph_keys, word_table
-from hybridtei.backends.graph.writer import Graph, inputs
+from hybridtei.backends.graph.openvino_model import Tensors, model_of, tensors_of
+from hybridtei.backends.graph.weights import word_table
+from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.families.ops import is_adapter
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lower_priority
 
-# Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
-# Importing openvino tells its makers so, over the network and into the home folder, unless this package is missing.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
-
-import openvino as ov  # noqa: E402
+import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
 
 LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
@@ -90,7 +83,7 @@ class OpenVinoBackend:
         self._lane = threading.local()
         words = word_table(spec, graph.weights)
         settings = _settings(dtype, group)
-        tensors = _tensors(graph, weights, group if dtype == "int8" else None)
+        tensors = tensors_of(graph, weights, group if dtype == "int8" else None)
         table = None if words is None else np.asarray(tensors[words], dtype=np.float32)
         is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
         threads = max(threads, cores) if is_large else threads
@@ -149,7 +142,7 @@ class _Models:
         """`team`: threads of the one model that there is for all, or 0."""
         core = ov.Core()
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
-        model = _model(core, graph, tensors)
+        model = model_of(core, graph, tensors)
         if team:
             self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
             return
@@ -207,14 +200,6 @@ def _fill(request: ov.InferRequest, feed: Feed) -> None:
         tensor.data[:] = values
 
 
-class _Lent:
-    """An array's memory as if it could be written: OpenVINO takes no other by reference, though it writes into no constant."""
-
-    def __init__(self, array: Floats) -> None:
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
 def _grown_sizes(sizes: Sizes) -> Sizes:
     """Few shapes for many batches. Lone queries are one shape: another than the pass before costs more than the padding."""
     tokens, rows, columns = sizes
@@ -233,65 +218,12 @@ def grown(size: int, least: int, parts: int) -> int:
     return -(-size // step) * step
 
 
-Tensors = Mapping[str, Floats | Int8Matrix]
 Settings = Mapping[str, Any]
 
 
 def _settings(dtype: str, group: int) -> Settings:
     found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
     return {**found, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group} if dtype == "int8" else found
-
-
-def _tensors(graph: Graph, weights: Weights, group: int | None) -> Tensors:
-    """Of the checkpoint; with a `group`, matrices in eight bits. One matrix at a time is there in float32. Adapters, which are
-    small, stay so."""
-    keys = graph_keys(graph, weights)
-    eight = frozenset[str]() if group is None else frozenset(name for name in graph.matrices if not _of_adapter(name))
-    tensors: dict[str, Floats | Int8Matrix] = {}
-    for name, key in keys.items():
-        tensor = weights.float32(key)
-        if name in eight:
-            assert group is not None
-            width = tensor.shape[1]
-            tensors[name] = quantized(tensor, width if width % group else group)
-        else:
-            tensors[name] = tensor
-    return tensors
-
-
-def _of_adapter(name: str) -> bool:
-    return is_adapter(name.removesuffix(".weight"))
-
-
-def _model(core: ov.Core, graph: Graph, tensors: Tensors) -> ov.Model:
-    """The graph with its weights, which stay where they are: declared as inputs, then replaced by constants."""
-    model = core.read_model(graph.body + inputs(graph.weights))
-    for parameter in model.get_parameters():
-        name = parameter.get_friendly_name()
-        if name in tensors:
-            _replace(parameter.output(0), tensors[name])
-            model.remove_parameter(parameter)
-    return model
-
-
-def _replace(output: ov.Output, tensor: Floats | Int8Matrix) -> None:
-    """Give a constant to all that read an input."""
-    if not isinstance(tensor, Int8Matrix):
-        output.replace(ov.opset13.constant(np.asarray(_Lent(tensor)), shared_memory=True).output(0))
-        return
-    for reader in list(output.get_target_inputs()):
-        if reader.get_node().get_output_partial_shape(0).is_static:  # a product of two matrices, that is computed at load
-            reader.replace_source_output(ov.opset13.constant(tensor.float32()).output(0))
-    output.replace(_compressed(tensor).output(0))
-
-
-def _compressed(matrix: Int8Matrix) -> ov.Node:
-    """The matrix float32[v, k] in the form that OpenVINO knows, and keeps in eight bits."""
-    ops, (rows, groups, group) = ov.opset13, matrix.values.shape
-    if groups == 1:
-        return ops.multiply(ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0]))
-    grouped = ops.multiply(ops.convert(ops.constant(matrix.values), "f32"), ops.constant(matrix.scale))
-    return ops.reshape(grouped, ops.constant(np.array([rows, groups * group])), False)
 
 
 def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
