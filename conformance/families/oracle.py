@@ -84,8 +84,9 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
     graph, weights = family_graph(spec), Weights.open(spec.folder)
     if name == "openvino":
         from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
+        from hybridtei.backends.graph.openvino_model import Int8Form
 
-        return OpenVinoBackend(spec, graph, weights, dtype=dtype, group=INT8_GROUP)
+        return OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=Int8Form(INT8_GROUP))
     from hybridtei.backends.graph.int8 import int8_family_graph, max_weight
     from hybridtei.backends.graph.onnx_backend import OnnxBackend
 

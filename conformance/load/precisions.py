@@ -3,8 +3,8 @@
 MODEL: a folder, a hub id, the embedded model, or a name of conformance/families/shapes/checkpoints.toml, which is written with
 random weights. Each engine computes blocks of batches of `--texts` texts of `--length` tokens as the server would drive it: a
 thread for each of its bulk lanes, and none of its threads for what takes all cores itself. Blocks of all engines alternate.
-Printed are the median of tokens/s, and the median of the ratios of a round to `--against`. int8 on OpenVINO has the group that
-its guard chooses; on random weights, whose neighbours mean nothing, the fastest group.
+Printed are the median of tokens/s, and the median of the ratios of a round to `--against`. int8 on OpenVINO has the form that
+its guard chooses; on random weights, whose neighbours mean nothing, the fastest form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
 from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.backends.graph.openvino_int8 import fastest, trials
+from hybridtei.backends.graph.openvino_int8 import fastest, forms, trials
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -61,9 +61,11 @@ class Engine:
         backend, dtype = name.split("-")
         if name == "openvino-int8" and is_random:
             weights, graph = Weights.open(spec.folder), family_graph(spec)
-            chosen = fastest(trials(spec, graph, weights), ANY, spec)
+            found = forms(spec, graph, weights)
+            chosen = fastest(trials(spec, graph, weights, found), ANY, spec)
             print(f"int8: {chosen}; the guard was not asked")
-            self.backend: Backend = OpenVinoBackend(spec, graph, weights, dtype="int8", group=chosen.group)
+            form = next(one for one in found if one.group == chosen.group)
+            self.backend: Backend = OpenVinoBackend(spec, graph, weights, dtype="int8", int8=form)
         else:
             self.backend = open_backend(ModelConfig(model_id=str(spec.folder), backend=backend, dtype=dtype), spec)
         self.lanes = self.backend.lanes.count(LaneKind.BULK)

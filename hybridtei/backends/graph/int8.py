@@ -46,10 +46,14 @@ def int8_family_graph(
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group."""
+    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group.
+
+    `divisor`: float32[k] that it was multiplied by before, since what it multiplies is divided by it.
+    """
 
     values: NDArray[np.int8]
     scale: Floats
+    divisor: Floats | None = None
 
     @property
     def nbytes(self) -> int:
@@ -57,14 +61,15 @@ class Int8Matrix:
 
     def float32(self) -> Floats:
         """What it stands for: float32[v, k]."""
-        return np.asarray(self.values * self.scale).reshape(len(self.values), -1)
+        matrix: Floats = np.asarray(self.values * self.scale).reshape(len(self.values), -1)
+        return matrix if self.divisor is None else np.asarray(matrix / self.divisor)
 
 
-def quantized(matrix: Floats, group: int, max_weight: int = 127) -> Int8Matrix:
-    """The largest magnitude of each group becomes `max_weight`. `group` divides the columns."""
-    grouped = matrix.reshape(len(matrix), -1, group)
+def quantized(matrix: Floats, group: int, max_weight: int = 127, divisor: Floats | None = None) -> Int8Matrix:
+    """The largest magnitude of each group becomes `max_weight`. `group` divides the columns. `divisor`: see `Int8Matrix`."""
+    grouped = (matrix if divisor is None else matrix * divisor).reshape(len(matrix), -1, group)
     scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(max_weight)
-    return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale)
+    return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale, divisor)
 
 
 class _Int8Ops(OnnxOps):

@@ -9,7 +9,7 @@ Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in ea
 sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
 
 In int8, groups of the numbers of a matrix's row share a scale, and groups of a token's numbers one that is found in the pass,
-where the processor multiplies bytes; elsewhere, only the matrices are smaller. Attention and sums stay float32.
+where the processor multiplies bytes; elsewhere, only the matrices are smaller. See `openvino_model.Int8Form`.
 
 Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
 address, and the next request whose inputs are copied has them written there, by then the memory of something else.
@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.backends.graph.mlm_head import MlmHead
-from hybridtei.backends.graph.openvino_model import Tensors, model_of, tensors_of
+from hybridtei.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
 from hybridtei.backends.graph.weights import word_table
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import PackedBatch, Padding
@@ -44,7 +44,7 @@ import openvino as ov  # isort: skip  # after `openvino_model`, which turns its 
 
 LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
-PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16, "int8": ov.Type.f32}  # of all but the matrices
+PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
 KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
@@ -66,14 +66,14 @@ class OpenVinoBackend:
         weights: Weights,
         *,
         dtype: str = "float32",
-        group: int = 64,
+        int8: Int8Form | None = None,
         threads: int = 1,
         bulk_niceness: int = 10,
     ) -> None:
         """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
 
-        `group`: numbers that share a scale, in int8. `bulk_niceness`: what bulk lanes compute at; the callers' own priority
-        does not reach OpenVINO's threads. Raises LoadError.
+        `int8`: its form, if that is the `dtype`; groups of 64 by default. `bulk_niceness`: what bulk lanes compute at; the
+        callers' own priority does not reach OpenVINO's threads. Raises LoadError.
         """
         self.spec = spec
         self.dtype = dtype
@@ -82,15 +82,23 @@ class OpenVinoBackend:
         self._counting = threading.Lock()
         self._lane = threading.local()
         words = word_table(spec, graph.weights)
-        settings = _settings(dtype, group)
-        tensors = tensors_of(graph, weights, group if dtype == "int8" else None)
+        form = (int8 or Int8Form(64)) if dtype == "int8" else None
+        settings, tensors = _settings(dtype, form), tensors_of(graph, weights, form)
         table = None if words is None else np.asarray(tensors[words], dtype=np.float32)
         is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
         threads = max(threads, cores) if is_large else threads
         team = threads if is_large or threads > 1 else 0
         self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
         try:
-            self._models = _Models(graph, tensors, settings, cores=cores, team=team, bulk_niceness=bulk_niceness)
+            self._models = _Models(
+                graph,
+                tensors,
+                settings,
+                by_token=form is not None and form.group == BY_TOKEN,
+                cores=cores,
+                team=team,
+                bulk_niceness=bulk_niceness,
+            )
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:  # bare RuntimeErrors
@@ -137,12 +145,20 @@ class _Models:
     """
 
     def __init__(
-        self, graph: Graph, tensors: Tensors, settings: Settings, *, cores: int, team: int, bulk_niceness: int
+        self,
+        graph: Graph,
+        tensors: Tensors,
+        settings: Settings,
+        *,
+        by_token: bool,
+        cores: int,
+        team: int,
+        bulk_niceness: int,
     ) -> None:
         """`team`: threads of the one model that there is for all, or 0."""
         core = ov.Core()
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
-        model = model_of(core, graph, tensors)
+        model = model_of(core, graph, tensors, by_token=by_token)
         if team:
             self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
             return
@@ -221,9 +237,12 @@ def grown(size: int, least: int, parts: int) -> int:
 Settings = Mapping[str, Any]
 
 
-def _settings(dtype: str, group: int) -> Settings:
-    found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
-    return {**found, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group} if dtype == "int8" else found
+def _settings(dtype: str, int8: Int8Form | None) -> Settings:
+    if int8 is None:
+        return {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
+    if int8.group == BY_TOKEN:
+        return {"INFERENCE_PRECISION_HINT": ov.Type.bf16}
+    return {"INFERENCE_PRECISION_HINT": ov.Type.f32, "DYNAMIC_QUANTIZATION_GROUP_SIZE": int8.group}
 
 
 def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:

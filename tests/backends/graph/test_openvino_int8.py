@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from hybridtei.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.backends.graph import openvino_int8
 from hybridtei.backends.graph.int8 import quantized
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.backends.graph.openvino_int8 import GROUPS, GUARD, Trial, fastest, int8_group, trials
+from hybridtei.backends.graph.openvino_int8 import GUARD, Trial, fastest, forms, int8_form, smoothing, trials
+from hybridtei.backends.graph.openvino_model import BY_TOKEN, Int8Form, declared, shared_inputs
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, pack
@@ -46,8 +48,15 @@ def parts(folder: Path) -> tuple[ModelSpec, Weights]:
     return read_spec(folder, pooling="mean"), Weights.open(folder)
 
 
-def in_groups(spec: ModelSpec, group: int = 16) -> OpenVinoBackend:
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", group=group, threads=2)
+def in_form(spec: ModelSpec, form: Int8Form = Int8Form(16)) -> OpenVinoBackend:  # noqa: B008
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", int8=form, threads=2)
+
+
+def unit(backend: OpenVinoBackend, texts: list[Encoding]) -> np.ndarray:
+    """Unit vectors float32[n, d]."""
+    dense = backend.forward(pack(texts, frozenset({Head.DENSE}), backend.spec.positions)).dense
+    assert dense is not None
+    return dense / np.linalg.norm(dense, axis=1, keepdims=True)
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 16, 48]), st.floats(1e-6, 1e6), st.integers(0, 99))
@@ -67,7 +76,7 @@ def test_a_group_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
 def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
-    backend = in_groups(spec)
+    backend = in_form(spec)
     assert backend.dtype == "int8"
     found = compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), backend)
     assert found.passes(LOOSE)
@@ -77,7 +86,7 @@ def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None
 def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None:
     """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
     spec, weights = parts(tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm"))
-    assert compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_groups(spec)).passes(LOOSE)
+    assert compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_form(spec)).passes(LOOSE)
 
 
 @pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
@@ -85,24 +94,18 @@ def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_
     spec, _ = parts(tiny.write_family(tmp_path, model_type))
     shapes = family_graph(spec).weights
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2 and not NO_MATRIX.search(name)}
-    ops = [op.rt_info for op in in_groups(spec)._models._express._model.get_runtime_model().get_ops()]
+    ops = [op.rt_info for op in in_form(spec)._models._express._model.get_runtime_model().get_ops()]
     products = [op["runtimePrecision"].astype(str) for op in ops if op["layerType"].astype(str) == "FullyConnected"]
     assert products == ["i8"] * len(matrices)
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
     """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
-    backend = in_groups(read_spec(hybrid))
+    backend = in_form(read_spec(hybrid))
     texts = sixty_four(backend.spec.vocab_size)
-
-    def vectors(some: list[Encoding]) -> np.ndarray:
-        dense = backend.forward(pack(some, frozenset({Head.DENSE}), backend.spec.positions)).dense
-        assert dense is not None
-        return dense / np.linalg.norm(dense, axis=1, keepdims=True)
-
-    alone = np.concatenate([vectors([text]) for text in texts])
-    assert (vectors(texts) * alone).sum(1).min() > 0.9999
-    assert (vectors(texts[::-1])[::-1] * alone).sum(1).min() > 0.9999
+    alone = np.concatenate([unit(backend, [text]) for text in texts])
+    assert (unit(backend, texts) * alone).sum(1).min() > 0.9999
+    assert (unit(backend, texts[::-1])[::-1] * alone).sum(1).min() > 0.9999
 
 
 def test_the_fastest_that_passes_is_chosen(bert: Path) -> None:
@@ -121,16 +124,70 @@ def test_a_model_that_loses_too_much_is_refused_with_all_figures(bert: Path, bad
         fastest([Trial(128, 3.0, bad), Trial(64, 2.0, bad)], GUARD, read_spec(bert))
 
 
-def test_each_size_of_group_is_tried_against_float32(bert: Path) -> None:
+def test_each_form_is_tried_against_float32(bert: Path) -> None:
     spec, weights = parts(bert)
-    found = trials(spec, family_graph(spec), weights, (16, 8))
+    asked = [Int8Form(16), Int8Form(8)]
+    found = trials(spec, family_graph(spec), weights, asked)
     assert [trial.group for trial in found] == [16, 8]
     assert all(trial.speed > 0 and trial.fidelity.worst < 1 for trial in found)
     exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
-    assert found[0].fidelity == compare(exact, in_groups(spec, 16))
+    assert found[0].fidelity == compare(exact, in_form(spec, asked[0]))
 
 
-def test_a_group_is_chosen_once_for_the_weights_it_is_chosen_for(
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_whole_tokens_are_tried_where_the_processor_has_tiles(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, has_tiles: bool
+) -> None:
+    monkeypatch.setattr(openvino_int8, "has_matrix_tiles", lambda: has_tiles)
+    spec, weights = parts(bert)
+    found = {form.group: form.divisors for form in forms(spec, family_graph(spec), weights)}
+    assert set(found) == ({128, 64, BY_TOKEN} if has_tiles else {128, 64})
+    every = found[64]
+    assert every is not None
+    assert set(every) == set(family_graph(spec).matrices)
+    if has_tiles:
+        assert set(found[BY_TOKEN] or ()) == {name for name in every if re.search("query|key|value", name)}
+
+
+@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
+def test_every_product_of_the_batch_has_one_input(tmp_path: Path, model_type: str) -> None:
+    graph = family_graph(parts(tiny.write_family(tmp_path, model_type))[0])
+    shared = [names for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)]
+    assert sorted(name for names in shared for name in names) == sorted(graph.matrices)
+
+
+def test_channels_of_outliers_are_divided_and_their_columns_multiplied() -> None:
+    """Rounding loses less of a product whose input has one large channel."""
+    draw = np.random.default_rng(0)
+    x, matrix = (draw.normal(size=size).astype(np.float32) for size in ((50, 64), (32, 64)))
+    x[:, 3] *= 100
+    divisor = smoothing(np.abs(x).max(0), np.abs(matrix).max(0))
+    assert np.isclose(np.log(divisor).mean(), 0, atol=1e-5)
+    assert divisor.argmax() == 3
+    exact = x @ matrix.T
+    errors = []
+    for size in (None, divisor):
+        rounded = quantized(x if size is None else x / size, 64).float32()
+        eight = quantized(matrix, 64, divisor=size)
+        errors.append(np.abs(rounded @ (eight.float32() if size is None else eight.float32() * size).T - exact).mean())
+    assert errors[1] < errors[0] / 2
+
+
+def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert: Path) -> None:
+    spec, weights = parts(bert)
+    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
+    try:
+        backend = in_form(spec, Int8Form(BY_TOKEN))
+    except LoadError as error:  # no bfloat16
+        pytest.skip(str(error))
+    found = compare(exact, backend)
+    assert found.passes(LOOSE)
+    assert found.worst < 1
+    texts = sixty_four(spec.vocab_size)
+    assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(1).min() > 0.999
+
+
+def test_a_form_is_chosen_once_for_the_weights_it_is_chosen_for(
     bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[Path]()
@@ -140,31 +197,36 @@ def test_a_group_is_chosen_once_for_the_weights_it_is_chosen_for(
         return [Trial(64, 2.0, CLOSE)]
 
     monkeypatch.setattr(openvino_int8, "trials", tried)
-    assert [int8_group(*parts(bert)) for _ in range(2)] == [64, 64]
+    first, again = (int8_form(*parts(bert)) for _ in range(2))
+    assert (first.group, again.group) == (64, 64)
+    assert first.divisors is not None
+    assert again.divisors is not None
+    assert list(first.divisors) == list(again.divisors)
+    assert all(np.array_equal(first.divisors[name], again.divisors[name]) for name in first.divisors)
     other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
-    assert int8_group(*parts(other)) == 64
+    assert int8_form(*parts(other)).group == 64
     assert asked == [bert, other]
     with pytest.raises(LoadError, match="too far"):  # a guard of one's own is asked again
-        int8_group(*parts(bert), Guard(worst=1.1))
+        int8_form(*parts(bert), Guard(worst=1.1))
     for kept in cache.iterdir():
         kept.write_text("{}")
-    assert int8_group(*parts(bert)) == 64
+    assert int8_form(*parts(bert)).group == 64
     assert asked == [bert, other, bert, bert]
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(
     bert: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(32, 2.0, CLOSE)])
+    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(64, 2.0, CLOSE)])
     cache.write_text("a file")
-    assert int8_group(*parts(bert)) == 32
+    assert int8_form(*parts(bert)).group == 64
     assert "cannot be kept" in caplog.text
 
 
 def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
     bert: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(32, 2.0, FAR)])
+    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(64, 2.0, FAR)])
     monkeypatch.setattr("hybridtei.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
     with caplog.at_level(logging.WARNING):
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
@@ -175,4 +237,4 @@ def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
 @pytest.mark.slow
 def test_the_embedded_model_passes_the_guard() -> None:
     spec = find_model(ModelConfig())
-    assert int8_group(spec, Weights.open(spec.folder)) in GROUPS
+    assert int8_form(spec, Weights.open(spec.folder)).divisors
