@@ -105,6 +105,7 @@ class OpenVinoBackend:
             raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
+        self._weights = weights
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self._heads = HostHeads(spec, table, mlm)
         memory.register(self)
@@ -125,8 +126,9 @@ class OpenVinoBackend:
         threadpool_limits(limits=1, user_api="blas")
 
     def free_unused(self) -> None:
-        """See `system.memory.Holder`."""
+        """See `system.memory.Holder`. Matrices are packed by the first pass, which reads the checkpoint's files once more."""
         self._models.free_unused()
+        self._weights.release()
 
     def close(self) -> None:
         """Give the weights back."""
