@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
-from time import perf_counter_ns, time_ns
+from functools import cache, wraps
+from time import perf_counter_ns, time, time_ns
 from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -136,8 +136,8 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
             failure: BaseException | None = None
             try:
                 answer = await work(*args, **kwargs)
-                if span.timings is not None:
-                    log.info("Success")
+                if span.timings is not None and log.isEnabledFor(logging.INFO):
+                    log.handle(_success())
                 CURRENT.set(span.outer)
                 return answer
             except BaseException as error:
@@ -152,6 +152,22 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
         return spanned
 
     return decorate
+
+
+@cache
+def _template() -> dict[str, Any]:
+    return log.makeRecord(log.name, logging.INFO, *_PLACE, "Success", (), None, "handler").__dict__
+
+
+def _success() -> logging.LogRecord:
+    """The line of an answered request: to look for its place in the code each time would take longer than to write it."""
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    record.__dict__.update(_template())
+    record.created = time()
+    return record
+
+
+_PLACE = (__file__, handler.__code__.co_firstlineno)
 
 
 def passes_on(work: W) -> W:

@@ -11,6 +11,7 @@ Errors of the framework (unknown route, wrong method) are written here too, so n
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -35,7 +36,7 @@ from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
 from hybridtei.server.api import cohere, embed, openai, ops, points, predict, qdrant_inference, rerank, scoring, search, tokens
 from hybridtei.server.context import Context, Reply, RequestMetrics
-from hybridtei.server.dispatch import HttpMiddleware, Work, asgi_handler, form_of, reply_of
+from hybridtei.server.dispatch import FAILED, HttpMiddleware, Work, asgi_handler, form_of, reply_of
 from hybridtei.server.http.body import BodyError, Keyless
 from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
 from hybridtei.server.http.overload import REFUSED, RETRY_AFTER, Overload
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from hybridtei.store.collection import CollectionSchemas
 
 log = logging.getLogger(__name__)
+
+PLAIN_HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]{1,5})?")  # of others Litestar's router decides
 
 ROUTES: tuple[Route, ...] = (
     *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *predict.ROUTES),
@@ -157,7 +160,7 @@ def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfi
     for method, path in [*((route.method, route.path) for route in routes), *ALIASES]:
         methods[path].add(method)
     return HttpMiddleware(
-        app.asgi_handler,
+        _past_the_router(app, routes),
         server.cors_allow_origin,
         {path: frozenset(names) for path, names in methods.items()},
         below_aliases=not server.only_tei_routes,
@@ -165,10 +168,43 @@ def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfi
     )
 
 
+def _past_the_router(app: Litestar, routes: Sequence[Route]) -> ASGIApp:
+    """Litestar's application, but for requests to paths that need no router; it still writes what these raise."""
+    framework = app.asgi_handler
+    direct = {
+        route.path: asgi_handler(route, work_of(route)) for route in routes if route.method == "POST" and "{" not in route.path
+    }
+
+    async def handle(scope: Any, receive: Any, send: Any) -> None:
+        handler = direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None or not has_valid_host(scope["headers"]):
+            await framework(scope, receive, send)
+            return
+        scope["path_params"] = {}
+        try:
+            await handler(scope, receive, send)
+        except Exception as error:
+            scope[FAILED] = error
+            await framework(scope, receive, send)
+
+    return handle
+
+
+def has_valid_host(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether Litestar's router would take the `host`, if there is one."""
+    host = next((value for name, value in headers if name == b"host"), None)
+    return host is None or PLAIN_HOST.fullmatch(host) is not None
+
+
+def work_of(route: Route) -> Work:
+    """The handler of a route, in a span of its own."""
+    return as_handler(route.handler) if route.target == "model" else route.handler
+
+
 def litestar_route(route: Route, server: ServerConfig) -> BaseRouteHandler:
     """What Litestar serves for a route. Other methods never reach it: see `HttpMiddleware`."""
     errors: Any = error_handlers(route.error, asks_to_wait=asks_to_wait(route, only_tei_routes=server.only_tei_routes))
-    work: Work = as_handler(route.handler) if route.target == "model" else route.handler
+    work = work_of(route)
 
     async def response_of(scope: Any, receive: Receive) -> ASGIResponse:
         form = form_of(scope)

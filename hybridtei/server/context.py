@@ -125,11 +125,12 @@ class Context:
 
         if refusal is None and task.dimensions == 0:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
-        most = self.bounds(load.inputs).max_numbers
+        bounds = self.bounds(load.inputs)
+        most = bounds.max_numbers
         if refusal is None and most is not None and numbers > most:
             refusal = too_many_numbers(most)
         try:
-            answer, usage = await self.run(task, load, refusal=refusal)
+            answer, usage = await self.run(task, load, bounds, refusal=refusal)
         except EmptyInput as error:
             raise error if field is None or not load.is_batch else error.named(field) from None
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
@@ -264,18 +265,20 @@ class RequestMetrics:
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
-        self._begun_single, self._overloaded = self._count.of(method=_method(False)), self._failure.of(err="overloaded")
+        self._begun = {is_batch: self._count.of(method=_method(is_batch)) for is_batch in (False, True)}
+        self._succeeded = {is_batch: self._success.of(method=_method(is_batch)) for is_batch in (False, True)}
+        self._overloaded = self._failure.of(err="overloaded")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
 
     def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
         """Count a request of `inputs` inputs."""
-        self._count.add(method=_method(is_batch))
+        self._begun[is_batch]()
         self._scopes[scope].count.add(inputs)
 
     def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
         """Count an answered request, and put its times into the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
-        self._success.add(method=_method(is_batch))
+        self._succeeded[is_batch]()
         of_scope.success.add(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)
@@ -298,7 +301,7 @@ class RequestMetrics:
 
     def refused(self) -> None:
         """Count a request that was refused before its body was read, so that nobody knows of how many inputs."""
-        self._begun_single()
+        self._begun[False]()
         self._overloaded()
 
     def failed(self, error: Exception) -> None:

@@ -27,6 +27,7 @@ from hybridtei.server.http.writers import FORM, Form, encode, negotiate, piecewi
 from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import ALIAS, ALIASES, PAGE, Route, split_alias
 
+FAILED = "hybridtei.failed"  # in a scope: what a handler raised outside of the framework
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ def asgi_handler(route: Route, work: Work) -> Callable[[Any, Any, Any], Coroutin
     """Return the ASGI application of a route. Its answer is not sent to a client that disconnected, where that is known."""
 
     async def handle(scope: Any, receive: Any, send: Any) -> None:
+        if FAILED in scope:
+            raise scope.pop(FAILED)
         form = form_of(scope)
         try:
             await _respond(scope, await reply_of(route, work, scope, receive, form), form, send)

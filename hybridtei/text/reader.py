@@ -61,6 +61,10 @@ class TextReader:
         ready, refused = _until_refused(
             inputs, lambda item: self._prepare(item, truncate, direction, prompt_name, allow_empty=allow_empty)
         )
+        if refused is None and len(ready) == 1:  # as most requests have
+            (one,) = ready
+            (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
+            return [self._fitted(raw, truncate, direction, one.adapter)]
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
         encodings = self._encode(ready, truncate, direction)

@@ -94,7 +94,9 @@ class SchemaError(BodyError):
 
 async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
     """The bytes of what should be JSON, out of their codings. Raises BodyError."""
-    check_content_type(header(scope, b"content-type"), required=type_required)
+    content_type = header(scope, b"content-type")
+    if content_type != "application/json":
+        check_content_type(content_type, required=type_required)
     body = await read_body(scope, receive, limit)
     codings = header(scope, b"content-encoding")
     return body if codings is None else unfold(body, codings, limit)
