@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from hybridtei.search.options import SearchOptions, SearchResult
 from hybridtei.search.searcher import EmbedQueries, QueryModel, Rank, Searcher
 from hybridtei.store import open_store, with_default
 from hybridtei.store.base import Store
+from hybridtei.store.embedded_client import OwnLoop
 from hybridtei.tasks.embed import Embedder
 from hybridtei.text.tokenizer import Token, Tokenizer
 
@@ -107,49 +107,3 @@ class LocalSearch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-T = TypeVar("T")
-
-
-class OwnLoop:
-    """An event loop in a thread, from the first call until `close`: connections opened in one call serve the next."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns or raises what the coroutine does, and blocks until then. Ctrl-C cancels the coroutine."""
-        future = asyncio.run_coroutine_threadsafe(work, self._started())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Cancels what still runs, and ends the thread."""
-        with self._lock:
-            if self._loop is not None and self._stop is not None and self._thread is not None:
-                self._loop.call_soon_threadsafe(self._stop.set)
-                self._thread.join()
-            self._loop = self._stop = self._thread = None
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                ready = threading.Event()
-                self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), name="own-loop", daemon=True)
-                self._thread.start()
-                ready.wait()
-            assert self._loop is not None
-            return self._loop
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        stop = self._stop
-        ready.set()
-        await stop.wait()

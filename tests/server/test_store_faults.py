@@ -16,7 +16,8 @@ import pytest
 
 from hybridtei.engine.admission import Deadlines
 from hybridtei.store.collection import CollectionSchemas
-from hybridtei.store.embedded import EmbeddedStore, ProcessClient
+from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.embedded_process import Folder, FolderError
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving

@@ -12,7 +12,8 @@ from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.search.query import hybrid_query
-from hybridtei.store.embedded import EmbeddedStore, ProcessClient, _message
+from hybridtei.store.embedded import EmbeddedStore, _message
+from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.points import check_points, to_points
 from hybridtei.system.frames import frame
 from tests.store.stores import embeddings, plan

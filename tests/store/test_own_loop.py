@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hybridtei.search.local import OwnLoop
+from hybridtei.store.embedded_client import OwnLoop
 
 
 async def where() -> tuple[int, asyncio.AbstractEventLoop]:
