@@ -76,16 +76,19 @@ class Encoder:
         *,
         config: ModelConfig | None = None,
         engine: EngineConfig | None = None,
+        measures: bool = True,
         **options: Any,
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model.
+
+        `measures`: False leaves out the self-test and the measurement of this machine, for a program that embeds one text.
 
         `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`, over those of
         `config` and `engine`; `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for a value
         that it cannot have, and LoadError.
         """
         config, engine = _configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
-        loaded = load_model(config, engine)
+        loaded = load_model(config, engine, measures=measures)
         return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config))
 
     @property

@@ -71,11 +71,13 @@ class LoadedModel:
         ]
 
 
-def load_model(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
-    """Find, read, check and warm up a model. Raises LoadError."""
+def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
+    """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
     spec = find_model(config)
     model = text_model(spec, engine)
     backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+    if not measures:
+        return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     try:
         _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
         budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))

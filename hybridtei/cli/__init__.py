@@ -8,31 +8,41 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from hybridtei import __version__
-from hybridtei.cli import collection, embed, model, serve
 from hybridtei.cli.flags import SETTINGS, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError
 
-# What adds a command and its flags, in the order of the help.
-COMMANDS = (
-    *(serve.add, embed.add, collection.add_ingest, collection.add_search, collection.add_eval),
-    *(model.add_train, model.add_export, model.add_tune),
-)
+# command -> what adds it and its flags, in the order of the help; its module is imported where it is needed.
+COMMANDS = {
+    "serve": "serve.add",
+    "embed": "embed.add",
+    "ingest": "collection.add_ingest",
+    "search": "collection.add_search",
+    "eval": "collection.add_eval",
+    "train": "model.add_train",
+    "export": "model.add_export",
+    "tune": "model.add_tune",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hybridtei COMMAND`; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
+        module, _, add = COMMANDS[name].partition(".")
+        getattr(import_module(f"hybridtei.cli.{module}"), add)(commands)
     return _run(parser, argv)
 
 
 def router(argv: Sequence[str] | None = None) -> int:
     """Run `text-embeddings-router`; return the exit status."""
+    from hybridtei.cli import serve
+
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
     _add_version(parser)
     serve.fill(parser)

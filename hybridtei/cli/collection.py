@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
+
+from msgspec.structs import replace
 
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, LoadError, UsageError
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.search.options import SearchFields, SearchOptions
-from hybridtei.store import CollectionPlan
+from hybridtei.store import CollectionPlan, open_store, with_default
+from hybridtei.store.embedded_client import OwnLoop, ProcessClient
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
 
@@ -81,20 +86,35 @@ def add_search(commands: Commands) -> None:
 def run_search(arguments: argparse.Namespace) -> int:
     """Search, print the hits, and return the exit status."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    store = read_settings(arguments, StoreConfig)
+    store = with_default(read_settings(arguments, StoreConfig))
     needs_client()
-    import msgspec
+    # The engine's process opens the collection, and a thread imports what takes longest, while this one loads the model.
+    loop = OwnLoop()
+    client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
+    if client is not None and Path(arguments.collection).name == arguments.collection:
+        loop.start(client.ask("count", arguments.collection, None, timeout_s=store.qdrant_timeout))
+    importing = Thread(target=import_module, args=("qdrant_client",))
+    importing.start()
+    try:
+        from hybridtei.encoder import Encoder
 
-    from hybridtei.encoder import Encoder
-    from hybridtei.search.explain import as_json, in_words
-    from hybridtei.search.local import LocalSearch
+        encoder = Encoder.load(config=model, engine=engine, measures=False)
+        reranker = None
+        if arguments.rerank is not None:
+            ranking = replace(model, model_id=arguments.rerank, revision=None)
+            reranker = Encoder.load(config=ranking, engine=engine, measures=False)
+        importing.join()
+        from hybridtei.search.explain import as_json, in_words
+        from hybridtei.search.local import LocalSearch
 
-    options = options_of(arguments)
-    reranker = None
-    if arguments.rerank is not None:
-        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=arguments.rerank, revision=None), engine=engine)
-    encoder = Encoder.load(config=model, engine=engine)
-    with LocalSearch(encoder, model.model_id, store, reranker=reranker) as search:
+        options = options_of(arguments)
+        search = LocalSearch(encoder, model.model_id, open_store(store, client=client), reranker=reranker, loop=loop)
+    except BaseException:
+        if client is not None:
+            loop.run(client.close())
+        loop.close()
+        raise
+    with search:
         result = search(arguments.collection, arguments.query, options)
     print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
     return 0

@@ -79,9 +79,16 @@ class LocalSearch:
     """
 
     def __init__(
-        self, encoder: Encoder, model_id: str, store: Store | StoreConfig | None = None, *, reranker: Encoder | None = None
+        self,
+        encoder: Encoder,
+        model_id: str,
+        store: Store | StoreConfig | None = None,
+        *,
+        reranker: Encoder | None = None,
+        loop: OwnLoop | None = None,
     ) -> None:
-        """`store`: an open store, or its settings; by default the folder `./qdrant`."""
+        """`store`: an open store, or its settings; by default the folder `./qdrant`. `loop`: where the store's client runs
+        already."""
         if store is None or isinstance(store, StoreConfig):
             opened = open_store(with_default(store or StoreConfig()))
             assert opened is not None
@@ -89,7 +96,7 @@ class LocalSearch:
         self.store = store
         self._searcher = Searcher(store, query_model(encoder, model_id))
         self._rank = None if reranker is None else rank_by(reranker)
-        self._loop = OwnLoop()
+        self._loop = loop or OwnLoop()
 
     def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
         """Searches as `Searcher.search` does."""

@@ -20,6 +20,7 @@ from hybridtei.system.machine import cache_folder
 
 if TYPE_CHECKING:
     from hybridtei.store.base import Store
+    from hybridtei.store.embedded_client import ProcessClient
 
 DEFAULT_PATH = "qdrant"
 MAX_LIMIT = 100_000  # points that one query may ask for
@@ -69,10 +70,11 @@ def state_folder(config: StoreConfig) -> Path:
     return cache_folder("ingest") / f"server-{blake2b(config.qdrant_url.rstrip('/').encode(), digest_size=8).hexdigest()}"
 
 
-def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
+def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:
     """The store that the settings name; None if they name none. It connects, or starts its process, at the first call.
 
-    `patient`: calls to a server that is away are retried for `qdrant_patience`; else they fail within two seconds.
+    `client`: of the embedded engine's process, where one was made before. `patient`: calls to a server that is away are retried
+    for `qdrant_patience`; else they fail within two seconds.
     Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
     if config.qdrant_url is None and config.qdrant_path is None:
@@ -89,7 +91,7 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     from hybridtei.store.embedded import EmbeddedStore
 
     assert config.qdrant_path is not None
-    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)
+    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout, client=client)
 
 
 def _require(*modules: str) -> None:

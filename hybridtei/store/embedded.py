@@ -31,8 +31,9 @@ class EmbeddedStore:
 
     kind = "embedded"
 
-    def __init__(self, path: str, *, timeout_s: float = 30.0) -> None:
-        self._owner = ProcessClient(path)
+    def __init__(self, path: str, *, timeout_s: float = 30.0, client: ProcessClient | None = None) -> None:
+        """`client`: of the folder's process, where one was made before."""
+        self._owner = client or ProcessClient(path)
         self._timeout_s = timeout_s
         self._schemas: dict[str, CollectionSchema] = {}
 

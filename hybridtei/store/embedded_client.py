@@ -221,6 +221,12 @@ class OwnLoop:
             future.cancel()
             raise
 
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begins the coroutine and returns; what it returns or raises is dropped."""
+        asyncio.run_coroutine_threadsafe(work, self._started()).add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )
+
     def close(self) -> None:
         """Cancels what still runs, and ends the thread."""
         with self._lock:

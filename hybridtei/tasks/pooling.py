@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from hybridtei.batch import Ragged
 from hybridtei.checkpoint.late import TokenPooling
@@ -83,6 +81,9 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
     if count >= len(rows):
         return np.arange(len(rows))
     distances = np.clip(1 - rows @ rows.T, 0, 2)
+    from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which a query never needs
+    from scipy.spatial.distance import squareform
+
     tree = linkage(squareform(distances, checks=False), method="ward")
     labels: NDArray[np.int64] = np.unique(fcluster(tree, count, criterion="maxclust"), return_inverse=True)[1]
     return labels
