@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from qdrant_client import models
 
-from hybridtei.batch import Ragged
+from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Floats, unit
@@ -53,12 +53,15 @@ class PackedFormat:
     dtype: MultivectorDtype
     width: int
 
-    def vectors(self, text: str) -> Floats:
-        """The unit vectors of a point's bytes in base64: float32[k, width]."""
-        content = base64.b64decode(text)
+    def vectors(self, texts: Sequence[str]) -> Ragged:
+        """The unit vectors of n points' bytes in base64: n × float32[k_i, width]."""
+        contents = [base64.b64decode(text) for text in texts]
+        row_bytes = self.width // 8 if self.dtype == "binary" else self.width
+        rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, row_bytes)
+        offsets = offsets_of([len(content) // row_bytes for content in contents])
         if self.dtype == "binary":
-            return unpacked(np.frombuffer(content, np.uint8).reshape(-1, self.width // 8), self.width)
-        return unit(np.frombuffer(content, np.int8).reshape(-1, self.width).astype(np.float32))
+            return Ragged(unpacked(rows, self.width), offsets)
+        return Ragged(unit(rows.view(np.int8).astype(np.float32)), offsets)
 
     def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows of a wider model, as bytes, cut to this width."""
@@ -163,8 +166,8 @@ def _ranked(candidates: Sequence[Any], rows: Floats, packed: PackedFormat) -> li
     points = [point for point in candidates if (point.payload or {}).get(PACKED)]
     scores: list[float] = []
     for begin in range(0, len(points), RANKED_AT_ONCE):
-        block = [packed.vectors(point.payload[PACKED]) for point in points[begin : begin + RANKED_AT_ONCE]]
-        scores += maxsim(rows, Ragged.from_rows(block), mean=False).tolist()
+        block = [point.payload[PACKED] for point in points[begin : begin + RANKED_AT_ONCE]]
+        scores += maxsim(rows, packed.vectors(block), mean=False).tolist()
     return sort_points(
         models.ScoredPoint.model_construct(id=point.id, score=score, version=0, payload=None, vector=None)
         for point, score in zip(points, scores, strict=True)

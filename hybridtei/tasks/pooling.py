@@ -122,4 +122,6 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
 def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
     """The unit vectors of uint8[t, ceil(width / 8)] of bits: float32[t, width], each number ±1 / sqrt(width)."""
     signs = np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
-    return np.asarray((2 * signs - 1) / np.float32(np.sqrt(width)), dtype=np.float32)
+    signs *= 2 / np.sqrt(width)  # in place: there may be thousands of rows
+    signs -= 1 / np.sqrt(width)
+    return signs
