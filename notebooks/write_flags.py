@@ -49,8 +49,8 @@ def page() -> str:
 def command_parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command of `hybridtei`, by its name."""
     commands = argparse.ArgumentParser(prog="hybridtei").add_subparsers()
-    for add in cli.COMMANDS:
-        add(commands)
+    for name in cli.COMMANDS:
+        cli.add_command(commands, name)
     return dict(commands.choices)
 
 

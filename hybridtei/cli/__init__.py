@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from hybridtei import __version__
-from hybridtei.cli.flags import SETTINGS, boolean_flags
+from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError
 
 # command -> what adds it and its flags, in the order of the help; its module is imported where it is needed.
@@ -34,9 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
-        module, _, add = COMMANDS[name].partition(".")
-        getattr(import_module(f"hybridtei.cli.{module}"), add)(commands)
+        add_command(commands, name)
     return _run(parser, argv)
+
+
+def add_command(commands: Commands, name: str) -> None:
+    """Add a command of `COMMANDS` and its flags to a parser's."""
+    module, _, add = COMMANDS[name].partition(".")
+    getattr(import_module(f"hybridtei.cli.{module}"), add)(commands)
 
 
 def router(argv: Sequence[str] | None = None) -> int:
