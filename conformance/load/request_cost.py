@@ -1,4 +1,5 @@
-"""What HTTP costs: CPU microseconds of the server process for one short `/embed`, over a backend that costs nothing.
+"""What HTTP costs: CPU microseconds of the server process for one short `/embed`, over a backend that costs nothing, and for
+one that is refused, since no permit is free, to connections that ask again at once.
 
     python conformance/load/request_cost.py [--rounds 5] [--clients 32,1] [--seconds 3] [--other NAME=FOLDER]
 
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,11 +34,12 @@ import uvloop
 TEXT = "what does a hybrid search need"
 PACKAGES = ("litestar", "uvicorn", "uvloop", "httptools", "msgspec", "orjson", "tokenizers", "numpy")
 ROOT = Path(__file__).parents[2]
-GOAL_US = 250
+GOAL_US, REFUSED_GOAL_US = 200, 20
+REFUSED_CLIENTS = 640
 
 
-def serve(port: int) -> None:
-    """Our server, in this process."""
+def serve(port: int, *, full: bool = False) -> None:
+    """Our server, in this process. `full`: no permit is free."""
     import numpy as np
 
     from hybridtei.backends.fake import FakeBackend
@@ -71,7 +73,9 @@ def serve(port: int) -> None:
     logs.configure(json_output=False, level="info")  # each request has its line
     registry, config = Registry(), ServerConfig(hostname="127.0.0.1", port=port)
     service = EngineService(Model(spec, reader), NoCost(spec), EngineConfig(), budget_tokens=1024, registry=registry)
-    run_server(create_app(service, config, registry=registry), config)
+    app = create_app(service, config, registry=registry)
+    with service.admission.inside(service.admission.permits) if full else nullcontext():
+        run_server(app, config)
 
 
 def serve_floor(port: int, length: int) -> None:
@@ -96,9 +100,10 @@ def body_of(client: int) -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """One keep-alive connection, one request at a time. What is not answered with 200 ends the measurement."""
+    """One keep-alive connection, one request at a time. Another status ends the measurement."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, status: int) -> None:
+        self._status = b"HTTP/1.1 %d" % status
         body = body_of(number)
         head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         self._request = head + body
@@ -112,7 +117,7 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._missing:
             head, _, rest = data.partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
+            assert head.startswith(self._status), head
             self._missing = int(head.partition(b"content-length: ")[2].split(b"\r\n", 1)[0]) - len(rest)
         else:
             self._missing -= len(data)
@@ -124,10 +129,10 @@ class Client(asyncio.Protocol):
         self._transport.abort()
 
 
-async def load(port: int, clients: int, seconds: float) -> int:
+async def load(port: int, clients: int, seconds: float, status: int = 200) -> int:
     """Requests answered."""
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(partial(Client, number), "127.0.0.1", port) for number in range(clients)]
+    made = [await loop.create_connection(partial(Client, number, status), "127.0.0.1", port) for number in range(clients)]
     open_clients = [client for _, client in made]
     await asyncio.sleep(seconds)
     for one in open_clients:
@@ -163,14 +168,16 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def measure(arguments: list[str], folder: Path, clients: list[int], seconds: float) -> dict[int, tuple[float, float]]:
+def measure(
+    arguments: list[str], folder: Path, clients: list[int], seconds: float, status: int = 200
+) -> dict[int, tuple[float, float]]:
     """Clients -> (CPU microseconds a request, requests/s) of one server, started for this."""
     found = {}
     with started(arguments, folder) as (port, process):
         for number in clients:
-            uvloop.run(load(port, number, 0.7))
+            uvloop.run(load(port, number, 0.7, status))
             before = cpu_seconds(process)
-            answered = uvloop.run(load(port, number, seconds))
+            answered = uvloop.run(load(port, number, seconds, status))
             found[number] = ((cpu_seconds(process) - before) / answered * 1e6, answered / seconds)
     return found
 
@@ -192,12 +199,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--other", action="append", default=[], metavar="NAME=FOLDER", help="another checkout; repeatable")
     parser.add_argument("--serve", type=int, metavar="PORT", help="be the server; for this script's own use")
+    parser.add_argument("--full", action="store_true", help="with --serve: without a free permit")
     parser.add_argument("--floor", type=int, metavar="BYTES", help="with --serve: be the floor")
     options = parser.parse_args()
     if options.serve and options.floor:
         serve_floor(options.serve, options.floor)
     elif options.serve:
-        serve(options.serve)
+        serve(options.serve, full=options.full)
     else:
         compare(options.rounds, [int(number) for number in options.clients.split(",")], options.seconds, options.other)
 
@@ -227,6 +235,10 @@ def compare(rounds: int, clients: list[int], seconds: float, others: list[str]) 
             )
             print(f"{number:7}  {name:12}{cost:18.1f}{rate:12.0f}{ratio:9.2f}")
             table[f"{number}/{name}"] = {"us": round(cost, 1), "requests_per_s": round(rate), "x_floor": round(ratio, 2)}
+    refused = [measure(["--full"], ROOT, [REFUSED_CLIENTS], seconds, 429)[REFUSED_CLIENTS] for _ in range(rounds)]
+    cost, rate = (statistics.median(column) for column in zip(*refused, strict=True))
+    print(f"{REFUSED_CLIENTS:7}  {'refused':12}{cost:18.1f}{rate:12.0f}   goal {REFUSED_GOAL_US} us")
+    table[f"{REFUSED_CLIENTS}/refused"] = {"us": round(cost, 1), "requests_per_s": round(rate)}
     print(json.dumps(table))
 
 

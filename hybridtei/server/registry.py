@@ -294,7 +294,7 @@ class Capacity:
         return Refusal(body, retry_after, route.role, self._of_models, self._count)
 
     def _count(self) -> None:
-        self._models.default.metrics.refused()
+        (self._models.only or self._models.default).metrics.refused()
 
     def _of_models(self) -> Sequence[Admission]:
         return self._only or [context.service.admission for context in self._models.ready]

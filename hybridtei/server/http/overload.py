@@ -34,13 +34,13 @@ from hybridtei.server.http.security import Authenticator, Origins, Role
 
 SKIP_BYTES = 65_536  # of a body, which come within `--header-timeout`
 READ_LATER_SECONDS = 0.5
-LATER_STEP_SECONDS = 0.01  # between two looks at who is to be read again
+LATER_STEP_SECONDS = 0.05  # between two looks at who is to be read again: of many at once, each costs less
 PAUSE_SECONDS = 0.75  # above the bound of reading later, below the second that a patient client waits
 LOG_SECONDS = 1.0
 SHARE_LEFT = 2  # one permit of so many is not given to the impatient: half of them keep an engine busy, and wait half as long
 RETRY_AFTER = (b"retry-after", b"1")  # seconds, the least that the header can say
 END = b"\r\n\r\n"
-UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
+UNUSUAL = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 REFUSED = "hybridtei.refused"  # in a scope's extensions: no permit was free
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class _Head:
     @property
     def is_plain(self) -> bool:
         """Whether a request with this head can be refused by dropping as many bytes as it says."""
-        return self._is_plain and not any(name in self.fields for name in UNUSUAL)
+        return self._is_plain and UNUSUAL.isdisjoint(self.fields)
 
     @property
     def length(self) -> int:
@@ -158,11 +158,11 @@ class Overload:
                 admission.freed = partial(self._freed, admission)
         return end + head.length
 
-    def read_later(self, connection: OverloadProtocol) -> None:
+    def read_later(self, connection: OverloadProtocol, now: float) -> None:
         """Stop reading a connection until permits are free, for a while at most."""
         connection.stop_reading()
         loop = connection.loop
-        self._later.append((loop.time() + READ_LATER_SECONDS, connection))
+        self._later.append((now + READ_LATER_SECONDS, connection))
         if self._timer is None:
             self._timer = loop.call_later(READ_LATER_SECONDS, self._read_due, loop)
 
@@ -276,15 +276,15 @@ class OverloadProtocol(BoundedHttpProtocol):
             self._watch_deadline()
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self._asks_later()
+        self._asks_later(self._refused)
         if self._kept and not self._waits:
             self.loop.call_soon(self._read_kept)
 
-    def _asks_later(self) -> None:
+    def _asks_later(self, now: float) -> None:
         self._was_refused = True
-        self._answered = self.loop.time()
+        self._answered = now
         if not self._waits and self._overload.is_near and not self.transport.is_closing():
-            self._overload.read_later(self)
+            self._overload.read_later(self, now)
 
     def stop_reading(self) -> None:
         """Until `read_again`."""
@@ -308,10 +308,9 @@ class OverloadProtocol(BoundedHttpProtocol):
     def on_response_complete(self) -> None:
         refused = bool(self._open) and REFUSED in (self._open[0].scope.get("extensions") or ())
         super().on_response_complete()
+        self._answered = self.loop.time()
         if refused and self._final_answer is None:
-            self._asks_later()
-        else:
-            self._answered = self.loop.time()
+            self._asks_later(self._answered)
 
     def timeout_keep_alive_handler(self) -> None:
         """A refusal counts as use of the connection, and sets no timer of its own."""
