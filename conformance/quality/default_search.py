@@ -134,11 +134,11 @@ def main() -> int:
             share = found["by table"].mean() / default.mean()
             default = found.pop("by table")
             print(f"  {'by table':18} {default.mean():.4f}   {share:.1%} of it")
-            below += [f"{name}: the table"] * (share < 0.97)
+            below += [f"{name}: the table"] * bool(share < 0.97)
         for way, values in found.items():
             lead, low, high = paired_bootstrap(default - values)
             print(f"  {way:18} {values.mean():.4f}   lead {lead:+.4f} [{low:+.4f}, {high:+.4f}]")
-            below += [f"{name}: {way}"] * (lead <= 0)
+            below += [f"{name}: {way}"] * bool(lead <= 0)
     print("\nbelow:", *below) if below else print("\nabove all of them everywhere; no document twice; as many as asked for")
     return 1 if below else 0
 
