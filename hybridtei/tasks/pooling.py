@@ -80,6 +80,9 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
     """Ward's clusters of unit rows float32[t, d]: the number of each row's cluster, int64[t], from 0 to `count` - 1."""
     if count >= len(rows):
         return np.arange(len(rows))
+    from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which no start needs
+    from scipy.spatial.distance import squareform
+
     distances = np.clip(1 - rows @ rows.T, 0, 2)
     from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which a query never needs
     from scipy.spatial.distance import squareform
