@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,8 @@ class LoadedModel:
 
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
     """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
+    # Heads need it, and it takes a tenth of a second, which is free while the runtime reads weights.
+    threading.Thread(target=import_module, args=("scipy.special",), daemon=True).start()
     spec = find_model(config)
     model = text_model(spec, engine)
     backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)

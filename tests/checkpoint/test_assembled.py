@@ -97,12 +97,16 @@ def test_vectors_equal_those_from_upstreams_file(cache: Path, monkeypatch: pytes
 
 def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
+    for known in cache.glob("sha256-*"):
+        known.unlink()
     hashed: list[str] = []
     sha256_of = files.sha256_of
     monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
     monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     assert {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")} == written
     assert hashed == ["tokenizer.json", WEIGHTS]
+    assembled_model()
+    assert len(hashed) == 2
 
 
 @pytest.mark.parametrize(
