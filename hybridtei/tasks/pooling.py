@@ -84,8 +84,6 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
     from scipy.spatial.distance import squareform
 
     distances = np.clip(1 - rows @ rows.T, 0, 2)
-    from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which a query never needs
-    from scipy.spatial.distance import squareform
 
     tree = linkage(squareform(distances, checks=False), method="ward")
     labels: NDArray[np.int64] = np.unique(fcluster(tree, count, criterion="maxclust"), return_inverse=True)[1]
