@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
@@ -271,7 +272,9 @@ class Encoder:
                 encodings = known.prepare(self._model)
             except EmptyInput as error:
                 raise error.named(field, place) from None
-            answers.append(known.finish(self._model, encodings, self._outputs(encodings, known.heads, advance)))
+            outputs = self._outputs(encodings, known.heads, advance)
+            with threadpool_limits(limits=1, user_api="blas"):  # further threads would only spin between small products
+                answers.append(known.finish(self._model, encodings, outputs))
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 
