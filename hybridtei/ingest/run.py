@@ -105,7 +105,8 @@ class _Outputs:
             multivector_tokens=_first(options.plan.multivector_tokens, self.model.multivector_tokens),
             multivector_dtype=_first(options.plan.multivector_dtype, self.model.multivector_dtype),
         )
-        plan = settled(chosen, existing, self.heads, options.collection)
+        width = 0 if self.spec.multivector is None else self.spec.multivector.dim
+        plan = settled(chosen, existing, self.heads, options.collection, width=width)
         return plan, planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
 
 

@@ -37,15 +37,19 @@ SMALL_TOKENS = 64
 SMALL_DTYPE: MultivectorDtype = "binary"
 
 
-def settled(chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str) -> CollectionPlan:
+def settled(
+    chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str, *, width: int = 0
+) -> CollectionPlan:
     """The plan of a new collection of these outputs, with defaults for what was not chosen, or that of an existing one.
 
+    `width`: of the model's multi-vectors; one that does not fill bytes with bits is kept as int8.
     Raises CollectionMismatch, field by field, where something else was chosen than the existing collection has.
     """
     if existing is None:
         is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else would find points
         tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
-        dtype = chosen.multivector_dtype or ("float" if is_alone else SMALL_DTYPE)
+        small: MultivectorDtype = "int8" if chosen.multivector_dim is None and width % 8 else SMALL_DTYPE
+        dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
             raise InvalidInput(f"`multivector_dtype` is {dtype}: as the only vectors, multi-vectors have to be float")
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
