@@ -155,7 +155,13 @@ class EngineCore:
 
         `device_idle`: no other model of the device runs a batch or has one waiting.
         """
-        kind = self._kind_for(kind, now_ns)
+        other = self._kind_for(kind, now_ns)
+        batch = self._take(other, now_ns, device_idle=device_idle)
+        if batch is None and other is not kind:  # what starves may wait for what this lane takes first
+            batch = self._take(kind, now_ns, device_idle=device_idle)
+        return batch
+
+    def _take(self, kind: LaneKind, now_ns: int, *, device_idle: bool) -> Batch | None:
         queue = self._queue_of(kind)
         head = queue.head(LOOK_AHEAD)
         if not head:

@@ -339,3 +339,13 @@ def test_what_was_computed_is_remembered():
     assert np.array_equal(known.outputs().dense[0], again.outputs().dense[1])
     assert queue.add([encoding(9)], TOKENS).done is False
     assert (cache.hits, cache.misses) == (3, 4)
+
+
+def test_what_starves_behind_its_bound_keeps_no_express_lane_from_what_it_waits_for():
+    queue = core(lanes=(LaneKind.EXPRESS, LaneKind.BULK))
+    short = queue.add(different(1, 5), DENSE)
+    long = queue.add(different(2, 30), DENSE)  # more than may overtake the short one
+    late = PATIENCE_NS + 1
+    assert queue.take(late, LaneKind.BULK) is None
+    assert [request for request, _ in queue.take(late, LaneKind.EXPRESS).callers] == [short]
+    assert {request for request, _ in queue.take(late, LaneKind.EXPRESS).callers} == {long}

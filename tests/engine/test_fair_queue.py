@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.fairness import OVERTAKEN, FairQueue
-from hybridtei.engine.scheduler import EngineRequest
+from hybridtei.engine.scheduler import PATIENCE_NS, EngineRequest
 from hybridtei.system.machine import LaneKind, both_lanes
 
 LANES = [both_lanes(2), (LaneKind.BULK,)]
@@ -100,20 +100,26 @@ TAKE = st.tuples(st.just("take"), st.sampled_from([*LaneKind]))
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
 
 
-@given(st.lists(ARRIVAL | TAKE | LEAVE, max_size=60), st.sampled_from([*Padding]), st.integers(1, 300), st.sampled_from(LANES))
-def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes):
+@given(
+    st.lists(ARRIVAL | TAKE | LEAVE, max_size=60),
+    st.sampled_from([*Padding]),
+    st.integers(1, 300),
+    st.sampled_from(LANES),
+    st.sampled_from([0, PATIENCE_NS + 1]),
+)
+def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes, step_ns):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()
     open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
-    for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
+    for turn, (event, value) in enumerate([*events, *[("take", kind) for kind in lanes] * 400]):
         if event == "arrival":
             encodings = [text(next(first), *range(length - 1)) for length in value]
-            open_requests[core.add(encodings, frozenset({Head.DENSE}))] = Witness(sum(value), len(value))
+            open_requests[core.add(encodings, frozenset({Head.DENSE}), turn * step_ns)] = Witness(sum(value), len(value))
         elif event == "leave" and open_requests:
             leaving = [*open_requests][value % len(open_requests)]
             leaving.cancelled = True
             del open_requests[leaving]
-        elif event == "take" and value in lanes and (batch := core.take(0, value)) is not None:
+        elif event == "take" and value in lanes and (batch := core.take(turn * step_ns, value)) is not None:
             taken = Counter(request for request, _ in batch.callers)
             tokens = Counter[EngineRequest]()
             for (request, _), length in zip(batch.callers, batch.packed.lengths.tolist(), strict=True):
