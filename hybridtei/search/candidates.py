@@ -13,6 +13,7 @@ thousands of chunks hides no other.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -80,7 +81,7 @@ class Candidates:
         self._store, self._collection = store, collection
         self._embedded, self._row, self._options = embedded, row, options
         self._max_points = max_points
-        self._key = None if options.group_by is None else GROUPS.get(options.group_by, options.group_by)
+        self._key = None if options.group_by is None else _key_of(options.group_by)
         self._vectors: dict[str, Any] = {}
         self._weights: dict[str, float] = {}  # leg -> weight, in mode zscore
         if options.mode == "zscore":
@@ -109,9 +110,10 @@ class Candidates:
             fresh = [candidate for candidate in tier.candidates if candidate.id not in found]
             for candidate in fresh if self._key is None else _one_a_group(fresh):
                 found[candidate.id] = candidate
+            is_last = tier.is_last or (not fresh and depth == MAX_LIMIT)  # legs may agree on all points of a tier: go deeper
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
-            if tier.is_last or not fresh or (self._key is not None and spent + depth > self._max_points):
+            if is_last or (self._key is not None and spent + depth > self._max_points):
                 break
         return list(found.values())[:count]
 
@@ -252,6 +254,13 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
         first = best.setdefault(key, candidate)
         first.more += first is not candidate
     return list(best.values())
+
+
+def _key_of(group_by: str) -> str:
+    """The key of the payload. Raises InvalidInput for one that filters of Qdrant read as something else."""
+    if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
+        raise InvalidInput(f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them")
+    return GROUPS.get(group_by, group_by)
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:

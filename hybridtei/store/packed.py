@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,8 @@ from hybridtei.tasks.rerank import maxsim
 
 PACKED = "multivector_base64"  # key of the payload
 DTYPE, WIDTH = "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
-RANKED_AT_ONCE = 256  # candidates whose vectors are there as floats
+READ_AT_ONCE = 256  # candidates whose bytes are here
+MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats, unless one candidate alone has more
 DEFAULT_LIMIT = 10
 ALONE = (
     "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they are no leg of "
@@ -70,8 +71,8 @@ class PackedFormat:
 
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
     """The format of a collection that keeps multi-vectors in payloads; None for others."""
-    width = schema.metadata.get(WIDTH)
-    return None if width is None else PackedFormat(schema.metadata[DTYPE], int(width))
+    dtype, width = schema.metadata.get(DTYPE), schema.metadata.get(WIDTH)
+    return PackedFormat(dtype, width) if dtype in ("int8", "binary") and isinstance(width, int) else None
 
 
 async def format_in(store: Source, name: str, known: Mapping[str, CollectionSchema]) -> PackedFormat | None:
@@ -105,9 +106,13 @@ async def query_packed(
     """
     if request.using != MULTIVECTOR:
         raise InvalidInput(ALONE)
-    candidates = await _candidates(store, name, request)
+    ids = await _candidates(store, name, request)
     rows = np.asarray(_vector(request.query), dtype=np.float32).reshape(-1, packed.width)
-    ranked = await asyncio.to_thread(_ranked, candidates, rows, packed)
+    scored: list[models.ScoredPoint] = []
+    for begin in range(0, len(ids), READ_AT_ONCE):
+        read = await store.retrieve(name, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED])
+        scored += await asyncio.to_thread(_scored, read, rows, packed)
+    ranked = sort_points(scored)
     if request.score_threshold is not None:
         ranked = [point for point in ranked if point.score >= request.score_threshold]
     begin = request.offset or 0
@@ -123,16 +128,15 @@ async def query_packed(
     ]
 
 
-async def _candidates(store: Source, name: str, request: models.QueryRequest) -> list[Any]:
-    """Points with their packed vectors, each once."""
+async def _candidates(store: Source, name: str, request: models.QueryRequest) -> list[PointId]:
+    """Ids, each once."""
     prefetches = request.prefetch or []
     if not prefetches:
-        return list(await store.retrieve(name, _ids(request.filter), with_payload=[PACKED]))
-    found: dict[PointId, Any] = {}
+        return _ids(request.filter)
+    found: dict[PointId, None] = {}
     for prefetch in prefetches if isinstance(prefetches, list) else [prefetches]:
-        for point in await store.query(name, _alone(prefetch, request.filter)):
-            found.setdefault(id_of(point), point)
-    return list(found.values())
+        found |= dict.fromkeys(map(id_of, await store.query(name, _alone(prefetch, request.filter))))
+    return list(found)
 
 
 def _alone(prefetch: models.Prefetch, outer: models.Filter | None) -> models.QueryRequest:
@@ -146,7 +150,7 @@ def _alone(prefetch: models.Prefetch, outer: models.Filter | None) -> models.Que
         params=prefetch.params,
         score_threshold=prefetch.score_threshold,
         limit=prefetch.limit,
-        with_payload=[PACKED],
+        with_payload=False,
     )
 
 
@@ -161,14 +165,33 @@ def _vector(query: Any) -> Any:
     return query.nearest if isinstance(query, models.NearestQuery) else query
 
 
-def _ranked(candidates: Sequence[Any], rows: Floats, packed: PackedFormat) -> list[models.ScoredPoint]:
-    """Candidates that have a multi-vector, the best first."""
-    points = [point for point in candidates if (point.payload or {}).get(PACKED)]
-    scores: list[float] = []
-    for begin in range(0, len(points), RANKED_AT_ONCE):
-        block = [point.payload[PACKED] for point in points[begin : begin + RANKED_AT_ONCE]]
-        scores += maxsim(rows, packed.vectors(block), mean=False).tolist()
-    return sort_points(
-        models.ScoredPoint.model_construct(id=point.id, score=score, version=0, payload=None, vector=None)
-        for point, score in zip(points, scores, strict=True)
-    )
+def _scored(records: Sequence[models.Record], rows: Floats, packed: PackedFormat) -> list[models.ScoredPoint]:
+    """The scores of records that have a multi-vector."""
+    found: list[models.ScoredPoint] = []
+    for block in _blocks([record for record in records if (record.payload or {}).get(PACKED)], packed):
+        scores = maxsim(rows, packed.vectors([_text(record) for record in block]), mean=False).tolist()
+        found += [
+            models.ScoredPoint.model_construct(id=record.id, score=score, version=0, payload=None, vector=None)
+            for record, score in zip(block, scores, strict=True)
+        ]
+    return found
+
+
+def _blocks(records: Sequence[models.Record], packed: PackedFormat) -> Iterator[list[models.Record]]:
+    """Runs of records whose floats take `MAX_FLOAT_BYTES` at most, or of one record."""
+    bytes_a_character = 24 if packed.dtype == "binary" else 3  # three bytes in four characters; 32 or 4 bytes of floats each
+    block: list[models.Record] = []
+    held = 0
+    for record in records:
+        size = bytes_a_character * len(_text(record))
+        if block and held + size > MAX_FLOAT_BYTES:
+            yield block
+            block, held = [], 0
+        block.append(record)
+        held += size
+    if block:
+        yield block
+
+
+def _text(record: models.Record) -> str:
+    return str((record.payload or {})[PACKED])

@@ -15,6 +15,7 @@ from hybridtei.search.local import query_model
 from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import hybrid_query
 from hybridtei.search.searcher import Searcher
+from hybridtei.store.points import to_points
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.store.stores import opened
 
@@ -90,6 +91,28 @@ def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, tmp_path, o
     parts, whole = searched("memory", tmp_path, encoder, texts, pages)
     assert [hit.id for hit in parts] == [hit.id for hit in whole]
     assert len({hit.id for hit in whole}) == total
+
+
+def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, tmp_path):
+    """The two best of each leg are the next best of the other, so a second tier of four holds nothing new."""
+    dense_order, sparse_order = [0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 1, 4, 5, 6, 7]
+    one, width = np.zeros(1, np.int64), encoder.spec.dense_width
+
+    def vectors(angle: float, weight: float) -> Embeddings:
+        dense = np.zeros((1, width), np.float32)
+        dense[0, :2] = np.cos(angle), np.sin(angle)
+        return Embeddings(dense, SparseVectors(one, np.array([weight], np.float32), np.array([0, 1]), 100))
+
+    async def work(searcher):
+        each = [vectors(dense_order.index(i) / 10, 1 - sparse_order.index(i) / 10) for i in range(8)]
+        points = [point for i, embedded in enumerate(each) for point in to_points(embedded, [100 + i])]
+        await searcher.store.delete("papers", range(len(TEXTS)))
+        await searcher.store.upsert("papers", points)
+        options = SearchOptions(limit=8, prefetch_limit=2)
+        return (await searcher.find("papers", QUERY, vectors(0, 1), 0, options)).hits
+
+    hits = searched("memory", tmp_path, encoder, TEXTS, work, sparse_idf=False)
+    assert sorted(hit.id - 100 for hit in hits) == dense_order
 
 
 def test_a_leg_that_finds_nothing_changes_no_place(encoder, tmp_path):
@@ -181,6 +204,13 @@ def test_what_means_nothing_is_refused(encoder, tmp_path):
     for fields in ({"mode": "zscore"}, {"group_by": "document"}):
         with pytest.raises(InvalidInput, match="takes more than one query"):
             hybrid_query(query, **fields)
+
+
+@pytest.mark.parametrize("key", ["a b", "a[", "a[].b", "..", "a.", '"a b"'])
+def test_a_key_that_qdrant_reads_otherwise_is_refused(encoder, tmp_path, key):
+    options = SearchOptions(group_by=key)
+    with pytest.raises(InvalidInput, match="`group_by` is"):
+        searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
 
 
 def test_the_older_word_for_rescoring():

@@ -13,6 +13,7 @@ from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import hybrid_query, score_requests
+from hybridtei.store import packed as packed_module
 from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import heads_of
 from hybridtei.store.packed import DTYPE, PACKED, WIDTH, packed_format, without_packed
@@ -88,6 +89,30 @@ def test_of_a_few_candidates_a_page(filled: tuple[Asked, dict[Any, float]]) -> N
     assert len(above) >= 4
 
 
+@pytest.mark.parametrize("options", [{"mode": "rrf", "rescore": True}, {}])
+def test_bytes_are_read_a_few_points_at_a_time(
+    filled: tuple[Asked, dict[Any, float]], monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    given, truth = filled
+    read: list[int] = []
+    query, retrieve = type(given.store).query, type(given.store).retrieve
+
+    async def counted(store: Any, *arguments: Any, **selected: Any) -> Any:
+        answer = await (retrieve if selected else query)(store, *arguments, **selected)
+        read.append(sum(PACKED in (one.payload or {}) for one in answer))
+        return answer
+
+    monkeypatch.setattr(packed_module, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(packed_module, "MAX_FLOAT_BYTES", 100)
+    monkeypatch.setattr(type(given.store), "query", counted)
+    monkeypatch.setattr(type(given.store), "retrieve", counted)
+    exact = score_requests(QUERY, IDS, legs=["multivector"])["multivector"]
+    request = hybrid_query(QUERY, limit=COUNT, with_payload=False, **options) if options else exact
+    points = given.run(given.store.query(given.name, request))
+    assert [point.id for point in points] == sorted(truth, key=lambda one: -truth[one])
+    assert (sum(read), max(read)) == (COUNT, 7)
+
+
 def test_a_filter_holds_for_candidates(filled: tuple[Asked, dict[Any, float]]) -> None:
     given, _ = filled
     only = models.Filter(must=[models.FieldCondition(key="number", range=models.Range(lt=5))])
@@ -114,6 +139,7 @@ def test_of_a_collection_its_outputs_and_widths() -> None:
     kept = schema("binary")
     assert heads_of(kept) == {"dense", "sparse", "multivector"}
     assert packed_format(plan()) is None
+    assert packed_format(plan(**{WIDTH: 8})) is None  # metadata of somebody else
     assert without_packed({"text": "a", PACKED: "AA=="}) == {"text": "a"}
     wide = Embeddings(multivector=Ragged(np.zeros((3, 4), np.uint8), np.array([0, 3])))
     fitted = fit_to_schema(wide, kept).multivector
