@@ -233,6 +233,8 @@ class OverloadProtocol(BoundedHttpProtocol):
     def data_received(self, data: bytes) -> None:
         if self._waits or self._kept:
             self._kept += data
+            if self._waits:  # a request behind the refused one has had its body read, or was answered
+                self.flow.pause_reading()
             return
         if self._skip:
             data = self._skipped(data)

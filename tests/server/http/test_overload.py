@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hybridtei.server.app import ROUTES
 from hybridtei.server.http import overload
+from tests.server.clock import SteppedClock
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
 
@@ -230,9 +231,11 @@ def test_a_request_that_is_the_last_closes_its_connection(full):
 
 
 def test_a_refused_body_that_does_not_come_ends_the_connection():
-    with at_capacity(server={"header_timeout": 0.2}) as (running, _), connected(running) as client:
+    clock = SteppedClock()
+    with at_capacity(server={"header_timeout": 10}, clock=clock) as (running, _), connected(running) as client:
         client.sendall(PLAIN[:-5])
         assert answers(client, 1)[0][0] == 429
+        clock.advance(10)
         assert client.recv(1) == b""
 
 
@@ -248,6 +251,18 @@ def test_who_asks_again_at_once_is_read_when_permits_are_free(monkeypatch):
         assert answers(client, 1)[0][0] == 200
 
 
+def test_nothing_is_read_of_who_waits_though_a_request_behind_the_refused_one_was_answered(monkeypatch):
+    monkeypatch.setattr(overload, "READ_LATER_SECONDS", HANG)
+    with at_capacity() as (running, _), connected(running) as client:
+        client.sendall(CHUNKED + CHUNKED)
+        assert [status for status, _, _ in answers(client, 2)] == [429, 429]
+        running.get("/health")  # by now the server has done all that follows an answer
+        (waiting,) = (one for one in running.connections if one.client == client.getsockname())
+        client.sendall(PLAIN)
+        until(lambda: waiting.flow.read_paused)
+        assert len(waiting._kept) <= len(PLAIN)
+
+
 def test_who_asks_again_at_once_is_read_after_a_while(monkeypatch):
     monkeypatch.setattr(overload, "READ_LATER_SECONDS", 0.01)
     with at_capacity() as (running, _), connected(running) as client:
@@ -256,7 +271,8 @@ def test_who_asks_again_at_once_is_read_after_a_while(monkeypatch):
             assert [status for status, _, _ in answers(client, 2)] == [429, 429]
 
 
-def test_the_impatient_leave_permits_to_all_others(read_at_once):
+def test_the_impatient_leave_permits_to_all_others(monkeypatch, read_at_once):
+    monkeypatch.setattr(overload, "PAUSE_SECONDS", HANG)  # however slow this machine is
     left = PERMITS // overload.SHARE_LEFT
     with at_capacity(PERMITS) as (running, hold), connected(running) as impatient, connected(running) as other:
         for _ in range(2):
