@@ -218,7 +218,10 @@ class EngineService:
             tokenised = perf_counter_ns()
             return task.finish(self.model, encodings, HeadOutputs()), lengths, Timings(tokenised - began)
 
-        return work() if characters <= SHORT_CHARACTERS else await self.aside(work)
+        if characters > SHORT_CHARACTERS:
+            return await self.aside(work)
+        with _panicking():
+            return work()
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that asks other services too, within a request's bound of time. Raises TimedOut."""

@@ -72,8 +72,8 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("text", ["one", "one " * 100])
-@pytest.mark.parametrize(("path", "key"), [("/embed", "inputs"), ("/tokenize", "inputs")])
-def test_a_tokenizer_that_panics_fails_its_own_request(text: str, path: str, key: str) -> None:
+@pytest.mark.parametrize(("path", "more"), [("/embed", {}), ("/embed_sparse", {"query_encoder": "table"}), ("/tokenize", {})])
+def test_a_tokenizer_that_panics_fails_its_own_request(text: str, path: str, more: dict[str, str]) -> None:
     with serving() as running:
         tokenizer = running.service.model.reader.tokenizer
         real = tokenizer._raw
@@ -86,7 +86,7 @@ def test_a_tokenizer_that_panics_fails_its_own_request(text: str, path: str, key
 
         tokenizer._raw = Panicking()
         try:
-            failed = running.post(path, {key: text})
+            failed = running.post(path, {"inputs": text, **more})
         finally:
             tokenizer._raw = real
         assert (failed.status_code, failed.json()["error_type"]) == (422, "Tokenizer")
