@@ -100,9 +100,11 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
 async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
     from hybridtei.search.searcher import QueryModel, Searcher
     from hybridtei.store.base import PayloadBudget
+    from hybridtei.store.collection import common_heads
 
     texts = request.texts
-    context = stores.embedder(await stores.schemas.of(request.collection))
+    schema = await stores.schemas.of(request.collection)
+    context = stores.embedder(schema)
     usages: list[Usage] = []
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
@@ -133,7 +135,8 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
     try:
         embedded = await searcher.embed(request.collection, texts, options)
     except Overloaded:
-        if not stores.server.table_under_load or options.query_encoder == "table":
+        has_table = spec.sparse is not None and spec.sparse.can_look_up and Head.SPARSE in common_heads(schema, spec)
+        if not (stores.server.table_under_load and has_table) or options.query_encoder == "table":
             raise
         options = structs.replace(options, **BY_TABLE)
         embedded = await searcher.embed(request.collection, texts, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hybridtei.batch import Head
 from hybridtei.store.collection import CollectionSchemas
 from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
@@ -109,6 +110,15 @@ def test_under_load_only_where_it_is_allowed(spec):
         if allowed:
             assert (answer.json()["mode"], answer.json()["query_encoder"]) == ("sparse", "table")
             assert answer.json()["hits"] == looked_up.json()["hits"]
+
+
+def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec):
+    store = run(filled(encoder_of(spec), heads=frozenset({Head.DENSE})))
+    with (
+        serving(spec, server={"table_under_load": True}, schemas=CollectionSchemas(store), model_id=MODEL) as running,
+        running.service.admission.inside(running.service.config.max_concurrent_requests),
+    ):
+        assert running.post("/search", {"collection": "papers", "query": QUERY}).status_code == 429
 
 
 @pytest.mark.parametrize(
