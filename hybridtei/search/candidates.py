@@ -29,7 +29,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.search.options import SearchOptions, Stage, StageScore
 from hybridtei.search.query import finders_of, hybrid_query, legs_of, score_request, search_params, vectors_of
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import MULTIVECTOR, SPARSE, PointId, Store, id_of, page_of
+from hybridtei.store.base import MULTIVECTOR, SPARSE, PayloadBudget, PointId, Store, id_of, page_of
 
 DIGITS = 5  # of a sum: further ones are rounding, which differs from engine to engine
 MAXSIM_SHARE = 2  # one in so many candidates is scored by MaxSim, the best by the other legs: more changed no figure
@@ -64,6 +64,7 @@ class Candidates:
     """The candidates of one query, as far as pages need them.
 
     `options` with a mode, as `Searcher` settles it. `max_points`: how deep all tiers together may look when points are grouped.
+    `budget`: of the values that they are grouped by.
     Raises InvalidInput, naming the field, for options that mean nothing together.
     """
 
@@ -76,11 +77,12 @@ class Candidates:
         options: SearchOptions,
         *,
         max_points: int = MAX_LIMIT,
+        budget: PayloadBudget | None = None,
     ) -> None:
         options.check_page()
         self._store, self._collection = store, collection
         self._embedded, self._row, self._options = embedded, row, options
-        self._max_points = max_points
+        self._max_points, self._budget = max_points, budget
         self._key = None if options.group_by is None else _key_of(options.group_by)
         self._vectors: dict[str, Any] = {}
         self._weights: dict[str, float] = {}  # leg -> weight, in mode zscore
@@ -143,7 +145,7 @@ class Candidates:
             with_payload=payload,
             group_by=None,
         )
-        points = await page_of(self._store, self._collection, request)
+        points = await page_of(self._store, self._collection, request, budget=self._budget)
         found = [Candidate(id_of(point), point.score, group=self._group(point)) for point in points]
         return _Tier(found, len(points) < depth)
 
@@ -208,7 +210,7 @@ class Candidates:
             )
 
         legs = finders_of(list(self._weights))
-        pages = (self._timed(leg, page_of(self._store, self._collection, request(leg))) for leg in legs)
+        pages = (self._timed(leg, page_of(self._store, self._collection, request(leg), budget=self._budget)) for leg in legs)
         return dict(zip(legs, await asyncio.gather(*pages), strict=True))
 
     async def _scored(

@@ -178,7 +178,8 @@ class Searcher:
         if options.mode != "zscore" and options.group_by is None:
             request = _request(options, embedded, row, ranked=ranked)
             return _Found(await page_of(self.store, collection, request, budget=self._budget))
-        candidates = Candidates(self.store, collection, embedded, row, options, max_points=self._max_points)
+        bounds: dict[str, Any] = {"max_points": self._max_points, "budget": self._budget}
+        candidates = Candidates(self.store, collection, embedded, row, options, **bounds)
         last = options.offset + options.limit
         best = await candidates.best(max(options.rerank_limit, last) if ranked else last)
         page = [

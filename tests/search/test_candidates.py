@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, PayloadsTooLarge
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.search.candidates import group_of
 from hybridtei.search.local import query_model
 from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import hybrid_query
 from hybridtei.search.searcher import Searcher
+from hybridtei.store.base import PayloadBudget
 from hybridtei.store.points import to_points
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.store.stores import opened
@@ -204,6 +205,19 @@ def test_what_means_nothing_is_refused(encoder, tmp_path):
     for fields in ({"mode": "zscore"}, {"group_by": "document"}):
         with pytest.raises(InvalidInput, match="takes more than one query"):
             hybrid_query(query, **fields)
+
+
+@pytest.mark.parametrize("mode", ["zscore", "dense"])
+def test_values_that_points_are_grouped_by_are_payloads_too(encoder, tmp_path, mode):
+    async def work(searcher):
+        small = Searcher(searcher.store, searcher.model, budget=PayloadBudget(200))
+        asked = SearchOptions(mode=mode, group_by="document_id", with_payload=False, limit=2, prefetch_limit=2)
+        hits = (await small.search("papers", QUERY, asked)).hits
+        with pytest.raises(PayloadsTooLarge):
+            await small.search("papers", QUERY, structs.replace(asked, group_by="text", prefetch_limit=10))
+        return hits
+
+    assert len(searched("memory", tmp_path, encoder, TEXTS, work)) == 2
 
 
 @pytest.mark.parametrize("key", ["a b", "a[", "a[].b", "..", "a.", '"a b"'])
