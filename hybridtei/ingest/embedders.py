@@ -123,7 +123,7 @@ class RemoteEmbedder:
         """Rows in the order of `texts`, by the server's prompt for that type of inputs, if it has one."""
         heads = frozenset(Head(name) for name in outputs)
         body: dict[str, Any] = {"outputs": sorted(heads), "sparse_format": "qdrant", "truncate": True}
-        if Head.MULTIVECTOR in heads and not self.budget.is_full:
+        if Head.MULTIVECTOR in heads:  # a full one too: the server may have another of its own
             body["multivector"] = structs.asdict(self.budget)
         if (prompt_name := prompt_of(input_type, self.facts.prompts)) is not None:
             body["prompt_name"] = prompt_name

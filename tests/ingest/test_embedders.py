@@ -55,6 +55,14 @@ def test_a_server_gives_what_the_engine_gives():
         remote.close()
 
 
+@pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
+def test_a_servers_own_budget_is_not_the_collections(model):
+    with serving(model=model) as server:
+        remote = RemoteEmbedder(server.url)
+        assert_equal(documents_by(remote, HEADS)(TEXTS[:5]), local()(TEXTS[:5]))
+        remote.close()
+
+
 def test_a_servers_prompt_for_documents_is_used():
     spec = small.model_spec(prompts={"document": "passage: "})
     model = small.model(spec)
