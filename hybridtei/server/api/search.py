@@ -136,9 +136,10 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         embedded = await searcher.embed(request.collection, texts, options)
     except Overloaded:
         has_table = spec.sparse is not None and spec.sparse.can_look_up and Head.SPARSE in common_heads(schema, spec)
-        if not (stores.server.table_under_load and has_table) or options.query_encoder == "table":
+        by_table = structs.replace(options, **BY_TABLE)
+        if not (stores.server.table_under_load and has_table) or options == by_table:
             raise
-        options = structs.replace(options, **BY_TABLE)
+        options = by_table
         embedded = await searcher.embed(request.collection, texts, options)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
