@@ -222,15 +222,27 @@ class EngineCore:
         return kind
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags, else in order of arrival, else the oldest, else none, as the bound allows."""
-        for order in (head, sorted(head, key=lambda waiting: waiting.number)):
-            lengths = [len(waiting) for waiting in order]
-            places = choose(lengths, max_tokens=budget, max_sequences=self._max_sequences, padding=self._padding)
-            chosen = [order[place] for place in places]
+        """Return the next sequences by tags, or as many in order of arrival as the bound allows, or the oldest, or none."""
+        chosen = self._fitting(head, budget)
+        if self._arrivals.allow(chosen):
+            return chosen
+        chosen = self._fitting(sorted(head, key=lambda waiting: waiting.number), budget, skips=False)
+        while chosen:
             if self._arrivals.allow(chosen):
                 return chosen
+            chosen = chosen[: len(chosen) // 2]
         oldest = queue.oldest
         return oldest if self._arrivals.allow(oldest) else []
+
+    def _fitting(self, order: Sequence[Waiting], budget: int, *, skips: bool = True) -> Sequence[Waiting]:
+        places = choose(
+            [len(waiting) for waiting in order],
+            max_tokens=budget,
+            max_sequences=self._max_sequences,
+            padding=self._padding,
+            skips=skips,
+        )
+        return [order[place] for place in places]
 
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
         heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))

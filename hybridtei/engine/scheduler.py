@@ -112,16 +112,22 @@ def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:
 
 
 def choose(
-    waiting: Sequence[int], *, max_tokens: int, max_sequences: int | None = None, padding: Padding = Padding.NONE
+    waiting: Sequence[int],
+    *,
+    max_tokens: int,
+    max_sequences: int | None = None,
+    padding: Padding = Padding.NONE,
+    skips: bool = True,
 ) -> list[int]:
     """Return the places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next, ascending.
 
-    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches.
+    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches. Without `skips` the
+    batch ends before the first sequence that does not fit it.
     """
     if not waiting:
         return []
     order = range(len(waiting))
-    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
+    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if skips and padding is not Padding.NONE else order
     chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_length:
         if i == 0:
@@ -133,7 +139,9 @@ def choose(
         tall = max(longest, waiting[i])
         cost = price(useful + waiting[i], len(chosen) + 1, tall, padding)
         if cost > max_tokens or (padding in ALLOWED and cost > ALLOWED[padding] * (useful + waiting[i])):
-            continue
+            if skips:
+                continue
+            break
         chosen.append(i)
         useful, longest = useful + waiting[i], tall
     return sorted(chosen)

@@ -16,6 +16,7 @@ from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.fairness import OVERTAKEN, FairQueue
 from hybridtei.engine.scheduler import PATIENCE_NS, EngineRequest
+from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 
 LANES = [both_lanes(2), (LaneKind.BULK,)]
@@ -151,3 +152,18 @@ def test_a_long_text_behind_endless_queries_is_next_after_twice_its_tokens(lanes
     if batch is None:
         assert bulk in dict(core.take(0, LaneKind.BULK).callers)
         assert core.take(0, LaneKind.EXPRESS) is not None
+
+
+@pytest.mark.parametrize("padding", [Padding.NONE, Padding.ATTENTION])
+def test_queries_that_have_waited_enough_share_a_pass(padding):
+    core = EngineCore(max_tokens=128, positions=Positions(), padding=padding, lanes=both_lanes(2))
+    first, sizes, requests = itertools.count(), [], 0
+    for _ in range(200):  # 32 callers, of whom each asks again once it is answered
+        for _ in range(32 - requests):
+            core.add([text(next(first), *range(5 + 7 * (next(first) % 4)))], frozenset({Head.DENSE}))
+        requests = 32
+        batch = core.take(0, LaneKind.EXPRESS)
+        requests -= len(batch.packed)
+        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        sizes.append(len(batch.packed.input_ids))
+    assert np.mean(sizes) >= 64
