@@ -274,9 +274,9 @@ class Device:
         instance = one.instance
         one.ended = True
         if one.abandoned:
+            log.warning("%s, and has ended", one.describe())  # before health says so
             instance.overdue -= 1
             self.overdue -= 1
-            log.warning("%s, and has ended", one.describe())
         instance.healthy = healthy
         instance.running -= 1
         if not instance.running:
