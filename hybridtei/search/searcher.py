@@ -188,8 +188,8 @@ class Searcher:
         ]
         points = await fill(self.store, collection, page, *_selectors(options, embedded, ranked=ranked), budget=self._budget)
         more = {} if options.group_by is None else {one.id: one.more for one in best}
-        places = enumerate(best, 1)
-        scores = {one.id: {**one.legs, "zscore": StageScore(one.score, place)} for place, one in places}
+        last_leg = MULTIVECTOR if options.rescore else "zscore"
+        scores = {one.id: {**one.legs, last_leg: StageScore(one.score, place)} for place, one in enumerate(best, 1)}
         return _Found(points, more, scores, candidates.stages)
 
     async def _explained(

@@ -12,7 +12,7 @@ from hybridtei.errors import InvalidInput, PayloadsTooLarge
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.search.candidates import group_of
 from hybridtei.search.local import query_model
-from hybridtei.search.options import SearchOptions
+from hybridtei.search.options import SearchOptions, StageScore
 from hybridtei.search.query import hybrid_query
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.base import PayloadBudget
@@ -73,6 +73,14 @@ def test_normalised_scores_are_numpys(encoder, tmp_path, kind, weights):
         for leg in weights:
             assert hit.scores[leg].score == pytest.approx(scores[leg][hit.id], abs=1e-5)
     assert [stage.name for stage in found.stages] == ["embed", *weights, "search"]
+
+
+def test_a_sum_that_maxsim_replaced_is_not_explained_as_one(encoder, tmp_path):
+    options = SearchOptions(rescore=True, explain=True)
+    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    for place, hit in enumerate(found.hits, 1):
+        assert set(hit.scores) == set(ALL)
+        assert hit.scores["multivector"] == StageScore(hit.score, place)
 
 
 @pytest.mark.parametrize("options", [{}, {"rescore": True}, {"group_by": "document"}, {"mode": "rrf", "group_by": "document"}])
