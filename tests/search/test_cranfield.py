@@ -18,6 +18,7 @@ from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher
+from hybridtei.store import CollectionPlan
 from hybridtei.store.embedded import EmbeddedStore
 from tests.search.fusion import Ranking, dbsf, rrf
 
@@ -41,6 +42,7 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
         chunking=False,
         quiet=True,
         model_named=True,
+        plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
     summary = run_ingest(request, ModelConfig(), EngineConfig(), place)

@@ -181,7 +181,7 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, pat
 
 
 def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(tmp_path: Path) -> None:
-    asked = {"collection": "papers", "query": "one"}
+    asked = {"collection": "papers", "query": "one", "mode": "dense"}  # one question of the store each
     with hanging(tmp_path, max_concurrent_requests=2) as (running, owner), ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(running.post, "/search", asked) for _ in range(2)]
         until(lambda: len(owner._waiting) == 2)

@@ -3,6 +3,8 @@
 Matrices of the trunk have eight bits and a scale for each output channel, activations one for each row (a row is a token, so a
 text's vectors do not depend on its neighbours), and products are summed in float32. There is no calibration: the rows' scales
 are taken as they come. What is not a product of a token with a matrix of the trunk stays bfloat16.
+
+What reads checkpoints is imported late: `conformance/load/gpu.py` measures matrices where msgspec is not installed.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from hybridtei.backends.fidelity import Fidelity, Guard, check, compare
-from hybridtei.backends.torch.acceleration import AccelerationOptions
-from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.errors import LoadError
 from hybridtei.outputs import HeadOutputs
 
 if TYPE_CHECKING:
+    from hybridtei.backends.fidelity import Fidelity, Guard
+    from hybridtei.backends.torch.acceleration import AccelerationOptions
+    from hybridtei.backends.torch.backend import TorchBackend
     from hybridtei.checkpoint.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,9 @@ def open_fp8(
     acceleration: AccelerationOptions | None = None,
 ) -> TorchBackend:
     """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
+    from hybridtei.backends.fidelity import Guard
+    from hybridtei.backends.torch.backend import TorchBackend
+
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
@@ -107,6 +112,8 @@ def open_fp8(
 
 def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     """A bfloat16 backend with its trunk's matrices in eight bits from now on. Raises LoadError with the figures."""
+    from hybridtei.backends.fidelity import check
+
     layers = replace_linears(backend.trunk.model)
     backend.catch_up()
     if not layers:
@@ -144,5 +151,7 @@ class _View:
 
 
 def _fidelity(backend: TorchBackend, layers: list[Fp8Linear]) -> Fidelity:
+    from hybridtei.backends.fidelity import compare
+
     exact, approximate = (_View(backend, layers, exact=exact) for exact in (True, False))
     return compare(exact, approximate)
