@@ -104,7 +104,7 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
-        asked = {"collection": "papers", "query": TEXTS[0]}
+        asked = {"collection": "papers", "query": TEXTS[0], "mode": "dense"}  # one question of the store each
         before = running.post("/search", asked).json()["hits"]
         owner = store._owner.pid
         assert owner is not None
