@@ -197,8 +197,16 @@ async def _settled(store: Store, collection: str, request: models.QueryRequest) 
     return points[offset:end], is_lean
 
 
+class Retriever(Protocol):
+    """The part of a store that `fill` asks."""
+
+    async def retrieve(
+        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
+    ) -> list[models.Record]: ...
+
+
 async def fill(
-    store: Store,
+    store: Retriever,
     collection: str,
     page: list[models.ScoredPoint],
     with_payload: Selector,

@@ -20,7 +20,7 @@ from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Floats, unit
-from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Selector, id_of, sort_points
+from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Retriever, fill, id_of, sort_points
 from hybridtei.tasks.pooling import unpacked
 from hybridtei.tasks.rerank import maxsim
 
@@ -35,16 +35,12 @@ ALONE = (
 )
 
 
-class Source(Protocol):
+class Source(Retriever, Protocol):
     """What of a store is asked here; see `Store`."""
 
     async def describe(self, name: str) -> CollectionSchema | None: ...
 
     async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]: ...
-
-    async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
-    ) -> list[models.Record]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +113,8 @@ async def query_packed(
         ranked = [point for point in ranked if point.score >= request.score_threshold]
     begin = request.offset or 0
     page = ranked[begin : begin + (DEFAULT_LIMIT if request.limit is None else request.limit)]
-    if not page or not (request.with_payload or request.with_vector):
-        return page
-    selected: dict[str, Any] = {"with_payload": request.with_payload or False, "with_vectors": request.with_vector or False}
-    records = {id_of(record): record for record in await store.retrieve(name, [id_of(point) for point in page], **selected)}
-    return [
-        point.model_copy(update={"payload": record.payload, "vector": record.vector})
-        for point in page
-        if (record := records.get(id_of(point))) is not None
-    ]
+    payload: Any = request.with_payload or False  # a model's selector is passed on as it is
+    return await fill(store, name, page, payload, request.with_vector or False)
 
 
 async def _candidates(store: Source, name: str, request: models.QueryRequest) -> list[PointId]:
