@@ -75,9 +75,10 @@ class LoadedModel:
 
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
     """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
-    # Heads need it, and it takes a tenth of a second, which is free while the runtime reads weights.
-    threading.Thread(target=import_module, args=("scipy.special",), daemon=True).start()
     spec = find_model(config)
+    if spec.heads & {Head.SPARSE, Head.SCORES, Head.TAGS}:
+        # Their activations need it, and it takes a tenth of a second, which is free while the runtime reads weights.
+        threading.Thread(target=import_module, args=("scipy.special",), daemon=True).start()
     model = text_model(spec, engine)
     backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     if not measures:
@@ -178,11 +179,10 @@ def _budget(backend: Backend, max_tokens: int) -> int:
     curve = known or tuning.curve_of(backend, max_tokens, limit_seconds=tuning.LIMIT_SECONDS)
     if known is None:
         log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
+        tuning.remember(curve, backend.name, backend.dtype, backend.spec)
     if curve.doubt is not None:
         log.info("the measurement is not kept, and the next start makes it again: %s", curve.doubt)
         return min(max_tokens, backend.busy_tokens)
-    if known is None:
-        tuning.remember(curve, backend.name, backend.dtype, backend.spec)
     return min(max_tokens, curve.budget() or backend.busy_tokens)
 
 
