@@ -10,7 +10,7 @@ import { showTable } from "./table.js";
 import { showTexts, unnamed } from "./text.js";
 import { readOf } from "./tokens.js";
 
-const MOST_DOCUMENTS = 200; // their vectors are held here as plain numbers
+const MAX_DOCUMENTS = 200; // their vectors are held here as plain numbers
 const NAMES = { dense: "Dense", sparse: "Sparse", multivector: "MaxSim" };
 
 const state = {
@@ -137,7 +137,7 @@ async function score() {
   const settings = { alias: state.alias, signal: mine.signal };
   tell("ask-error", null);
   if (!query || !documents.length) return tell("ask-error", "A query and at least one document are needed.");
-  if (documents.length > MOST_DOCUMENTS) return tell("ask-error", `At most ${MOST_DOCUMENTS} documents, given: ${documents.length}.`);
+  if (documents.length > MAX_DOCUMENTS) return tell("ask-error", `At most ${MAX_DOCUMENTS} documents, given: ${documents.length}.`);
   if (!outputs().length) return tell("ask-error", `${info().served_model_name} gives no vectors (${info().hybridtei.role}); it may rerank.`);
   byId("scores").setAttribute("aria-busy", "true");
   try {
