@@ -27,7 +27,7 @@ def draw_call(draw: Random) -> Request:
     method = draw.choice([method for service in messages.services() for method in service.methods])
     body: dict[str, Any] = {}
     copies = draw.choice(COPIES) if method.client_streaming else 1
-    size = draw.choice(SIZES) // copies
+    size = max(draw.choice(SIZES) // copies, 2)  # the smallest size in 512 copies would be nothing
     for field in method.input_type.fields:
         name, kind = field.name, field.type
         if kind == field.TYPE_STRING and not (name == "prompt_name" and draw.random() < 0.9):

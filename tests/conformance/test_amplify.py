@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
 
 from conformance.amplify.request import Request, encode, route_of
+from conformance.amplify.rpc import draw_call
 from conformance.amplify.search import search
 from conformance.amplify.shapes import BODY_BYTES, Shapes, fitted, placed
 from conformance.amplify.target import Target, running
@@ -87,3 +89,10 @@ def test_a_field_is_put_where_it_belongs_and_a_body_is_cut_to_its_limit() -> Non
     body = {"inputs": {"*list": ["a", 10 * BODY_BYTES // 4]}}
     assert 0.9 * BODY_BYTES < len(encode(fitted(body))) <= BODY_BYTES
     assert fitted({"a": 1}) == {"a": 1}
+
+
+def test_a_call_of_any_method_and_size_is_drawn() -> None:
+    for seed in range(2_000):  # among them the smallest size in the most copies
+        call = draw_call(Random(seed))
+        assert call.method == "RPC"
+        assert encode(call.body)
