@@ -1,326 +1,220 @@
-"""A GPU, measured by one command: tokens/s, the time of a lone text, share of the device's product rate, memory, requests/s.
+"""A GPU, measured by four commands, each at most eight minutes; whatever breaks, what was measured before is in a file.
 
-    python conformance/load/gpu.py [--models …] [--ways …] [--dtype float16] [--seconds 2] [--minutes 9] \\
-        [--http-workers 1,8] [--wheels DIR]
+    python conformance/load/gpu.py --stage parity --out DIR     the device; each kernel and dtype against float32 on the CPU
+    python conformance/load/gpu.py --stage models --out DIR     BERT-base, MiniLM and BGE-M3, beside sentence-transformers
+    python conformance/load/gpu.py --stage large  --out DIR     an 8B decoder in bfloat16 and fp8, and how near fp8 comes
+    python conformance/load/gpu.py --stage http   --out DIR     requests/s of a server
 
-Models have the shape of known ones and random weights, made on the device. Each is driven in process as the engine drives it:
-one queue, batches taken by as many threads as the backend takes at once. Texts of 5, 50, 512 and 8192 tokens, and a mix (70 %
-of 5–30 tokens, 30 % of 100–400). The share is of the rate at which this device multiplies large matrices of that precision,
-measured first. `small/s` is tokens/s in passes of a thousand tokens, where launches cost more than arithmetic.
+Every cell, a model in a way, has a child process and a time limit of its own. A child appends each row to DIR/rows.jsonl as
+soon as it is measured; where one raises, dies or takes too long, a row says so, its stderr (and that of a server) is in
+DIR/STAGE.MODEL.WAY.stderr, and the next cell begins. A stage that has no time left says that of each cell it leaves out.
 
-Each model is measured in ways that build on each other, so that each row says what one more of them brings: `plain`, kernel by
-kernel; `graphs`, small batches launched at once; `compiled`, torch.compile, which is how a server ends up. `plain` also with
-each other attention kernel of this installation, and in fp8 where the card has it. Over HTTP nothing is compiled: that would
-take place while it is measured.
+Models have the shape of known ones and random weights, made on the device (see `gpu_models`). A way is words joined by `+`:
+`plain`, kernel by kernel; `graphs`, small batches launched at once; `compiled`, torch.compile; `fp8`; `outputs`, all that the
+model has and not its dense vector alone; `peer`, sentence-transformers with the same weights; or the name of a kernel.
 
-In process, torch, transformers and numpy are enough. Over HTTP, the server's packages are needed too: bring them as wheels in
-a folder, `--wheels DIR`; they are installed beside, for this run only. What could not be measured is said, and why. Prints a
-table and one line of JSON. `--cpu-smoke` runs all of it with tiny models on a CPU, to see that the script works: its figures
-mean nothing.
+Columns: see `gpu_cell`. In process, torch, transformers and numpy are enough. A server needs more packages: `gpu_wheels.py`
+gathers them into a folder, `--wheels DIR` installs them beside, for this run only. `--cpu-smoke` runs all of it with tiny
+models on a CPU, to see that the script works: its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
-import platform
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
-
-LENGTHS = {"5": ((1.0, (5, 5)),), "50": ((1.0, (50, 50)),), "512": ((1.0, (512, 512)),), "8192": ((1.0, (8192, 8192)),)}
-TRAFFIC = {**LENGTHS, "mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
-WAYS = ("plain", "graphs", "compiled")
-SOME = ("5", "50", "512")
-COMPILE_SECONDS = 150.0
-
-
-class Clock:
-    """When to stop beginning new measurements."""
-
-    def __init__(self, minutes: float) -> None:
-        self._until = time.monotonic() + 60 * minutes
-
-    @property
-    def left(self) -> float:
-        return self._until - time.monotonic()
+KERNELS = ("flash-attn 2", "flash-attn 4", "torch varlen_attn", "SDPA on padded groups")
+ON_CPU = ("SDPA per sequence", "SDPA on padded groups")
+BEST, FP8 = "graphs+compiled", "fp8+compiled"
+STAGES = ("parity", "models", "large", "http")
+BREAKS = ("raises", "dies", "hangs")
+STDERR_LETTERS = 300
+NO_DEVICE = "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the script with tiny models)"
 
 
 @dataclass(frozen=True)
-class Bench:
-    """How to measure: the settings, FLOP/s of the device's products, and when to stop."""
+class Cell:
+    """What a child measures; `seconds`: after which it is killed."""
 
-    options: Any
-    rate: float
-    clock: Clock
+    stage: str
+    model: str
+    way: str
+    seconds: float
 
-
-def cells(name: str, made: Any, label: dict[str, str], traffic: list[str], bench: Bench) -> list[dict[str, Any]]:
-    """A row a traffic; what fails is a row that says so."""
-    import torch
-    from gpu_drive import Source, drive, lone, small
-
-    from hybridtei.errors import BackendError
-
-    options, rows = bench.options, []
-    for kind in traffic:
-        longest = made.backend.spec.max_input_length
-        if kind in LENGTHS and int(kind) > longest:
-            continue
-        if bench.clock.left < 2 * options.seconds:
-            rows.append({"model": name, **label, "tokens": kind, "failed": "no time was left"})
-            continue
-        source = Source(TRAFFIC[kind], longest, made.backend.spec.vocab_size)
-        on_gpu = options.device.startswith("cuda")
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            drive(made.backend, source, options.budget, 0.2 * options.seconds)  # warm
-            tokens, texts, keys = drive(made.backend, source, options.budget, options.seconds)
-            row = {"tokens_per_s": tokens, "texts_per_s": texts}
-            row |= {"small_tokens_per_s": small(made.backend, source, options), "lone_ms": lone(made.backend, source)}
-            row |= {"share": tokens * made.flop_per_token(keys) / bench.rate}
-            row |= {"peak_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0}
-        except (BackendError, RuntimeError) as error:
-            row = {"failed": str(error).splitlines()[0]}
-        rows.append({"model": name, **label, "tokens": kind, **row})
-    return rows
+    @property
+    def errors(self) -> str:
+        """The file of its stderr, under --out."""
+        return re.sub(r"[^\w.+-]+", "-", f"{self.stage}.{self.model}.{self.way}.stderr")
 
 
-def of_model(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
-    """All rows of a model: in each way, by each other kernel, and in fp8."""
-    from gpu_models import make
+def cells(stage: str, options: Any) -> list[Cell]:
+    """Those of a stage, what matters most first."""
+    found = [(model, way) for model, ways in _ways(stage, options).items() for way in ways]
+    limit = options.cell_seconds or (240 if stage == "large" else 120)
+    return [
+        Cell(stage, model, way, limit)
+        for model, way in found
+        if (not options.models or model in options.models) and (not options.ways or way in options.ways)
+    ]
 
-    options, rows = bench.options, []
-    made = make(shape, dtype=options.dtype, device=options.device)
-    told = {"dtype": options.dtype, "kernel": made.backend.trunk.attention.name}
-    for way in WAYS:
-        label = {**told, "way": way}
-        fault = taken(way, made.backend, bench)
+
+def _ways(stage: str, options: Any) -> dict[str, tuple[str, ...]]:
+    smoke = options.cpu_smoke
+    if stage == "parity":
+        kernels, dtypes = (ON_CPU, ("float32", "bfloat16")) if smoke else (KERNELS, ("float16", "bfloat16", "float32"))
+        ways = tuple(f"{kernel} in {dtype}" for kernel in kernels for dtype in dtypes)
+        return {"device": ("probe",), **dict.fromkeys(("tiny BERT", "tiny Qwen3") if smoke else ("BERT", "Qwen3"), ways)}
+    if stage == "models" and smoke:
+        ways = (*options.breaks, "plain", "graphs", "compiled", BEST, FP8, "peer", ON_CPU[1])
+        return {"tiny BERT": ways, "tiny M3": ("plain", "outputs")}
+    if stage == "models":
+        base = (BEST, "peer", "plain", FP8, "compiled", "graphs", *KERNELS)
+        return {
+            "BERT-base": base,
+            "BGE-M3": (BEST, f"{BEST}+outputs", "plain", "outputs", "peer"),
+            "MiniLM": (BEST, "peer", "plain"),
+        }
+    if stage == "large":
+        return {"tiny Qwen3": ("plain", "fp8")} if smoke else {"Qwen3-Embedding-8B": ("plain", "compiled", FP8, "fp8")}
+    workers = [f"{number} HTTP processes" for number in options.http_workers.split(",") if number]
+    return {"tiny BERT" if smoke else "BERT-base": tuple(workers)}
+
+
+def run(stage: str, options: Any) -> None:
+    """All cells of a stage, one after another, as far as its time goes."""
+    until = time.monotonic() + 60 * options.minutes
+    for cell in cells(stage, options):
+        left = until - time.monotonic()
+        fault = measured(cell, left, options) if left > 0 else "no time was left"
         if fault is not None:
-            rows.append({"model": name, **label, "tokens": "all", "failed": fault})
-            continue
-        if way in options.ways:
-            rows += cells(name, made, label, [*TRAFFIC] if way == options.ways[-1] else [*SOME], bench)
-        for which in other_kernels(made.backend.trunk, options) if way == "plain" else []:
-            rows += by_kernel(name, made, which, bench)
-    release(made)
-    del made
-    if options.cpu_smoke or has_fp8(options.device):
-        rows += in_fp8(name, shape, bench)
-    return rows
+            append(options.out, {"stage": stage, "model": cell.model, "way": cell.way, "failed": fault})
 
 
-def taken(way: str, backend: Any, bench: Bench) -> str | None:
-    """Change a backend to a way from the one before; why that cannot be, or None."""
-    from hybridtei.backends.torch.acceleration import AccelerationOptions
+def measured(cell: Cell, left: float, options: Any) -> str | None:
+    """Have a child measure a cell; why it did not to the end, or None."""
+    settings = {name: getattr(options, name) for name in ("out", "device", "dtype", "budget", "pass_seconds", "cpu_smoke")}
+    command = [sys.executable, str(HERE.with_name("gpu_cell.py")), json.dumps({**asdict(cell), **settings})]
+    limit, errors = min(cell.seconds, left), Path(options.out, cell.errors)
+    with errors.open("wb") as stderr:
+        child = subprocess.Popen(command, stdout=stderr, stderr=stderr, start_new_session=True)
+        try:
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return f"took more than {limit:.0f} s"
+        finally:
+            _end(child)
+    if not code:
+        return None
+    last = errors.read_text(errors="replace").strip().rpartition("\n")[2][-STDERR_LETTERS:]
+    return f"killed by signal {-code}: {last}" if code < 0 else last or f"exit status {code}"
 
-    options, faster = bench.options, backend.faster
-    if way == "graphs" and {"graphs", "compiled"} & {*options.ways}:
-        faster.begin()
-        if faster.graphs is None:
-            return f"batches cannot be recorded with {backend.trunk.attention.name}"
-    if way == "compiled" and way in options.ways:
-        faster.options = AccelerationOptions(
-            graphs=True, compiled="true", compiler="aot_eager" if options.cpu_smoke else "inductor"
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """And what it started: its group is its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def append(out: str, row: dict[str, Any]) -> None:
+    """A row, on disk when this returns."""
+    with Path(out, "rows.jsonl").open("a") as file:
+        file.write(json.dumps(row, default=float) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def table(out: str, since: int) -> None:
+    """For people, the rows from that one on."""
+    for line in Path(out, "rows.jsonl").read_text().splitlines()[since:]:
+        row = json.loads(line)
+        start = "  ".join(
+            f"{row.pop(name, ''):{width}}" for name, width in (("stage", 6), ("model", 18), ("way", 32), ("tokens", 5))
         )
-        faster.begin()
-        if not faster.compiling.ended.wait(min(COMPILE_SECONDS, max(bench.clock.left, 0))):
-            return "the compiler was not done in time"
-        return faster.compiling.fault  # type: ignore[no-any-return]
-    return None
+        print(start, "  ".join(f"{name} {_shown(value)}" for name, value in row.items()))
 
 
-def other_kernels(trunk: Any, options: Any) -> list[str]:
-    """Names of the kernels of this installation that could have been chosen too; on a CPU, of those that run there."""
-    import torch
-
-    from hybridtei.backends.torch import attention
-    from hybridtei.backends.torch.attention import facts_of
-
-    facts = facts_of(trunk.forms, trunk.dtype, torch.device(options.device))
-    able = [one.name for one in attention.choices(facts)] if facts.device == "cuda" else [attention.PADDED]
-    return [which for which in able if which != trunk.attention.name]
-
-
-def by_kernel(name: str, made: Any, which: str, bench: Bench) -> list[dict[str, Any]]:
-    """Two rows of another kernel; the one that was chosen is put back."""
-    from hybridtei.backends.torch.attention import OPENERS
-
-    trunk, told = made.backend.trunk, {"dtype": bench.options.dtype, "kernel": which, "way": "plain"}
-    chosen = trunk.kernel
-    try:
-        trunk.kernel = OPENERS[which]()
-        return cells(name, made, told, ["50", "mixed"], bench)
-    except Exception as error:  # installed, and not for this torch or this card
-        return [{"model": name, **told, "tokens": "mixed", "failed": f"{type(error).__name__}: {error}"}]
-    finally:
-        trunk.kernel = chosen
-
-
-def in_fp8(name: str, shape: Any, bench: Bench) -> list[dict[str, Any]]:
-    """Rows with the trunk's matrices in eight bits; the share stays that of the rate in the precision asked for."""
-    from gpu_models import make
-
-    from hybridtei.backends.torch.fp8 import replace_linears
-
-    made = make(shape, dtype="bfloat16", device=bench.options.device)
-    for layer in replace_linears(made.backend.trunk.model):
-        layer.exact = None
-    made.backend.catch_up()
-    told = {"dtype": "fp8", "kernel": made.backend.trunk.attention.name, "way": "plain"}
-    rows = cells(name, made, told, ["50", "512", "mixed"], bench)
-    release(made)
-    return rows
-
-
-def has_fp8(device: str) -> bool:
-    import torch
-
-    return device.startswith("cuda") and torch.cuda.get_device_capability() >= (9, 0)
-
-
-def release(made: Any) -> None:
-    import gc
-
-    made.backend.close()
-    gc.collect()
-    made.backend.make_room()
-
-
-def over_http(name: str, bench: Bench) -> tuple[list[dict[str, Any]], str | None]:
-    """(rows, None), or (none, why there are none)."""
-    import gpu_http
-
-    options, lacking = bench.options, gpu_http.lacking()
-    if lacking:
-        return [], f"it needs {', '.join(lacking)}: bring them as wheels, --wheels DIR"
-    if bench.clock.left < 30:
-        return [], "no time was left"
-    workers = [int(number) for number in options.http_workers.split(",") if number]
-    try:
-        return gpu_http.measure(
-            name, dtype=options.dtype, device=options.device, workers=workers, seconds=options.seconds, few=options.cpu_smoke
-        ), None
-    except (Exception, SystemExit) as error:
-        return [], f"{type(error).__name__}: {error}"
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
 
 
 def install(wheels: str, beside: str) -> None:
-    """Unpack wheels into a folder that this process and its children import from."""
+    """Unpack wheels into a folder that children import from."""
     files = [str(path) for path in sorted(Path(wheels).glob("*.whl"))]
     if not files:
         sys.exit(f"--wheels {wheels}: no wheel is there")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", beside, *files]
-    subprocess.run(pip, check=True)
-    sys.path.append(beside)
-
-
-def heading(options: Any, rate: float) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    on_gpu = options.device.startswith("cuda")
-    return {
-        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
-        "smoke": options.cpu_smoke,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "dtype": options.dtype,
-        "budget_tokens": options.budget,
-        "product_tflops": rate / 1e12,
-    }
-
-
-def table(told: dict[str, Any], rows: list[dict[str, Any]], http: list[dict[str, Any]], unmeasured: list[str]) -> None:
-    """For people; then the same as one line of JSON."""
-    print(", ".join(f"{name} {value}" for name, value in told.items()))
-    speeds = f"{'tokens/s':>12}{'texts/s':>10}{'small/s':>10}{'lone ms':>9}{'share':>7}{'MB':>8}"
-    print(f"{'model':22}{'dtype':>10}  {'attention':24}{'way':10}{'tokens':>7}{speeds}")
-    for row in rows:
-        start = f"{row['model']:22}{row['dtype']:>10}  {row['kernel']:24}{row['way']:10}{row['tokens']:>7}"
-        if "failed" in row:
-            print(f"{start}  not measured: {row['failed']}")
-            continue
-        speed = f"{row['tokens_per_s']:12.0f}{row['texts_per_s']:10.0f}{row['small_tokens_per_s']:10.0f}{row['lone_ms']:9.2f}"
-        print(f"{start}{speed}{row['share']:7.0%}{row['peak_mb']:8.0f}")
-    if http:
-        speeds = f"{'tokens/s':>12}{'req/s':>10}{'p50 ms':>9}{'p95 ms':>9}"
-        print(f"{'over HTTP':22}{'workers':>10}  {'traffic':24}{'clients':>7}{speeds}")
-    for row in http:
-        start = f"{row['model']:22}{row['http_workers']:>10}  {row['traffic']:24}{row['clients']:>7}"
-        print(f"{start}{row['tokens_per_s']:12.0f}{row['requests_per_s']:10.0f}{row['p50_ms']:9.1f}{row['p95_ms']:9.1f}")
-    for line in unmeasured:
-        print(line)
-    requests = [
-        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()} for row in http
-    ]
-    print(json.dumps({**told, "rows": rows, "http": requests, "unmeasured": unmeasured}, default=float))
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", beside, *files], check=True
+    )
 
 
 def read_options() -> Any:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", default=",".join(STAGES), help="separated by commas [default: all]")
+    parser.add_argument("--out", metavar="DIR", help="where rows and stderr go [default: a new folder]")
     parser.add_argument("--models", help="some of the models, by name, separated by commas [default: all]")
-    parser.add_argument("--ways", default=",".join(WAYS), help="which to measure of those below, separated by commas")
+    parser.add_argument("--ways", help="some of the ways, separated by commas [default: all]")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", type=int, default=16384, help="tokens of a pass at most")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which no measurement is begun")
-    parser.add_argument("--http-workers", default=f"1,{min(8, max(2, (os.cpu_count() or 2) - 6))}", help="empty: no HTTP")
+    parser.add_argument("--pass-seconds", type=float, default=1.5, help="of each measurement")
+    parser.add_argument("--cell-seconds", type=float, help="after which a child is killed [default: 120, of large models 240]")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of a stage")
+    parser.add_argument("--http-workers", default=f"0,1,{min(8, max(2, (os.cpu_count() or 2) - 6))}", help="one number a cell")
     parser.add_argument("--wheels", metavar="DIR", help="wheels of packages that are not installed here")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny models on a CPU: does the script work?")
+    parser.add_argument("--breaks", default="", help=f"with --cpu-smoke, cells that fail: of {', '.join(BREAKS)}")
     options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.cpu_smoke else "float16")
+    for name in ("stage", "models", "ways", "breaks"):
+        value = getattr(options, name)
+        setattr(options, name, value.split(",") if value else [])
+    unknown = {*options.stage} - {*STAGES}
+    if unknown:
+        parser.error(f"--stage: {', '.join(sorted(unknown))} is none of {', '.join(STAGES)}")
     if options.cpu_smoke:
-        options.device, options.dtype, options.budget = "cpu", "float32", 1024
-        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: its teams of threads meet after each small operation
-    options.dtype = options.dtype or "float16"
-    options.ways = [way for way in WAYS if way in options.ways.split(",")]
-    if not options.ways:
-        parser.error(f"--ways: none of {', '.join(WAYS)}")
+        options.device, options.budget = "cpu", min(options.budget, 1024)
+        os.environ["OMP_NUM_THREADS"] = "1"  # teams of threads meet after each small operation
+    if not any(cells(stage, options) for stage in options.stage):
+        parser.error("--models, --ways: no cell has these")
+    options.out = options.out or tempfile.mkdtemp(prefix="gpu-")
     return options
 
 
-def run(options: Any) -> None:
-    from gpu_drive import product_rate
-    from gpu_models import SHAPES, SMOKE
-
-    clock = Clock(options.minutes)
-    shapes = SMOKE if options.cpu_smoke else SHAPES
-    names = options.models.split(",") if options.models else [*shapes]
-    rate = product_rate(options.dtype, options.device, 512 if options.cpu_smoke else 8192)
-    bench = Bench(options, rate, clock)
-    rows, http, unmeasured = [], [], []
-    for name in names:
-        rows += of_model(name, shapes[name], bench)
-        if shapes[name].http and options.http_workers:
-            found, why = over_http(name, bench)
-            http += found
-            unmeasured += [f"{name} over HTTP was not measured: {why}"] if why else []
-    table(heading(options, rate), rows, http, unmeasured)
-
-
 def main() -> None:
+    """See the module."""
     options = read_options()
     with tempfile.TemporaryDirectory() as beside:
         if options.wheels:
             install(options.wheels, beside)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[2]), beside, os.environ.get("PYTHONPATH", "")])
-        import torch
-
-        if options.device.startswith("cuda") and not torch.cuda.is_available():
-            sys.exit("torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the script with tiny models)")
-        run(options)
+        path = [str(HERE.parent), str(HERE.parents[2]), os.environ.get("PYTHONPATH", ""), beside]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+        if options.device.startswith("cuda") and subprocess.run(asked, check=False).returncode:
+            sys.exit(NO_DEVICE)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        rows = Path(options.out, "rows.jsonl")
+        rows.touch()
+        before = len(rows.read_text().splitlines())
+        for stage in options.stage:
+            run(stage, options)
+        table(options.out, before)
+        print(f"rows: {rows}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests a second of a server on a GPU, by client processes of their own, for each number of `--http-workers`."""
+"""Requests a second of a server on a GPU, by client processes of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -52,46 +53,34 @@ def asked(what: Asking) -> tuple[int, int, int, list[float]]:
     return tally.requests, tally.tokens, tally.failures, tally.latencies_ms
 
 
-def measure(
-    name: str, *, dtype: str, device: str, workers: list[int], seconds: float, few: bool = False
-) -> list[dict[str, object]]:
-    """Rows of the table, one a traffic and number of workers. `few`: a few clients only, to see that it works."""
-    from gpu_models import SHAPES, SMOKE, write
+def measure(name: str, *, dtype: str, workers: int, seconds: float, few: bool = False) -> Iterator[dict[str, object]]:
+    """A row a traffic. `few`: a few clients only, to see that it works. The server's stderr is this process's."""
+    from gpu_models import SHAPES, write
     from http_load import percentile, started
 
-    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        words = write({**SHAPES, **SMOKE}[name], folder, dtype)
-        for number in workers:
-            command = (
-                f"{sys.executable} -m hybridtei serve --model-id {folder} --pooling cls --backend torch --dtype {dtype} "
-                f"--hostname 127.0.0.1 --port {{port}} --http-workers {number} --max-concurrent-requests 8192 "
-                "--torch-compile false"  # or it would compile while it is measured
-            )
-            processes = 1 if few else min(4, max(1, (os.cpu_count() or 1) // 4))
-            with started(command) as (url, _), _pool(processes) as pool:
-                for kind, clients in CLIENTS.items():
-                    share = 2 if few else clients // processes
-                    waiting = [
-                        pool.submit(asked, Asking(url, kind, share, seconds, words[:5000], seed)) for seed in range(processes)
-                    ]
-                    found = [one.result() for one in waiting]
-                    latencies = [value for one in found for value in one[3]]
-                    rows.append(
-                        {
-                            "model": name,
-                            "device": device,
-                            "http_workers": number,
-                            "traffic": kind,
-                            "clients": share * processes,
-                            "requests_per_s": sum(one[0] for one in found) / seconds,
-                            "tokens_per_s": sum(one[1] for one in found) / seconds,
-                            "failures": sum(one[2] for one in found),
-                            "p50_ms": percentile(latencies, 0.5),
-                            "p95_ms": percentile(latencies, 0.95),
-                        }
-                    )
-    return rows
+        words = write(SHAPES[name], folder, dtype)
+        command = (
+            f"{sys.executable} -m hybridtei serve --model-id {folder} --pooling cls --backend torch --dtype {dtype} "
+            f"--hostname 127.0.0.1 --port {{port}} --http-workers {workers} --max-concurrent-requests 8192 "
+            "--torch-compile false"  # or it would compile while it is measured
+        )
+        processes = 1 if few else min(4, max(1, (os.cpu_count() or 1) // 4))
+        with started(command, stderr=None) as (url, _), _pool(processes) as pool:
+            for kind, clients in CLIENTS.items():
+                share = 2 if few else clients // processes
+                asking = [Asking(url, kind, share, seconds, words[:5000], seed) for seed in range(processes)]
+                found = [*pool.map(asked, asking)]
+                latencies = [value for one in found for value in one[3]]
+                yield {
+                    "tokens": kind,
+                    "clients": share * processes,
+                    "requests_per_s": sum(one[0] for one in found) / seconds,
+                    "tokens_per_s": sum(one[1] for one in found) / seconds,
+                    "failures": sum(one[2] for one in found),
+                    "p50_ms": percentile(latencies, 0.5),
+                    "p95_ms": percentile(latencies, 0.95),
+                }
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:

@@ -17,7 +17,7 @@ from torch import nn
 
 from hybridtei.backends.torch.attention import REPLAYED
 from hybridtei.backends.torch.compiling import Compiling
-from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MAX_RECORDINGS, Graphs, Recorder, Sizes, on_gpu, sizes
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, Graphs, Recorder, Sizes, on_gpu, sizes
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
 
@@ -60,7 +60,7 @@ class Acceleration:
             log.log(logging.INFO if self._on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
 
     def begin(self) -> None:
-        """Record and compile from now on, as wished for; what was begun before is not begun again."""
+        """Record what is to be recorded, and compile from now on; what was begun before is not begun again."""
         backend, options = self._backend, self.options
         trunk = backend.trunk
         if not isinstance(trunk, PackedTrunk):
@@ -75,6 +75,7 @@ class Acceleration:
                 alone=backend.alone,
                 dtype=backend.dtype,
             )
+            self.graphs.record()
         wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
         if wanted and trunk.packs and self.compiling is None:
             self.compiling = Compiling(
@@ -95,7 +96,7 @@ class Acceleration:
         if not (self.options.graphs and self._records):
             return 0
         taken = peak(self._sizes.tokens)
-        needed = None if taken is None else taken + MAX_RECORDINGS * BYTES_OF_RECORDING
+        needed = None if taken is None else taken + len(self._sizes.all()) * BYTES_OF_RECORDING
         if needed is None or needed > allowed // RECORDINGS_SHARE:
             self._records = False
             log.info("small batches are not recorded, for want of memory")
@@ -116,10 +117,8 @@ class Acceleration:
         self.graphs = None
 
     def _swapped(self) -> None:
-        with self._backend.alone():
-            if self._backend.stream is not None:
-                self._backend.stream.synchronize()
-            self.forget()
+        if self.graphs is not None:
+            self.graphs.record()
 
 
 def probes(backend: TorchBackend) -> list[PackedBatch]:

@@ -151,7 +151,7 @@ class TorchBackend:
             with self.alone():
                 asked = wanted(batch, self.spec)
                 wait = self._launch(batch, asked)
-            return outputs_of(wait(), batch, asked, self.spec.vocab_size)
+            return outputs_of(wait(), batch, asked, self.spec.sparse_width)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

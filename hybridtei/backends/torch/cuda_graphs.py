@@ -5,9 +5,8 @@ at once. It fixes every shape: tokens, sequences, and the longest sequence that 
 bucket is filled with sequences of their own behind the real ones, which no text sees, and with empty ones behind these. So the
 rows of a batch are the first of what comes out, and its offsets the first of the bucket's.
 
-The first batch of a bucket is computed as ever, and the recording is made behind it, by a thread of its own, while nothing else
-is launched. It is played once and compared with what it was made of before any text sees it. Whatever fails ends recordings for
-good, with one line in the log.
+All buckets are recorded before texts are served, and again once a compiled pass takes over. A recording is played once and
+compared with what it was made of before any text sees it. Whatever fails ends recordings for good, with one line in the log.
 
 Buffers and intermediate values are shared by all recordings, since passes follow each other on one stream; each
 leaves its states in the same place, to be read before the next pass is launched.
@@ -17,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -38,9 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-# Attention starts a block for each sequence and head, empty ones too: a few sizes keep those few.
-SEQUENCES = (4, 16, 64, 256, 1024)
-LONGEST = (128, 512, 2048)
+# (sequences, tokens of each) at most: some texts of any length, or many short ones. Attention starts blocks by the product of
+# the two, for empty sequences too. What fits neither is launched kernel by kernel.
+FORMS = ((16, 2048), (256, 128))
 # A layer of so many weights times tokens takes a large GPU about as long as a host takes to launch it (some 0.1 ms at some
 # 0.7 PFLOP/s): with more, launches hide behind arithmetic, and padding would only add to that. An estimate.
 HIDDEN_LAUNCHES = 35_000_000_000
@@ -62,18 +59,23 @@ class Sizes:
     tokens: int
     longest: int
 
+    def all(self) -> list[Bucket]:
+        """The largest first, so that the others find the memory of their intermediate values."""
+        tokens = [size for size in reversed(TOKENS) if size <= self.tokens]
+        return [Bucket(size, min(most, size), min(longest, self.longest, size)) for size in tokens for most, longest in FORMS]
+
     def of(self, batch: PackedBatch) -> Bucket | None:
         """The smallest bucket a batch fits into, or None: too large, or with tokens that are not to be seen."""
         count = len(batch.input_ids)
-        tokens = _least(TOKENS, count)
-        if tokens is None or tokens > self.tokens or batch.unseen is not None:
+        tokens = next((size for size in TOKENS if count <= size <= self.tokens), None)
+        if tokens is None or batch.unseen is not None:
             return None
-        most = _least((*(size for size in LONGEST if size < self.longest), self.longest), batch.max_seqlen)
-        if most is None:
-            return None
-        longest = min(most, tokens)
-        sequences = _least(SEQUENCES, len(batch) + -(-(tokens - count) // longest))
-        return None if sequences is None else Bucket(tokens, sequences, longest)
+        for most, longest in FORMS:
+            bucket = Bucket(tokens, min(most, tokens), min(longest, self.longest, tokens))
+            filled = len(batch) + -(-(tokens - count) // bucket.longest)
+            if batch.max_seqlen <= bucket.longest and filled <= bucket.sequences:
+                return bucket
+        return None
 
 
 def sizes(weights_of_layer: int, longest: int) -> Sizes:
@@ -106,13 +108,7 @@ def _filled(values: Offsets, fill: int) -> Offsets:
     return np.concatenate([values, np.full(fill, values[0])])
 
 
-def _least(levels: tuple[int, ...], needed: int) -> int | None:
-    return next((level for level in levels if level >= needed), None)
-
-
-MAX_RECORDINGS = 32
 BYTES_OF_RECORDING = 4 << 20  # of its list of launches on the device; an estimate
-UNUSED_PASSES = 256  # a recording gives way to another only if so many batches of others went by
 
 Replay = Callable[[], None]
 Recorder = Callable[[Callable[[], object]], Replay]
@@ -149,14 +145,11 @@ class Graphs:
     ) -> None:
         self._trunk, self._spec, self._sizes, self._device = trunk, spec, sizes, device
         self._recorder, self._alone = recorder, alone
-        self._record = recorder()
+        self._record: Recorder
         self._tolerance = SAME[dtype]
-        self._recorded: OrderedDict[Bucket, tuple[Replay, int]] = OrderedDict()
-        self._asked: set[Bucket] = set()
-        self._passes = 0
+        self._recorded: dict[Bucket, Replay] = {}
         self._buffers: tuple[Ids, Tensor, Tensor] | None = None
         self._closed = threading.Event()
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="hybridtei-graphs")
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -166,78 +159,48 @@ class Graphs:
         """Whether there will be none: something failed, or `close` was called."""
         return self._closed.is_set()
 
+    def record(self) -> None:
+        """Record all buckets, anew if they were. Passes that come meanwhile wait for one bucket at most and are launched
+        kernel by kernel; another model that compiles is waited for."""
+        try:
+            with BUSY_WITH_DEVICE:
+                with self._alone():
+                    self.forget()
+                    self._record = self._recorder()
+                for bucket in self._sizes.all():
+                    with self._alone():
+                        if self.off:
+                            return
+                        self._recorded[bucket] = self._checked(bucket)
+        except Exception as error:  # torch, its libraries and a model's own code each raise their own kinds
+            self._give_up(error)
+
     def find(self, batch: PackedBatch) -> Bucket | None:
-        """The bucket of a batch if it is recorded. If not, it will be, soon after."""
+        """The bucket of a batch if it is recorded."""
         bucket = None if self.off else self._sizes.of(batch)
-        if bucket is None:
-            return None
-        self._passes += 1
-        if bucket in self._recorded:
-            self._recorded[bucket] = self._recorded[bucket][0], self._passes
-            self._recorded.move_to_end(bucket)
-            return bucket
-        if bucket not in self._asked and self._has_room():
-            self._asked.add(bucket)
-            self._background.submit(self._make, bucket)
-        return None
+        return bucket if bucket in self._recorded else None
 
     def play(self, bucket: Bucket, ids: Ids, offsets: Tensor) -> Tensor:
         """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played."""
         self._fill(bucket, ids, offsets)
         try:
-            self._recorded[bucket][0]()
+            self._recorded[bucket]()
         except Exception as error:
             self._give_up(error)  # whether the device still answers is asked by whoever catches this
             raise
         return self._states(bucket)
 
     def forget(self) -> None:
-        """Drop all recordings, for their memory or since the pass they are of was replaced; they are made again when asked for.
-
-        For the thread that may launch, once nothing that was launched runs any more.
-        """
+        """Drop all recordings, for their memory; for the thread that may launch."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # one may be playing just now
         self._recorded.clear()
-        self._asked.clear()
-        self._record = self._recorder()
-
-    def settle(self) -> None:
-        """Wait until what was asked for so far has been made or given up."""
-        self._background.submit(lambda: None).result()
 
     def close(self) -> None:
         """Make no more, and drop what there is."""
         self._closed.set()
-        self._background.shutdown(wait=False, cancel_futures=True)
         self._recorded.clear()
         self._buffers = None
-
-    def _has_room(self) -> bool:
-        if len(self._recorded) + len(self._asked - self._recorded.keys()) < MAX_RECORDINGS:
-            return True
-        _, last_used = next(iter(self._recorded.values()), (None, self._passes))
-        return self._passes - last_used > UNUSED_PASSES
-
-    def _make(self, bucket: Bucket) -> None:
-        """In the background. Where another model compiles or records, that is not waited for: the next batch asks again."""
-        if not BUSY_WITH_DEVICE.acquire(blocking=False):
-            self._asked.discard(bucket)
-            return
-        try:
-            with self._alone():
-                if not self.off:
-                    self._make_room()
-                    self._recorded[bucket] = self._checked(bucket), self._passes
-        except Exception as error:  # torch, its libraries and a model's own code each raise their own kinds
-            self._give_up(error)
-        finally:
-            self._asked.discard(bucket)
-            BUSY_WITH_DEVICE.release()
-
-    def _make_room(self) -> None:
-        if len(self._recorded) >= MAX_RECORDINGS:
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()  # it may be playing just now
-            self._recorded.popitem(last=False)
 
     def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
@@ -275,7 +238,7 @@ class Graphs:
 
     def _new_buffers(self, ids: Ids, like: Tensor) -> tuple[Ids, Tensor, Tensor]:
         tokens = self._sizes.tokens
-        ends = torch.zeros(SEQUENCES[-1] + 1, dtype=torch.int64, device=self._device)
+        ends = torch.zeros(max(most for most, _ in FORMS) + 1, dtype=torch.int64, device=self._device)
         return {name: one.new_zeros(tokens) for name, one in ids.items()}, ends, like.new_zeros(tokens, like.shape[1])
 
     def _inputs(self, bucket: Bucket) -> tuple[dict[str, Tensor], Tensor]:

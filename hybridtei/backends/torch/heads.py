@@ -61,15 +61,33 @@ class DenseLayer:
     activation: Callable[[Tensor], Tensor]
 
 
-def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: Sequence[DenseLayer] = ()) -> Tensor:
-    """Pooled vectors, several poolings side by side, through the Dense layers: float[t, h] -> float32[n, d].
+def dense(hidden: Tensor, layout: PackedLayout, pooling: Sequence[str], layers: Sequence[Layer] = ()) -> Tensor:
+    """Pooled vectors, several poolings side by side, through the layers after them: float[t, h] -> float32[n, d].
 
     Pooling sums and layers run in float32 whatever the trunk's dtype. Source: sentence-transformers Pooling and Dense.
     """
-    pooled = torch.cat([POOLINGS[mode](hidden, layout) for mode in pooling], dim=1)
-    for layer in layers:
-        pooled = layer.activation(linear(pooled, layer.weight, layer.bias))
-    return pooled
+    return tag(torch.cat([POOLINGS[mode](hidden, layout) for mode in pooling], dim=1), layers)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeWeights:
+    """See `checkpoint.layers.CodeLayers`."""
+
+    latents: Tensor
+    bias: Tensor
+    active: int
+    eps: float | None
+
+
+def code(pooled: Tensor, weights: CodeWeights) -> Tensor:
+    """The largest latents of pooled vectors, others 0: float32[n, d] -> float32[n, width]. Source: SparseAutoEncoder of
+    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka"."""
+    if weights.eps is not None:
+        centred = pooled - pooled.mean(1, keepdim=True)
+        pooled = centred / (centred.std(1, keepdim=True) + weights.eps)
+    latents = linear(pooled, weights.latents, weights.bias)
+    values, places = torch.topk(latents, weights.active, dim=1)
+    return torch.zeros_like(latents).scatter_(1, places, relu(values))
 
 
 def rounded(vectors: Tensor) -> Tensor:
@@ -179,7 +197,8 @@ KEPT = "kept"  # among a batch's integers: rows of the tokens that have a vector
 class HeadWeights:
     """The layers of whatever heads a model has, on its device."""
 
-    dense: Sequence[DenseLayer] = ()
+    dense: Sequence[Layer] = ()
+    code: CodeWeights | None = None
     lexical: LexicalWeights | None = None
     projection: tuple[Tensor, Tensor | None] | None = None
     before: Sequence[DenseLayer] = ()
@@ -228,6 +247,8 @@ def compute(states: States, heads: frozenset[Head], spec: ModelSpec, weights: He
     if Head.SPARSE in heads and spec.is_splade:
         assert weights.logits_of is not None
         found |= _sparse(splade(hidden, layout, weights.logits_of))
+    elif Head.SPARSE in heads and weights.code is not None:
+        found |= _sparse(code(dense(hidden, layout, spec.pooling, weights.dense), weights.code))
     elif Head.SPARSE in heads:
         assert spec.sparse is not None
         assert weights.lexical is not None
@@ -267,5 +288,5 @@ def _sparse(rows: Tensor) -> dict[str, Tensor]:
     return {
         "splade_indices": column,
         "splade_values": rows[row, column],
-        "splade_lengths": torch.bincount(row, minlength=len(rows)),
+        "splade_lengths": rows.count_nonzero(dim=1),  # unlike a count of `row`, it does not wait for the device
     }

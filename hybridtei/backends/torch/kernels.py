@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hybridtei.backends.torch.memory import placed, to_device
 from hybridtei.batch import offsets_of
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Sequences:
         assert self.seen is not None
         starts = offsets_of(self.lengths)[:-1]
         rows = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, self.seen, strict=True)])
-        place = torch.as_tensor(rows, device=self.device)
-        return place, torch.as_tensor(offsets_of(self.seen), device=self.device).to(torch.int32), max(self.seen)
+        there = to_device({"rows": rows, "offsets": offsets_of(self.seen)}, self.device)
+        return there["rows"], there["offsets"].to(torch.int32), max(self.seen)
 
 
 class Kernel(Protocol):
@@ -173,8 +174,8 @@ def _groups(sequences: Sequences) -> Iterator[_Group]:
         real = places < lengths[members][:, None]
         tokens = starts[members][:, None] + np.where(real, places, 0)
         inside = np.flatnonzero(real)
-        counted = None if (seen[members] == longest).all() else torch.as_tensor(seen[members], device=device)
-        parts = [torch.as_tensor(part, device=device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
+        counted = None if (seen[members] == longest).all() else placed(seen[members], device)
+        parts = [placed(part, device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
         yield _Group(tokens=parts[0], places=parts[1], targets=parts[2], seen=counted)
 
 

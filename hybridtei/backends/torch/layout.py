@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.torch.kernels import Kernel, Sequences, biased, per_sequence
+from hybridtei.backends.torch.memory import placed
 from hybridtei.batch import Offsets
 
 
@@ -183,7 +184,7 @@ class PackedLayout:
     def places(self) -> Tensor:
         """0-based place of each token in its sequence: int64[t]."""
         places = np.arange(self.cu_seqlens[-1]) - np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
-        return torch.as_tensor(places, device=self._starts.device)
+        return placed(places, self._starts.device)
 
     def _at_once(self) -> bool:
         """Whether one launch over all sequences beats one for each of them: never on a CPU, where a launch costs nothing."""

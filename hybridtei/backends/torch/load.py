@@ -24,7 +24,7 @@ from torch.nn.functional import layer_norm, linear
 
 from hybridtei.backends.graph.mlm_head import MlmLayers
 from hybridtei.backends.graph.weights import check_names, checked_key, word_table
-from hybridtei.backends.torch.heads import DenseLayer, HeadWeights, Layer, LexicalWeights, LogitsOf, Norm
+from hybridtei.backends.torch.heads import CodeWeights, DenseLayer, HeadWeights, Layer, LexicalWeights, LogitsOf, Norm
 from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
 from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
 from hybridtei.checkpoint import layers
@@ -46,9 +46,11 @@ def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_rem
     trunk, logits_of = _load_trunk(spec, dtype, device, trust_remote_code)
     late, classifier = spec.multivector, spec.classifier
     sparse = None if spec.is_splade else spec.sparse
+    is_code = sparse is not None and sparse.kind == "code"
     heads = HeadWeights(
-        dense=[dense_layer(module, device) for module in spec.dense_modules],
-        lexical=None if sparse is None else lexical_weights(sparse, spec.hidden_size, dtype, device),
+        dense=classifier_parameters([layers.step_layer(module) for module in spec.dense_modules], device),
+        code=code_weights(sparse, spec.dense_width, device) if sparse is not None and is_code else None,
+        lexical=None if sparse is None or is_code else lexical_weights(sparse, spec.hidden_size, dtype, device),
         projection=None if late is None else multivector_weights(late, spec.hidden_size, dtype, device),
         before=() if late is None else [dense_layer(module, device) for module in late.before],
         classifier=()
@@ -174,6 +176,13 @@ def lexical_weights(head: SparseHead, hidden_size: int, dtype: torch.dtype, devi
         return LexicalWeights(out_weight, out_bias)
     weight, bias = _tensors(hidden[0], dtype, device)
     return LexicalWeights(out_weight, out_bias, weight, bias, ACTIVATIONS[hidden[0].activation])
+
+
+def code_weights(head: SparseHead, pooled_width: int, device: torch.device) -> CodeWeights:
+    """A SparseAutoEncoder, in float32. Raises LoadError."""
+    arrays = layers.code_layers(head, pooled_width)
+    latents, bias = (torch.tensor(array).to(device) for array in (arrays.latents, arrays.bias))
+    return CodeWeights(latents, bias, arrays.active, arrays.eps)
 
 
 def multivector_weights(

@@ -43,6 +43,11 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
     return dict(zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True))
 
 
+def placed(array: NDArray[np.int64], device: torch.device) -> Tensor:
+    """An int64 array of any shape on a device; nobody waits for the copy."""
+    return to_device({"": array.reshape(-1)}, device)[""].view(array.shape)
+
+
 def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[], Arrays]:
     """Begin to bring tensors to the host, floats as float32; the function that waits for them. Call it once."""
     if device.type == "cpu":

@@ -11,7 +11,7 @@ from hybridtei.backends.base import Accelerated, Replicas
 from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch.acceleration import PROBES, AccelerationOptions, probes, weights_of_layer
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, MAX_RECORDINGS
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, FORMS, TOKENS
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.load import load_model
@@ -56,7 +56,7 @@ def test_each_replica_is_accelerated(bert: Path) -> None:
 
 
 def test_recordings_are_counted_and_left_out_where_they_are_too_much(bert: Path) -> None:
-    lists = MAX_RECORDINGS * BYTES_OF_RECORDING
+    lists = len(TOKENS) * len(FORMS) * BYTES_OF_RECORDING
 
     def reserved(allowed: int, peak: int | None) -> tuple[int, bool]:
         backend = TorchBackend(read_spec(bert), acceleration=AccelerationOptions(graphs=True, recorder=Player()))

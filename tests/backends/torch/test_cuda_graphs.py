@@ -17,13 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridtei.backends.torch import cuda_graphs
 from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.compiling import BUSY_WITH_DEVICE
 from hybridtei.backends.torch.cuda_graphs import (
-    LONGEST,
-    SEQUENCES,
+    FORMS,
     TOKENS,
     Bucket,
     Graphs,
@@ -95,8 +92,6 @@ def opened(folder: Path, recorder: Callable[[], Recorder], pooling: str | None =
 
 
 def check(backend: TorchBackend, exact: TorchBackend, asked: PackedBatch, dtype: str = "float32") -> None:
-    if backend.faster.graphs is not None:
-        backend.faster.graphs.settle()  # on a CPU passes and recordings do not exclude each other, and share their buffers
     compare(backend.forward(asked), exact.forward(asked), dtype)
 
 
@@ -120,47 +115,22 @@ def test_a_batch_that_is_played_gets_what_a_pass_computes(kind: str, request: py
     pooling = None if kind in ("hybrid", "m3") else "mean"
     backend, graphs = opened(folder, player, pooling)
     exact = TorchBackend(backend.spec)
-    for lengths in LENGTHS:
-        check(backend, exact, batch(backend, lengths))  # the first of each bucket, by a pass
-    graphs.settle()
-    assert len(graphs) == player.recorded > 1
-    before = player.rides
+    buckets = Sizes(TOKENS[-1], backend.spec.max_input_length).all()
+    assert len(graphs) == player.recorded == len({*buckets}) == len(TOKENS) * len(FORMS)
     for seed, lengths in enumerate([*LENGTHS, *reversed(LENGTHS)]):
         check(backend, exact, batch(backend, lengths, seed))
         check(backend, exact, batch(backend, lengths, seed, typed=backend.spec.has_token_types))
-    assert player.rides == before + 4 * len(LENGTHS)
+    assert player.rides == 4 * len(LENGTHS)
     backend.close()
 
 
-def test_a_longer_text_of_the_same_bucket_may_follow(hybrid: Path) -> None:
+def test_nothing_is_recorded_once_it_serves(hybrid: Path) -> None:
     player = Player()
-    backend, graphs = opened(hybrid, player)
-    exact = TorchBackend(backend.spec)
-    check(backend, exact, batch(backend, [2, 2]))
-    graphs.settle()
-    for lengths in ([60], [1], [3, 50, 11], [16, 16, 16, 16]):
+    backend, _ = opened(hybrid, player)
+    exact, before = TorchBackend(backend.spec), player.recorded
+    for lengths in ([60], [1], [3, 50, 11], [16, 16, 16, 16], [100] * 20):
         check(backend, exact, batch(backend, lengths))
-    assert (player.recorded, player.rides) == (1, 4)
-
-
-def test_the_first_answer_waits_for_no_recording(hybrid: Path) -> None:
-    begun, go_on, player = threading.Event(), threading.Event(), Player()
-
-    def slow(run: Callable[[], object]) -> Replay:
-        begun.set()
-        assert go_on.wait(60)
-        return player.record(run)
-
-    backend, graphs = opened(hybrid, lambda: slow)
-    exact = TorchBackend(backend.spec)
-    check(backend, exact, batch(backend, [5]))
-    assert begun.wait(60)
-    asked = batch(backend, [6])
-    compare(backend.forward(asked), exact.forward(asked))
-    assert len(graphs) == 0
-    go_on.set()
-    graphs.settle()
-    assert len(graphs) == 1
+    assert (player.recorded, player.rides) == (before, 5)
 
 
 @pytest.mark.parametrize("kind", ["raises", "plays nothing"])
@@ -175,9 +145,7 @@ def test_a_recording_that_fails_is_the_last_and_said_once(hybrid: Path, kind: st
         exact = TorchBackend(backend.spec)
         for lengths in LENGTHS:
             check(backend, exact, batch(backend, lengths))
-        graphs.settle()
         assert graphs.off
-        check(backend, exact, batch(backend, [5]))
     (line,) = caplog.messages
     assert line.startswith("small batches are launched kernel by kernel, as CUDA graphs failed: ")
     assert line.endswith("when stream is capturing" if kind == "raises" else "differs by 1 from the pass itself")
@@ -197,7 +165,6 @@ def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path
     backend, graphs = opened(hybrid, lambda: record)
     exact = TorchBackend(backend.spec)
     backend.forward(batch(backend, [5]))
-    graphs.settle()
     broken.set()
     with pytest.raises(BackendError, match="launch failure"):
         backend.forward(batch(backend, [5]))
@@ -206,53 +173,37 @@ def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path
     assert len([line for line in caplog.messages if "CUDA graphs failed" in line]) == 1
 
 
-def test_only_so_many_are_kept_and_the_least_used_give_way(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "MAX_RECORDINGS", 2)
-    monkeypatch.setattr(cuda_graphs, "UNUSED_PASSES", 3)
+def test_passes_that_come_while_all_is_recorded_anew_are_launched(hybrid: Path) -> None:
+    go_on, player = threading.Event(), Player()
+    go_on.set()
+
+    def slow(run: Callable[[], object]) -> Replay:
+        assert go_on.wait(60)
+        return player.record(run)
+
+    backend, graphs = opened(hybrid, lambda: slow)
+    exact, asked = TorchBackend(backend.spec), batch(backend, [5])
+    before = len(graphs)
+    go_on.clear()
+    anew = threading.Thread(target=graphs.record)
+    anew.start()
+    while len(graphs):
+        anew.join(0.01)
+    check(backend, exact, asked)
+    assert player.rides == 0
+    go_on.set()
+    anew.join()
+    assert len(graphs) == before
+    check(backend, exact, asked)
+    assert player.rides == 1
+
+
+def test_what_was_dropped_for_memory_stays_so(hybrid: Path) -> None:
     player = Player()
     backend, graphs = opened(hybrid, player)
-    exact = TorchBackend(backend.spec)
-
-    def ask(lengths: list[int]) -> bool:
-        before = player.rides
-        check(backend, exact, batch(backend, lengths))
-        graphs.settle()
-        return player.rides > before
-
-    small, medium, large = [5], [100], [120, 80]
-    assert [ask(one) for one in (small, medium, small, medium)] == [False, False, True, True]
-    assert not ask(large)
-    assert len(graphs) == 2  # both were used of late
-    assert ask(small)
-    assert ask(small)
-    assert not ask(large)  # `medium` was not, and gives way
-    assert len(graphs) == 2
-    assert ask(large)
-    assert not ask(medium)
-
-
-def test_what_was_dropped_is_made_again(hybrid: Path) -> None:
-    player = Player()
-    backend, graphs = opened(hybrid, player)
-    exact = TorchBackend(backend.spec)
-    for expected in (1, 2):
-        check(backend, exact, batch(backend, [5]))
-        graphs.settle()
-        assert (len(graphs), player.recorded) == (1, expected)
-        graphs.forget()
-    assert len(graphs) == 0
-
-
-def test_a_compiler_at_work_is_not_waited_for(hybrid: Path) -> None:
-    player = Player()
-    backend, graphs = opened(hybrid, player)
-    with BUSY_WITH_DEVICE:
-        backend.forward(batch(backend, [5]))
-        graphs.settle()
-        assert len(graphs) == 0
-    backend.forward(batch(backend, [5]))
-    graphs.settle()
-    assert len(graphs) == 1
+    graphs.forget()
+    check(backend, TorchBackend(backend.spec), batch(backend, [5]))
+    assert (len(graphs), player.rides) == (0, 0)
 
 
 def test_a_closed_backend_records_no_more(hybrid: Path) -> None:
@@ -286,9 +237,6 @@ def test_on_a_gpu_what_is_played_is_what_is_launched(
     graphs = backend.faster.graphs
     if graphs is None:
         pytest.skip(f"{backend.trunk.attention.name} cannot be recorded")
-    for lengths in LENGTHS:
-        check(backend, exact, batch(backend, lengths), dtype)
-    graphs.settle()
     assert not graphs.off
     assert len(graphs) > 1
     for seed, lengths in enumerate([*LENGTHS, *reversed(LENGTHS)]):
@@ -304,8 +252,6 @@ def test_on_a_gpu_recordings_leave_room_for_passes(hybrid: Path) -> None:
     backend.accelerate()
     for lengths in LENGTHS:
         backend.forward(batch(backend, lengths))
-    if backend.faster.graphs is not None:
-        backend.faster.graphs.settle()
     assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
 
 
@@ -322,15 +268,15 @@ def batch_of(lengths: list[int], positions: Positions | None = None, vocab_size:
 def test_a_bucket_holds_its_batch_and_is_one_of_few(lengths: list[int], longest: int) -> None:
     asked = batch_of(lengths)
     found = Sizes(TOKENS[-1], longest).of(asked)
+    buckets = Sizes(TOKENS[-1], longest).all()
+    able = [one for one in buckets if one.tokens >= sum(lengths) and one.longest >= max(lengths)]
     if found is None:
-        assert sum(lengths) > TOKENS[-1]
+        assert not any(one.sequences > len(lengths) + one.tokens // one.longest for one in able)
         return
-    assert found.tokens in TOKENS
-    assert found.tokens >= sum(lengths)
-    assert found.sequences in SEQUENCES
-    assert found.longest >= max(lengths)
-    assert found.longest in (*LONGEST, longest, found.tokens)
-    assert not any(sum(lengths) <= size < found.tokens for size in TOKENS)
+    assert found in able
+    assert found.sequences >= len(lengths)
+    assert found.tokens == min(one.tokens for one in able)
+    assert len(buckets) == len(TOKENS) * len(FORMS)
 
 
 @given(ANY_LENGTHS)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.torch.backend import TorchBackend
@@ -126,3 +127,12 @@ def test_the_gpus_product_is_the_emulated_one() -> None:
         pytest.skip("needs compute capability 9.0")
     x, weight = ([part.cuda() for part in quantised(rows(*shape))] for shape in ((33, 64, 0), (48, 64, 1)))
     torch.testing.assert_close(product(*x, *weight, torch.bfloat16).float(), emulated(*x, *weight), atol=0.1, rtol=2**-7)
+
+
+def test_a_gpu_takes_the_products_arguments() -> None:
+    """As torch's own checks of shapes, types and names say, without a GPU."""
+    with FakeTensorMode():
+        rows, weight = (torch.empty(n, 32, device="cuda", dtype=EIGHT_BITS) for n in (16, 64))
+        scales = (torch.empty(n, 1, device="cuda") for n in (16, 64))
+        found = product(rows, next(scales), weight, next(scales), torch.bfloat16)
+    assert (tuple(found.shape), found.dtype, found.device.type) == ((16, 64), torch.bfloat16, "cuda")
