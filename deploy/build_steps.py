@@ -12,6 +12,7 @@ each time the health check's own command is asked before and after, and SIGTERM 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 PLACES = re.compile(r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)")  # paths of ours in a shell's words
 OF_AN_IMAGE = ("useradd", "groupadd")
 HANG = 180.0
+MAX_BYTES, LARGE_BYTES = 750_000_000, 10_000_000
 
 
 class Builder:
@@ -149,6 +151,20 @@ def check_package(installed: Path) -> None:
     print(f"== {len(sources)} files of the package are installed", flush=True)
 
 
+def check_size(image: Path) -> None:
+    """What the image adds to its base: at most `MAX_BYTES`, and no large file twice. A link counts once."""
+    files = {status.st_ino: (status.st_size, path) for path in image.rglob("*") if (status := path.lstat()) and path.is_file()}
+    held = sum(size for size, _ in files.values())
+    print(f"== {held / 1e6:.0f} MB above the base", flush=True)
+    expect(held <= MAX_BYTES, f"the image adds {held / 1e6:.0f} MB to its base, of at most {MAX_BYTES / 1e6:.0f}")
+    seen: dict[str, Path] = {}
+    for size, path in files.values():
+        if size >= LARGE_BYTES and not path.is_symlink():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            expect(digest not in seen, f"twice in the image: {seen.get(digest)} and {path}")
+            seen[digest] = path
+
+
 def check_image(builder: Builder, stages: Mapping[str, Stage], target: str, environment: Mapping[str, str]) -> None:
     """Start what was built, twice."""
     own = [each for stage in lineage(stages, target) for each in stage.instructions]
@@ -160,6 +176,8 @@ def check_image(builder: Builder, stages: Mapping[str, Stage], target: str, envi
     entry, check = [str(binaries / entry[0]), *entry[1:]], [str(binaries / check[0]), *check[1:]]
     common = {**environment, "PORT": free_port(), "HF_HUB_OFFLINE": "1"}
 
+    if target == "cpu":
+        check_size(builder.place)
     print("== started with the embedded model", flush=True)
     start([*entry, *words], common, check, builder.place.parent / "embedded.log")
     print("== started from a mounted folder, with TEI's flags and an empty cache", flush=True)

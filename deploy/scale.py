@@ -39,8 +39,8 @@ class Facts:
     multivector: int = 256
     multivector_rows: int = 186
     query_tokens: int = 12
-    core_tokens_per_s: float = 3124  # README: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
-    core_query_tokens_per_s: float = 2894  # README: float32, queries over HTTP, 5,788 on two cores
+    core_tokens_per_s: float = 3124  # notebooks/hardware.md: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
+    core_query_tokens_per_s: float = 2894  # notebooks/hardware.md: float32, queries over HTTP, 5,788 on two cores
     gpu_tokens_per_s: float = 0  # none was measured
     payload_bytes: int = 200  # beside the text
     replicas: int = 2

@@ -8,14 +8,19 @@ import pytest
 
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
-from notebooks import write_flags
+from notebooks import draw, write_flags
 from notebooks.execute import FOLDER
 
 FLAG = re.compile(r"`(--[a-z-]+)")
 TEST = re.compile(r"`((?:[a-z_0-9]+/)*test_\w+\.py)(?:::(\w+))?")  # below tests/
 FILE = re.compile(r"(?<![\w./])((?:hybridtei|tests|conformance|deploy|notebooks)/[\w./-]*\w)")
 ROOT = FOLDER.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "notebooks/limits.md", "notebooks/tuning.md", "deploy/scale.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"deploy/{page.name}" for page in sorted((ROOT / "deploy").glob("*.md"))),
+    *(f"notebooks/{page.name}" for page in sorted(FOLDER.glob("*.md"))),
+)
 
 
 def flags(*groups: str) -> set[str]:
@@ -49,12 +54,13 @@ def test_pages_name_no_flag_that_is_not_there():
         for action in parser._actions
         for word in action.option_strings
     }
-    for page in ("limits.md", "tuning.md", "clients.md"):
+    for page in ("asked.md", "limits.md", "tuning.md", "clients.md"):
         assert not set(FLAG.findall((FOLDER / page).read_text(encoding="utf-8"))) - own
 
 
-def test_limits_names_tests_that_are_there():
-    for file, name in TEST.findall((FOLDER / "limits.md").read_text(encoding="utf-8")):
+@pytest.mark.parametrize("page", ["limits.md", "asked.md"])
+def test_pages_name_tests_that_are_there(page):
+    for file, name in TEST.findall((FOLDER / page).read_text(encoding="utf-8")):
         assert f"def {name}" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)
 
 
@@ -62,3 +68,29 @@ def test_limits_names_tests_that_are_there():
 def test_pages_name_no_file_that_is_not_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not [file for file in FILE.findall(text) if "NAME" not in file and not (ROOT / file).exists()]
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([\w-]+))?\)")
+
+
+def anchors(page):
+    """As GitHub makes them of headings: lower case, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    for target, anchor in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), (page, target)
+        assert not anchor or anchor in anchors(file), (page, target, anchor)
+
+
+def test_pictures_are_up_to_date():
+    for path, drawing in draw.drawings().items():
+        assert path.read_text(encoding="utf-8") == drawing, "run: python notebooks/draw.py"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
