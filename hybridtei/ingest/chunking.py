@@ -9,6 +9,7 @@ A point is one chunk of one document:
     chunk         number of the chunk, from 0
     chunks        how many chunks the document has
     start         where the chunk begins in the document's indexed text, in characters
+    digest        of the document's version, in base64: from these an ingest elsewhere knows what is stored
     title         only where the document has one
     metadata      every other field of the record, as it stood there: filters say `metadata.year`; only where there is any
 
@@ -17,6 +18,7 @@ The indexed text of a document is its title, a line feed, then its text. Two doc
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,9 +35,10 @@ from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 
-TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, TITLE, METADATA = (
-    *("text", "document_id", "source", "chunk", "chunks", "start", "title", "metadata"),
+TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, DIGEST, TITLE, METADATA = (
+    *("text", "document_id", "source", "chunk", "chunks", "start", "digest", "title", "metadata"),
 )
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Document:
     def digest(self, settings: bytes) -> bytes:
         """16 bytes that change whenever the stored points would; `settings`: of model and chunking."""
         content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
-        return blake2b(content, digest_size=16, key=settings).digest()
+        return blake2b(content, digest_size=DIGEST_BYTES, key=settings).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def source_of(key: str) -> str:
     return source
 
 
-def payload_of(document: Document, chunk: Chunk, chunks: int) -> dict[str, Any]:
+def payload_of(document: Document, chunk: Chunk, chunks: int, digest: bytes) -> dict[str, Any]:
     """The payload of a chunk's point."""
     payload: dict[str, Any] = {
         TEXT: chunk.text,
@@ -106,12 +109,23 @@ def payload_of(document: Document, chunk: Chunk, chunks: int) -> dict[str, Any]:
         CHUNK: chunk.number,
         CHUNKS: chunks,
         START: chunk.start,
+        DIGEST: b64encode(digest).rstrip(b"=").decode(),
     }
     if document.title:
         payload[TITLE] = document.title
     if document.metadata:
         payload[METADATA] = dict(document.metadata)
     return payload
+
+
+def digest_of(payload: Mapping[str, Any]) -> bytes | None:
+    """The digest in a point's payload; None where there is none."""
+    text = payload.get(DIGEST)
+    try:
+        digest = b64decode(f"{text}==", validate=True) if isinstance(text, str) else b""
+    except ValueError:
+        return None
+    return digest if len(digest) == DIGEST_BYTES else None
 
 
 DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show

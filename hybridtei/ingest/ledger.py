@@ -6,6 +6,7 @@ the same ids, and never the other way about. A last line that a kill tore in two
 
     {"d": key, "h": digest, "n": 3}    a document is stored, in chunks 0, 1 and 2
     {"d": key, "n": 0}                 it is not, any more; with "w": true, its source no longer holds it either
+    {"c": mark, "n": 0}                the entries are all of the collection that names this mark (`ingest.identity`)
     {"f": label, "s": size, "m": modified_ns, "h": digest, "n": documents}    every document of a file is
 
 The quarantine is written anew by each ingest:
@@ -54,6 +55,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.mark: str | None = None
         self._documents: dict[str, StoredDocument] = {}
         self._files: dict[str, FinishedFile] = {}
         self._file = path.open("a+b")
@@ -108,9 +110,19 @@ class Ledger:
             ]
         )
 
+    def set_mark(self, mark: str | None) -> None:
+        """Note which mark of a collection says that it is this ledger's; on the disk when this returns."""
+        self._write([{"c": mark, "n": 0}])
+
+    def move(self, path: Path) -> None:
+        """Rename the file, which stays locked."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = self.path.rename(path)
+
     def clear(self) -> None:
-        """Delete all entries, for a new collection."""
+        """Delete all entries and the mark, for a new collection."""
         self._file.truncate(0)
+        self.mark = None
         self._documents.clear()
         self._files.clear()
 
@@ -144,7 +156,9 @@ class Ledger:
     def _apply(self, entry: dict[str, Any]) -> None:
         if not 0 <= int(entry["n"]) <= MAX_DOCUMENT_CHARACTERS and "d" in entry:
             raise ValueError(f"{entry['n']} chunks")
-        if "f" in entry:
+        if "c" in entry:
+            self.mark = entry["c"]
+        elif "f" in entry:
             self._files[entry["f"]] = FinishedFile(int(entry["s"]), int(entry["m"]), str(entry["h"]), int(entry["n"]))
         elif entry["n"]:
             self._documents[entry["d"]] = StoredDocument(bytes.fromhex(entry["h"]), int(entry["n"]))

@@ -16,6 +16,7 @@ from hybridtei.ingest.records import ReadOptions
 from hybridtei.store import CollectionPlan
 
 MEGABYTE = 1e6
+DEFER_INDEXING_MB = 16
 INTERRUPTED = 130
 NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
 
@@ -47,6 +48,10 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     ray_address: Annotated[
         str | None, Meta(description="[default: RAY_ADDRESS, else a cluster of its own here]", extra={"metavar": "ADDRESS"})
     ] = None
+    defer_indexing_mb: Annotated[
+        int | None, Meta(description="a server indexes after a run of so many megabytes, not meanwhile [default: 16]")
+    ] = None
+    wait_indexed: Annotated[bool, Meta(description="wait until a server has indexed what it got")] = True
     quiet: Annotated[bool, Meta(description="no progress")] = False
     plan: CollectionPlan = CollectionPlan()
     model_named: bool = False

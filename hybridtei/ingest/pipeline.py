@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +22,15 @@ from hybridtei.batch import Head
 from hybridtei.errors import StoreError
 from hybridtei.ingest.chunking import source_of
 from hybridtei.ingest.embedders import embed_each
+from hybridtei.ingest.identity import agree, new_id
+from hybridtei.ingest.indexing import deferred_indexing
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import Outcome, Progress
 from hybridtei.ingest.prepare import Batch, Preparation
-from hybridtei.ingest.write import Writer, create_if_missing, missing_documents
+from hybridtei.ingest.write import Writer, missing_documents
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import check_fits, heads_of
+from hybridtei.store.collection import heads_of
 from hybridtei.tasks.embed import Embedder
 
 log = logging.getLogger(__name__)
@@ -88,21 +91,26 @@ async def ingest(
     name: str,
     schema: CollectionSchema,
     *,
+    identity: str | None = None,
+    defer_indexing_bytes: float = math.inf,
     patience_s: float = 0.0,
     quiet: bool = True,
 ) -> Outcome:
     """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
 
+    `identity`: of a collection that this makes, as `identity.open_ledger` has it.
+    `defer_indexing_bytes`: a server indexes after a run that reads so many, not meanwhile.
     Raises CollectionMismatch before anything is done, StoreError where the store fails for longer than its patience,
     ConnectionError where an embedding server does or is another program, BackendError where most texts fail. Stored documents
     stay, unless a new version of them is stored, or the source lacks them and `preparation.delete_missing` is set.
     """
     ledger = preparation.ledger
-    has_unknown_points = await _agree(store, name, schema, ledger)
+    existing = await agree(store, name, schema, ledger, identity or new_id(), quiet=quiet)
+    has_unknown_points = await _check_stored(store, name, ledger)
     writer = Writer(
         store=store,
         name=name,
-        schema=(await store.describe(name)) or schema,
+        schema=existing,
         ledger=ledger,
         quarantine=preparation.quarantine,
         settings=preparation.settings,
@@ -115,7 +123,9 @@ async def ingest(
     preparation.stats.start()
     try:
         with stopping.on_signals():
-            await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
+            is_large = preparation.unread_bytes >= defer_indexing_bytes
+            async with deferred_indexing(store, name, is_large=is_large):
+                await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
         complete = not stopping.requested.is_set()
         missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
     finally:
@@ -134,17 +144,9 @@ async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int
     return 0, len(keys)
 
 
-async def _agree(store: Store, name: str, schema: CollectionSchema, ledger: Ledger) -> bool:
-    """Make the ledger agree with the collection. Returns whether the collection has points that are not in the ledger."""
-    existing = await create_if_missing(store, name, schema)
-    if existing is None:
-        ledger.clear()
-        return False
-    check_fits(existing, schema, name)
+async def _check_stored(store: Store, name: str, ledger: Ledger) -> bool:
+    """Remove documents from the ledger that the collection has lost. Returns whether it has points not in the ledger."""
     points = await store.count(name)
-    if points == 0:
-        ledger.clear()
-        return False
     gone = await missing_documents(store, name, ledger, sample=SAMPLE_DOCUMENTS) if points >= ledger.chunks else [""]
     if gone:
         gone = await missing_documents(store, name, ledger)

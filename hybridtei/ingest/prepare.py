@@ -86,6 +86,12 @@ class Preparation:
         """The sizes of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def unread_bytes(self) -> int:
+        """The sizes of the files that are to be read."""
+        finished = self.finished_files()
+        return sum(file.size for file in self.files if file.label not in finished)
+
     def batches(self) -> Iterator[Batch]:
         """Full batches, and a last one, in the order of the source. Raises LoadError where a kind of file needs a library."""
         batch, before = Batch(), 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import orjson
@@ -22,20 +23,21 @@ from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, Loa
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import RemoteEmbedder, vector_heads
 from hybridtei.ingest.files import QUARANTINE, label_of, source_files
+from hybridtei.ingest.identity import open_ledger
+from hybridtei.ingest.indexing import IndexingServer, wait_indexed
 from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import IngestOptions, IngestStats, Outcome, Summary
-from hybridtei.ingest.pipeline import Pipeline, ingest
+from hybridtei.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, Summary
+from hybridtei.ingest.pipeline import Pipeline, Stopping, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store import CollectionPlan, open_store, place_of, state_folder, with_default
+from hybridtei.store import CollectionPlan, open_store, place_of, with_default
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import check_name
-from hybridtei.store.plan import planned_schema, settled, tokenizer_sha256
+from hybridtei.store.collection import check_fits, check_name
+from hybridtei.store.plan import planned_schema, settled, signed, spread, tokenizer_sha256, with_budget
 from hybridtei.tasks.embed import Embedder
 from hybridtei.tasks.pooling import MultivectorBudget, budget_of
 
-T = TypeVar("T")
 Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
@@ -52,21 +54,28 @@ def run_ingest(
     store = with_default(store)
     opened = open_store(store)
     assert opened is not None
-    patience_s = 0.0 if opened.kind == "server" else store.qdrant_patience  # a server's store has its own
-    ledger = Ledger(state_folder(store) / f"{options.collection}.ledger.jsonl")
-    try:
-        tell(f"store     {place_of(store)}")
-        reading, remote = _read_options(options), _remote(options, store)
-        if remote is not None and not options.model_named:
-            model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
-        spec = _spec(model, remote)
-        heads = vector_heads(spec.heads, options.outputs)
-        text = text_model(spec, engine)
-        chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
-        preparation = Preparation(
+    tell(f"store     {place_of(store)}")
+    reading, remote = _read_options(options), _remote(options, store)
+    if remote is not None and not options.model_named:
+        model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
+    spec = _spec(model, remote)
+    heads = vector_heads(spec.heads, options.outputs)
+    text = text_model(spec, engine)
+    chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
+
+    def embedder_for(plan: CollectionPlan) -> Embedder | Pipeline:
+        embedder = _embedder(options, remote, heads, _with_budget(model, plan), engine)
+        tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
+        tell(f"chunks    {_in_words(chunks)}")
+        return embedder
+
+    chunker = Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks)
+
+    def preparation_for(ledger: Ledger) -> Preparation:
+        return Preparation(
             files=files,
             options=reading,
-            chunker=Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks),
+            chunker=chunker,
             ledger=ledger,
             quarantine=Quarantine(quarantine),
             settings=_settings(model, spec, heads, chunks, reading),
@@ -75,18 +84,11 @@ def run_ingest(
             delete_missing=options.delete_missing,
         )
 
-        def embedder_for(plan: CollectionPlan) -> Embedder | Pipeline:
-            embedder = _embedder(options, remote, heads, _with_budget(model, plan), engine)
-            tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
-            tell(f"chunks    {_in_words(chunks)}")
-            return embedder
-
-        work = _run(options, preparation, opened, _Outputs(spec, model, heads, embedder_for), patience_s=patience_s, tell=tell)
-        outcome = asyncio.run(work)
-        path = str(quarantine) if len(preparation.quarantine) else None
-        return Summary(options.collection, place_of(store), preparation.stats, outcome, path, options.delete_missing)
+    try:
+        outputs = _Outputs(spec, model, heads, embedder_for)
+        return asyncio.run(_run(options, store, opened, outputs, preparation_for, tell=tell))
     finally:
-        ledger.close()
+        chunker.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,48 +100,89 @@ class _Outputs:
     heads: frozenset[Head]
     embedder_for: Callable[[CollectionPlan], Embedder | Pipeline]
 
-    def planned(self, options: IngestOptions, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
-        """The collection's plan and schema. Raises CollectionMismatch where other ones were chosen."""
-        chosen = msgspec.structs.replace(
-            options.plan,
-            multivector_tokens=_first(options.plan.multivector_tokens, self.model.multivector_tokens),
-            multivector_dtype=_first(options.plan.multivector_dtype, self.model.multivector_dtype),
-        )
+    def planned(
+        self, options: IngestOptions, existing: CollectionSchema | None, nodes: int = 1
+    ) -> tuple[CollectionPlan, CollectionSchema]:
+        """The plan and schema of a collection, a new one spread over `nodes`. Raises CollectionMismatch where it has others."""
+        chosen = with_budget(options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
         width = 0 if self.spec.multivector is None else self.spec.multivector.dim
         plan = settled(chosen, existing, self.heads, options.collection, width=width)
-        return plan, planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
+        if existing is None:
+            plan = spread(plan, nodes)
+        schema = planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
+        return plan, schema if existing is not None else signed(schema, self.spec)
 
 
 async def _run(
     options: IngestOptions,
-    preparation: Preparation,
+    config: StoreConfig,
     store: Store,
     outputs: _Outputs,
+    preparation_for: Callable[[Ledger], Preparation],
     *,
-    patience_s: float,
     tell: Tell,
-) -> Outcome:
-    """The pipeline, and then the store's own finish; store, chunker and embedder are closed whatever happens."""
-    name, embedder = options.collection, None
+) -> Summary:
+    """The pipeline, and then the store's own finish; store, ledger and embedder are closed whatever happens."""
+    name, done = options.collection, 0
+    patience_s = 0.0 if store.kind == "server" else config.qdrant_patience  # a server's store has its own
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        try:
+            existing = await _reachable(store, name)
+            nodes = await _nodes(store, tell) if existing is None else 1
+            plan, schema = outputs.planned(options, existing, nodes)
+            if nodes > 1:
+                tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
+            if existing is not None:
+                check_fits(existing, schema, name)
+            ledger, identity = await open_ledger(config, store, name, existing)
+            stack.callback(ledger.close)
+            preparation = preparation_for(ledger)
+            stats = preparation.stats
+            embedder = outputs.embedder_for(plan)  # nothing else runs yet, and Ray wants the main thread
+            stack.callback(embedder.close)
+            try:
+                outcome = await ingest(
+                    preparation,
+                    embedder,
+                    store,
+                    name,
+                    schema,
+                    identity=identity,
+                    defer_indexing_bytes=MEGABYTE
+                    * (DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb),
+                    patience_s=patience_s,
+                    quiet=options.quiet,
+                )
+            finally:
+                done = stats.documents
+            if not outcome.stopped:  # an earlier run may have ended between its last batch and this
+                tell("indexing")
+                await store.optimize(name)
+                if options.wait_indexed and isinstance(store, IndexingServer):
+                    stopping = Stopping()
+                    with stopping.on_signals():
+                        await wait_indexed(store, name, stopping.requested, tell, quiet=options.quiet)
+        except CollectionMismatch:
+            raise
+        except (StoreUnavailable, ConnectionError, BackendError) as error:
+            kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
+            raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
+    path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
+    return Summary(name, place_of(config), stats, outcome, path, options.delete_missing)
+
+
+async def _nodes(store: Store, tell: Tell) -> int:
+    """The number of nodes of the store's cluster; 1 where it is none, or does not say."""
+    peers = getattr(store, "peers", None)
+    if peers is None:
+        return 1
     try:
-        plan, schema = outputs.planned(options, await _reachable(store, name))
-        embedder = outputs.embedder_for(plan)  # nothing else runs yet, and Ray wants the main thread
-        outcome = await ingest(preparation, embedder, store, name, schema, patience_s=patience_s, quiet=options.quiet)
-        if not outcome.stopped:  # an earlier run may have ended between its last batch and this; it is quick where all is done
-            tell("indexing")
-            await store.optimize(name)
-        return outcome
-    except CollectionMismatch:
-        raise
-    except (StoreUnavailable, ConnectionError, BackendError) as error:
-        done = preparation.stats.documents
-        kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
-        raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
-    finally:
-        await store.close()
-        preparation.chunker.close()
-        if embedder is not None:
-            embedder.close()
+        nodes: int = await peers()
+    except StoreError as error:
+        tell(f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}")
+        return 1
+    return nodes
 
 
 async def _reachable(store: Store, name: str) -> CollectionSchema | None:
@@ -181,10 +224,6 @@ def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
             "name the server's model with --model-id"
         )
     return spec
-
-
-def _first(chosen: T | None, other: T | None) -> T | None:
-    return other if chosen is None else chosen
 
 
 def _with_budget(model: ModelConfig, plan: CollectionPlan) -> ModelConfig:

@@ -31,7 +31,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise LoadError("parquet files need pyarrow: pip install 'hybridtei[qdrant]'") from error
+        raise LoadError("parquet files need pyarrow: pip install 'hybridtei[parquet]'") from error
     size = path.stat().st_size
     number = 0
     try:

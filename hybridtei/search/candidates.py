@@ -266,10 +266,12 @@ def _key_of(group_by: str) -> str:
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
-    """The text or whole number under a key, whose parts stand between dots; None for anything else."""
+    """The text or whole number under a key, whose parts stand between dots, or alone in a list; None for anything else."""
     value: Any = payload
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     return value if isinstance(value, str) or type(value) is int else None
 
 
@@ -277,8 +279,12 @@ def _without(key: str, found: Sequence[Candidate], query_filter: models.Filter |
     """The filter, and none of the groups, or points without a group, that were found."""
     texts = [one.group for one in found if isinstance(one.group, str)]
     numbers = [one.group for one in found if isinstance(one.group, int)]
+    # A match looks into lists of several values too, whose points are of no group.
+    is_one = models.FieldCondition(key=key, values_count=models.ValuesCount(lt=2))
     refused: list[Any] = [
-        models.FieldCondition(key=key, match=models.MatchAny(any=values)) for values in (texts, numbers) if values
+        models.Filter(must=[models.FieldCondition(key=key, match=models.MatchAny(any=values)), is_one])
+        for values in (texts, numbers)
+        if values
     ]
     alone = [one.id for one in found if one.group is None]
     if alone:

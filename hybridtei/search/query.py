@@ -106,6 +106,15 @@ def score_request(vector: Any, leg: str, ids: Sequence[PointId]) -> models.Query
     )
 
 
+def finds_nothing(query: Embeddings, row: int, options: SearchOptions, *, is_packed: bool) -> bool:
+    """Whether a fusion has no leg, since the query has no known term and there are no dense vectors. `is_packed`: see
+    `store.packed`."""
+    if options.mode in NAMES or options.legs is not None or query.dense is not None or query.sparse is None:
+        return False
+    finds_by_maxsim = query.multivector is not None and not is_packed and options.mode in ("zscore", "weighted")
+    return not finds_by_maxsim and not len(query.sparse.row(row)[0])
+
+
 def finders_of(legs: Sequence[str]) -> list[str]:
     """The legs that bring candidates: not a multi-vector, which would scan everything, unless it is alone."""
     return [leg for leg in legs if leg != MULTIVECTOR] or list(legs)

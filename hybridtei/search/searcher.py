@@ -20,12 +20,12 @@ from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.candidates import Candidates
 from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.search.query import hybrid_query
+from hybridtei.search.query import finds_nothing, hybrid_query
 from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import (
     MULTIVECTOR,
@@ -40,7 +40,7 @@ from hybridtei.store.base import (
     page_of,
 )
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.store.packed import packed_format, without_packed
+from hybridtei.store.packed import packed_format, payload_of
 from hybridtei.store.points import fit_to_schema
 from hybridtei.tasks.rerank import declared_weights
 
@@ -48,6 +48,7 @@ EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+Selectors = tuple[Selector, Selector]  # of payloads, of vectors
 HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
@@ -102,11 +103,17 @@ class Searcher:
 
     async def schema(self, collection: str) -> CollectionSchema:
         """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        schema = await self._schemas.of(collection)
-        if self._searchable.get(collection) is not schema:
-            check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
-            self._searchable[collection] = schema
-        return schema
+        refusal: CollectionMismatch | None = None
+        for schema in await self._schemas.copies(collection):
+            try:
+                if self._searchable.get(collection) is not schema:
+                    check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+                    self._searchable[collection] = schema
+                return schema
+            except CollectionMismatch as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
     async def embed(self, collection: str, queries: Sequence[str], options: SearchOptions | None = None) -> Embeddings:
         """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
@@ -150,12 +157,16 @@ class Searcher:
 
         Equal scores stand in the order of ids, as far as `store.base.page_of` can settle them. Raises what `search` raises.
         """
-        options = self._settled(options or SearchOptions(), await self.schema(collection))
+        schema = await self.schema(collection)
+        options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
         assert options.mode is not None
         if rank is not None:
             options.check_reranked()
         began = perf_counter_ns()
-        found = await self._found(collection, embedded, row, options, ranked=rank is not None)
+        if finds_nothing(embedded, row, options, is_packed=packed_format(schema) is not None):
+            return SearchResult([], options.mode, [Stage("search", since(began), 0)])
+        selectors = _selectors(options, embedded, schema, ranked=rank is not None)
+        found = await self._found(collection, embedded, row, options, selectors, ranked=rank is not None)
         points, stages = found.points, [Stage("search", since(began), len(found.points))]
         if rank is not None:
             began = perf_counter_ns()
@@ -173,10 +184,12 @@ class Searcher:
             await self._hits(points, embedded, row, options, scores=scores, more=found.more), options.mode, stages
         )
 
-    async def _found(self, collection: str, embedded: Embeddings, row: int, options: SearchOptions, *, ranked: bool) -> _Found:
+    async def _found(
+        self, collection: str, embedded: Embeddings, row: int, options: SearchOptions, selectors: Selectors, *, ranked: bool
+    ) -> _Found:
         """The page, or what a reranker makes it of, with payloads and vectors that are needed."""
         if options.mode != "zscore" and options.group_by is None:
-            request = _request(options, embedded, row, ranked=ranked)
+            request = _request(options, embedded, row, selectors, ranked=ranked)
             return _Found(await page_of(self.store, collection, request, budget=self._budget))
         bounds: dict[str, Any] = {"max_points": self._max_points, "budget": self._budget}
         candidates = Candidates(self.store, collection, embedded, row, options, **bounds)
@@ -186,7 +199,7 @@ class Searcher:
             models.ScoredPoint.model_construct(id=one.id, score=one.score, version=0)
             for one in best[0 if ranked else options.offset :]
         ]
-        points = await fill(self.store, collection, page, *_selectors(options, embedded, ranked=ranked), budget=self._budget)
+        points = await fill(self.store, collection, page, *selectors, budget=self._budget)
         more = {} if options.group_by is None else {one.id: one.more for one in best}
         last_leg = MULTIVECTOR if options.rescore else "zscore"
         scores = {one.id: {**one.legs, last_leg: StageScore(one.score, place)} for place, one in enumerate(best, 1)}
@@ -206,7 +219,7 @@ class Searcher:
             scores = {id_of(point): found.scores[id_of(point)] for point in points}
             return found.stages, scores
         options = msgspec.structs.replace(options, group_by=None)
-        request = _request(options, embedded, row, ranked=False)
+        request = _request(options, embedded, row, (False, False), ranked=False)
         ids = [id_of(point) for point in points]
         return await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
 
@@ -253,8 +266,6 @@ class Searcher:
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        else:
-            payload = without_packed(payload)
         return SearchHit(id_of(point), point.score, payload, marks)
 
     def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
@@ -270,24 +281,26 @@ def since(began_ns: int) -> float:
     return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
 
 
-def _request(options: SearchOptions, embedded: Embeddings, row: int, *, ranked: bool) -> models.QueryRequest:
-    """The query for the store, with the payload and vectors that a reranker or highlights need."""
+def _request(
+    options: SearchOptions, embedded: Embeddings, row: int, selectors: Selectors, *, ranked: bool
+) -> models.QueryRequest:
+    """The query for the store; as many points as a reranker needs."""
     assert options.mode is not None
     limit, offset = options.limit, options.offset
     if ranked:  # checked as they are, before they are put together
         limit, offset = max(options.rerank_limit, min(limit, MAX_LIMIT) + max(offset, 0)), 0
-    payload, vectors = _selectors(options, embedded, ranked=ranked)
+    payload, vectors = selectors
     return hybrid_query(embedded, row, options, limit=limit, offset=offset, with_payload=payload, with_vectors=vectors)
 
 
-def _selectors(options: SearchOptions, embedded: Embeddings, *, ranked: bool) -> tuple[Selector, Selector]:
+def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool) -> Selectors:
     """(payload, vectors) that the answer, a reranker or highlights need."""
-    needs_text = ranked or options.highlights
-    payload: bool | list[str] = needs_text
-    if not isinstance(options.with_payload, bool):
-        payload = [*options.with_payload, *([options.text_field] * needs_text)]
-    elif options.with_payload:
-        payload = True
+    payload: Selector
+    if options.with_payload is True:
+        payload = payload_of(schema)
+    else:
+        keys = [*(options.with_payload or ()), *([options.text_field] if ranked or options.highlights else ())]
+        payload = keys or False
     return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
 

@@ -45,8 +45,8 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     on_disk_payload: Annotated[bool, Meta(description="texts are read from disk, not kept in memory (a server keeps them)")] = (
         False
     )
-    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: the cluster's]")] = None
-    replicas: Annotated[int | None, Meta(description="copies of each shard [default: the cluster's]")] = None
+    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
+    replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
 
 
 def with_default(config: StoreConfig) -> StoreConfig:
@@ -68,6 +68,11 @@ def state_folder(config: StoreConfig) -> Path:
     if config.qdrant_url is None:
         return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
     return cache_folder("ingest") / f"server-{blake2b(config.qdrant_url.rstrip('/').encode(), digest_size=8).hexdigest()}"
+
+
+def collection_state_folder() -> Path:
+    """The folder of ledgers that collections of servers name by their ids."""
+    return cache_folder("ingest") / "collections"
 
 
 def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:

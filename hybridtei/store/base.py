@@ -22,7 +22,8 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.store import MAX_LIMIT
 
 PointId = int | str
-Selector = bool | Sequence[str]  # all payload keys or vectors, none, or those of these names
+# All payload keys or vectors, none, or those of these names; of a payload also all but some.
+Selector = bool | Sequence[str] | models.PayloadSelectorExclude
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
@@ -41,6 +42,7 @@ class CollectionSchema:
     shard_number: int | None = None
     replication_factor: int | None = None
     on_disk_payload: bool | None = None
+    stored_as: str | None = None  # the store's name of it, where it is a copy that answers to another (`store.migration`)
 
 
 class Store(Protocol):
@@ -62,6 +64,18 @@ class Store(Protocol):
 
     async def drop(self, name: str) -> None:
         """Deletes a collection and its points; no error if there was none."""
+        ...
+
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Replaces these keys of a collection's metadata, all at once; a None removes its key."""
+        ...
+
+    async def aliases(self) -> dict[str, str]:
+        """Other names of collections: {alias: collection}."""
+        ...
+
+    async def replace(self, name: str, by: str) -> None:
+        """Deletes a collection, whose aliases, or else its name, become aliases of another. May be repeated."""
         ...
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
@@ -91,7 +105,7 @@ class Store(Protocol):
         limit: int,
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
-        with_payload: bool = True,
+        with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         """A page in the order of ids, and where the next begins."""
@@ -135,9 +149,9 @@ class PayloadBudget:
             )
 
 
-def selector(names: Selector) -> bool | list[str]:
+def selector(names: Selector) -> Any:
     """The selector as qdrant-client takes it."""
-    return names if isinstance(names, bool) else list(names)
+    return names if isinstance(names, bool | models.PayloadSelectorExclude) else list(names)
 
 
 def id_of(point: models.ScoredPoint | models.Record) -> PointId:
@@ -167,7 +181,7 @@ async def page_of(
     page, is_lean = await _settled(store, collection, request)
     if is_lean:
         payload, vectors = request.with_payload or False, request.with_vector or False
-        assert isinstance(payload, bool | list)
+        assert isinstance(payload, bool | list | models.PayloadSelectorExclude)
         assert isinstance(vectors, bool | list)
         return await fill(store, collection, page, payload, vectors, budget=budget)
     if budget is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
+from hybridtei.store.migration import copies, migration_of
 from hybridtei.store.packed import packed_format
 from hybridtei.store.plan import schema_for
 
@@ -155,6 +157,7 @@ def _plain(params: Any) -> dict[str, Any]:
     return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))
 
 
+MIGRATING_S = 0.5  # the same, while a collection changes its model
 KEPT_S = 10.0  # until a search notices that another client dropped a collection and created it for another model
 
 
@@ -163,20 +166,37 @@ class CollectionSchemas:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._cache: dict[str, tuple[float, CollectionSchema]] = {}
+        self._cache: dict[str, tuple[float, list[CollectionSchema]]] = {}
+
+    @classmethod
+    def pinned(cls, store: Store, name: str, schema: CollectionSchema) -> CollectionSchemas:
+        """The schemas of one collection, as one copy of it has them, whatever comes of it meanwhile."""
+        schemas = cls(store)
+        schemas._cache[name] = math.inf, [schema]
+        return schemas
 
     async def of(self, name: str) -> CollectionSchema:
-        """The schema of a collection. Raises UnknownCollection, InvalidInput for an impossible name, StoreError."""
+        """The schema of a collection: of the copy that answers. Raises what `copies` raises."""
+        return (await self.copies(name))[0]
+
+    async def copies(self, name: str) -> list[CollectionSchema]:
+        """The schemas of a collection's copies, the one that answers first: two while it changes its model.
+
+        Raises UnknownCollection, InvalidInput for an impossible name, StoreError.
+        """
         check_name(name)
         cached = self._cache.get(name)
         if cached is not None and cached[0] > time.monotonic():
             return cached[1]
-        schema = await self.store.describe(name)
-        if schema is None:
+        found = await copies(self.store, name)
+        if not found and cached is not None and cached[1][0].stored_as != name:
+            found = cached[1]  # its old copy has gone, and its new one gets the name in a moment
+        elif not found:
             self._cache.pop(name, None)
             raise UnknownCollection(f"there is no collection `{name}`")
-        self._cache[name] = time.monotonic() + KEPT_S, schema
-        return schema
+        is_settled = len(found) == 1 and migration_of(found[0]) is None
+        self._cache[name] = time.monotonic() + (KEPT_S if is_settled else MIGRATING_S), found
+        return found
 
     def forget(self, name: str) -> None:
         """Drops the cached schema of a collection that was created or dropped."""

@@ -61,6 +61,18 @@ class EmbeddedStore:
         self._schemas.pop(name, None)
         await self._call("drop", name)
 
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._schemas.pop(name, None)
+        await self._call("annotate", name, dict(metadata))
+
+    async def aliases(self) -> dict[str, str]:
+        aliases: dict[str, str] = await self._owner.ask("aliases", timeout_s=self._timeout_s)
+        return aliases
+
+    async def replace(self, name: str, by: str) -> None:
+        self._schemas.pop(name, None)
+        await self._call("replace", name, by)
+
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         schema = self._schemas.get(name) or await self.describe(name)
         if schema is None:
@@ -85,7 +97,9 @@ class EmbeddedStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[models.Record]:
-        records = await self._call("retrieve", name, list(ids), selector(with_payload), selector(with_vectors))
+        keys = selector(with_payload)
+        keys = keys.model_dump() if isinstance(keys, models.PayloadSelectorExclude) else keys
+        records = await self._call("retrieve", name, list(ids), keys, selector(with_vectors))
         return [_record(record) for record in records]
 
     async def scroll(
@@ -95,14 +109,14 @@ class EmbeddedStore:
         limit: int,
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
-        with_payload: bool = True,
+        with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         page = {
             "limit": limit,
             "offset": offset,
             "filter": _plain(scroll_filter),
-            "with_payload": with_payload,
+            "with_payload": selector(with_payload),
             "with_vectors": selector(with_vectors),
         }
         records, following = await self._call("scroll", name, page)

@@ -29,20 +29,17 @@ from uuid import uuid4
 import qdrant_edge as edge
 
 from hybridtei.store.embedded_conversions import Plain, config_of, plain_id, plain_point, plain_scored, point_of
+from hybridtei.store.embedded_layouts import LAYOUT, FolderError, Layouts
 from hybridtei.store.embedded_queries import filter_of, payload_selector, request_of
 from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")
-LAYOUT, SHARD, LOCK = "layout.json", "shard", ".lock"
+SHARD, LOCK = "shard", ".lock"
 OPTIMIZE_AFTER = 1000  # points written since the last optimization
 MAX_ANSWER_BYTES = 2**28
 FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before failed housekeeping is retried
 
 log = logging.getLogger(__name__)
-
-
-class FolderError(Exception):
-    """An error whose message goes to the caller."""
 
 
 @dataclass(slots=True)
@@ -63,6 +60,7 @@ class Folder:
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
+        | {"annotate", "aliases", "replace"}
     )
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,17 +72,30 @@ class Folder:
             raise FolderError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
         self.path = path
         self._open: dict[str, _Collection] = {}
+        self._layouts = Layouts(path)
+        self.annotate, self.aliases = self._layouts.annotate, self._layouts.aliases
         for leftover in (*path.glob(".new-*"), *path.glob(".old-*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def collections(self) -> list[str]:
         """The names of all collections, sorted."""
-        return sorted(file.parent.name for file in self.path.glob(f"[!.]*/{LAYOUT}"))
+        return self._layouts.collections()
 
     def describe(self, name: str) -> Any:
         """The layout that `create` wrote; None if there is no such collection."""
-        file = self.path / name / LAYOUT
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        return self._layouts.read(self._layouts.behind(name))
+
+    def replace(self, name: str, by: str) -> None:
+        """Aliases of the collection, or else its name, become aliases of another; then its points are deleted."""
+        aliases = [alias for alias, collection in self.aliases().items() if collection == name]
+        collection = self._open.pop(name, None)
+        if collection is not None:
+            _close(collection)
+        self._layouts.alias(aliases or [name], by)
+        if aliases:
+            self.drop(name)
+        else:
+            shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
 
     def create(self, name: str, layout: Plain) -> None:
         """Creates the collection aside and renames it: a crash leaves all of it or nothing."""
@@ -104,6 +115,7 @@ class Folder:
 
     def drop(self, name: str) -> None:
         """Renames the collection and deletes it; no error if there was none."""
+        self._layouts.forget(name)
         collection = self._open.pop(name, None)
         if collection is not None:
             _close(collection)
@@ -196,6 +208,7 @@ class Folder:
         self._lock.close()
 
     def _collection(self, name: str, *, writing: bool = False) -> _Collection:
+        name = self._layouts.behind(name)
         collection = self._open.get(name)
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():

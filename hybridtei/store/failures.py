@@ -82,11 +82,13 @@ async def retry_unavailable(
         try:
             return await attempt()
         except StoreUnavailable as error:
+            if error.is_counted:  # by the store itself, whose patience is the user's
+                raise
             pause_s = retries.pause_s(error.retry_after_s)
             if pause_s is None:
                 count = "once" if retries.tries == 1 else f"{retries.tries} times"
                 message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
-                raise StoreUnavailable(message, error.retry_after_s) from error
+                raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
         await sleep(pause_s)
 
 

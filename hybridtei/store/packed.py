@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Floats, unit
-from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Retriever, fill, id_of, sort_points
+from hybridtei.store.base import MULTIVECTOR, CollectionSchema, PointId, Retriever, Selector, fill, id_of, sort_points
 from hybridtei.tasks.pooling import unpacked
 from hybridtei.tasks.rerank import maxsim
 
@@ -28,6 +29,8 @@ PACKED = "multivector_base64"  # key of the payload
 DTYPE, WIDTH = "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
 READ_AT_ONCE = 256  # candidates whose bytes are here
 MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats, unless one candidate alone has more
+# Few, so that many searches at once neither hold much more than that nor fill asyncio's own pool.
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
 DEFAULT_LIMIT = 10
 ALONE = (
     "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they are no leg of "
@@ -50,19 +53,23 @@ class PackedFormat:
     dtype: MultivectorDtype
     width: int
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector."""
+        return self.width // 8 if self.dtype == "binary" else self.width
+
     def vectors(self, texts: Sequence[str]) -> Ragged:
         """The unit vectors of n points' bytes in base64: n × float32[k_i, width]."""
         contents = [base64.b64decode(text) for text in texts]
-        row_bytes = self.width // 8 if self.dtype == "binary" else self.width
-        rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, row_bytes)
-        offsets = offsets_of([len(content) // row_bytes for content in contents])
+        rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, self.row_bytes)
+        offsets = offsets_of([len(content) // self.row_bytes for content in contents])
         if self.dtype == "binary":
             return Ragged(unpacked(rows, self.width), offsets)
         return Ragged(unit(rows.view(np.int8).astype(np.float32)), offsets)
 
     def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows of a wider model, as bytes, cut to this width."""
-        return rows[:, : self.width // 8 if self.dtype == "binary" else self.width]
+        return rows[:, : self.row_bytes]
 
 
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
@@ -87,6 +94,11 @@ def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in payload.items() if key != PACKED}
 
 
+def payload_of(schema: CollectionSchema) -> Selector:
+    """All of the payload but a multi-vector that lies in it."""
+    return True if packed_format(schema) is None else models.PayloadSelectorExclude(exclude=[PACKED])
+
+
 def uses_multivector(request: models.QueryRequest | models.Prefetch) -> bool:
     """Whether the query, or one below it, is of the multi-vector."""
     below = request.prefetch if isinstance(request.prefetch, list) else [request.prefetch] if request.prefetch else []
@@ -107,7 +119,7 @@ async def query_packed(
     scored: list[models.ScoredPoint] = []
     for begin in range(0, len(ids), READ_AT_ONCE):
         read = await store.retrieve(name, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED])
-        scored += await asyncio.to_thread(_scored, read, rows, packed)
+        scored += await asyncio.get_running_loop().run_in_executor(_THREADS, _scored, read, rows, packed)
     ranked = sort_points(scored)
     if request.score_threshold is not None:
         ranked = [point for point in ranked if point.score >= request.score_threshold]

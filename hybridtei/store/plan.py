@@ -6,6 +6,7 @@ A plan is chosen when a collection is made, and read off the collection afterwar
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.fingerprint import fingerprint
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
@@ -24,12 +26,23 @@ from hybridtei.store.packed import DTYPE, WIDTH
 from hybridtei.tasks.pooling import MultivectorBudget
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
+FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
 TOKENS = "multivector_tokens"  # key of a collection's metadata
+MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # of metadata that a model and a plan decide
 
 
 def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
     """How small documents' multi-vectors are made."""
     return MultivectorBudget(max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float")
+
+
+def with_budget(plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None) -> CollectionPlan:
+    """The plan with a budget of multi-vectors where it chose none."""
+    return structs.replace(
+        plan,
+        multivector_tokens=tokens if plan.multivector_tokens is None else plan.multivector_tokens,
+        multivector_dtype=dtype if plan.multivector_dtype is None else plan.multivector_dtype,
+    )
 
 
 # Chosen by conformance/quality/budgets.py: 64 vectors of bits keep 99 % of what all tokens in float32 reach, in 2 kB.
@@ -42,13 +55,13 @@ def settled(
 ) -> CollectionPlan:
     """The plan of a new collection of these outputs, with defaults for what was not chosen, or that of an existing one.
 
-    `width`: of the model's multi-vectors; one that does not fill bytes with bits is kept as int8.
+    `width`: of the model's multi-vectors; one, whole or cut, that does not fill bytes with bits is kept as int8.
     Raises CollectionMismatch, field by field, where something else was chosen than the existing collection has.
     """
     if existing is None:
         is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else would find points
         tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
-        small: MultivectorDtype = "int8" if chosen.multivector_dim is None and width % 8 else SMALL_DTYPE
+        small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
             raise InvalidInput(f"`multivector_dtype` is {dtype}: as the only vectors, multi-vectors have to be float")
@@ -60,9 +73,23 @@ def settled(
         if asked is not None and asked is not False and (getattr(there, field) or None) != (asked or None)
     ]
     if lines:
-        title = f"collection {name!r} keeps the plan that it was made by; ingest into a new collection for another:"
+        title = (
+            f"collection {name!r} keeps the plan that it was made by; `hybridtei migrate {name}` changes multi-vectors and "
+            "widths, for the rest ingest into a new collection:"
+        )
         raise CollectionMismatch("\n".join([title, *lines]))
     return there
+
+
+MIN_REPLICAS = 2  # what a cluster needs to lose a node
+
+
+def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
+    """The plan of a new collection on so many nodes: a shard for each, and two copies, where nothing else was chosen."""
+    if nodes < 2:
+        return plan
+    shards, replicas = plan.shards or nodes, plan.replicas or MIN_REPLICAS
+    return structs.replace(plan, shards=shards, replicas=replicas)
 
 
 def plan_of(schema: CollectionSchema) -> CollectionPlan:
@@ -175,6 +202,11 @@ def schema_for(
             index=None if on_disk is None and stored is None else models.SparseIndexParams(on_disk=on_disk, datatype=stored),
         )
     return CollectionSchema(vectors, sparse, metadata, shards, replicas, on_disk_payload)
+
+
+def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
+    """The schema with the model's fingerprint among its metadata. Reads the weights. Raises OSError."""
+    return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
 
 
 def tokenizer_sha256(spec: ModelSpec) -> str:

@@ -8,6 +8,7 @@ than storing it; stores take both, and `as_lists` makes a point that pydantic ca
 
 from __future__ import annotations
 
+import base64
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
-from hybridtei.store.packed import PACKED, packed_format, packed_text
+from hybridtei.store.packed import PACKED, PackedFormat, packed_format, packed_text
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -47,11 +48,13 @@ def to_points(
     """One point a row, with a named vector for each column that is not None; empty sparse vectors are left out.
 
     Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values; multi-vectors of other numbers go
-    into the payload. Raises ValueError if counts differ.
+    into the payload, and InvalidPoint is raised where their key is there already. Raises ValueError if counts differ.
     """
     payloads = payloads if payloads is not None else [{}] * len(ids)
     rows = embeddings.multivector
     if rows is not None and rows.values.dtype != np.float32:
+        for payload in payloads:
+            check_key_is_free(payload)
         payloads = [{**payload, PACKED: packed_text(row)} for payload, row in zip(payloads, rows, strict=True)]
         embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
@@ -76,6 +79,12 @@ def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embedding
         if width < multivector.values.shape[1]:
             multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
     return replace(embeddings, dense=dense, multivector=multivector)
+
+
+def check_key_is_free(payload: Mapping[str, Any]) -> None:
+    """Raises InvalidPoint where a payload has the key of the multi-vector that would be put into it."""
+    if PACKED in payload:
+        raise InvalidPoint(f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key")
 
 
 def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
@@ -131,6 +140,9 @@ def _checked(point: models.PointStruct, schema: CollectionSchema) -> models.Poin
             vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
         else:
             raise InvalidPoint(f"{where}: the collection has no vector `{name}`; it has {_names(schema)}")
+    packed = packed_format(schema)
+    if packed is not None and point.payload and PACKED in point.payload:
+        _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
     return models.PointStruct.model_construct(id=identity, vector=vectors, payload=_payload(point.payload, where))
 
 
@@ -169,6 +181,22 @@ def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.f
             f"{MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter chunks"
         )
     return array
+
+
+def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
+    """The bound of `_dense`, before anything is decoded."""
+    if not isinstance(text, str):
+        raise InvalidPoint(f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values")
+    count = len(text) * 3 // 4 // packed.row_bytes
+    if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
+        most = (MAX_MULTIVECTOR_FLOATS - 1) // packed.width
+        raise InvalidPoint(f"{where}: {count} rows of {packed.width} numbers, allowed are {most} rows")
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except ValueError as error:
+        raise InvalidPoint(f"{where} should be a multi-vector's bytes in base64, rename other values: {error}") from error
+    if size % packed.row_bytes:
+        raise InvalidPoint(f"{where} has {size} bytes, should be rows of {packed.row_bytes}")
 
 
 def _floats(values: Any, where: str) -> NDArray[np.float32]:

@@ -9,13 +9,9 @@ the message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,58 +23,18 @@ from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
+from hybridtei.store.nodes import Nodes, address_of, client_of, urls_of
 from hybridtei.store.packed import format_in, query_packed, uses_multivector
 from hybridtei.store.points import as_lists, batches, check_points
 from hybridtei.system.frames import nested
 
 T = TypeVar("T")
-REST_PORT, GRPC_PORT = 6333, 6334
 JSON_BYTES_PER_NUMBER = 20
-# By default a channel waits up to two minutes before it connects again.
-CHANNEL = {
-    "grpc.initial_reconnect_backoff_ms": 100,
-    "grpc.min_reconnect_backoff_ms": 100,
-    "grpc.max_reconnect_backoff_ms": 2000,
-}
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A server's address: `port` for REST; `grpc_port` is None where only REST is used."""
-
-    host: str
-    port: int
-    grpc_port: int | None
-    tls: bool
-    prefix: str = ""
-
-
-def address_of(url: str) -> Address:
-    """Read a server's address. Raises StoreError.
-
-    `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST there, since proxies speak it.
-    `grpc(s)://host:port`: gRPC there.
-    """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise StoreError(f"`qdrant_url` {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
-        raise StoreError(f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port")
-    if parts.username or parts.password or parts.query:
-        raise StoreError("`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`")
-    prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
-    if parts.scheme in ("grpc", "grpcs"):
-        return Address(parts.hostname, REST_PORT, port or GRPC_PORT, tls)
-    if port in (None, REST_PORT, GRPC_PORT) and not prefix:
-        return Address(parts.hostname, REST_PORT, GRPC_PORT, tls)
-    return Address(parts.hostname, port or REST_PORT, None, tls, prefix)
+PEERS_S = 5.0  # another port, which a firewall may drop
 
 
 class ServerStore:
-    """One client for a process, used from one event loop; it connects at the first call.
+    """A client of each node for a process, used from one event loop; it connects at the first call.
 
     `patient`: calls are retried for `qdrant_patience`; else they fail at once while the server is away.
     """
@@ -89,16 +45,24 @@ class ServerStore:
         assert config.qdrant_url is not None
         self._url = config.qdrant_url
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
-        address = address_of(config.qdrant_url)
-        self._grpc = address.grpc_port is not None
-        self._client = _client(address, config)
+        addresses = {url: address_of(url) for url in urls_of(config.qdrant_url)}
+        protocols = {address.grpc_port is not None for address in addresses.values()}
+        if len(protocols) > 1:
+            raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST")
+        self._grpc = protocols.pop()
+        self._nodes = Nodes([(url, client_of(url, address, config)) for url, address in addresses.items()], _check)
         self._schemas: dict[str, CollectionSchema] = {}
         self._availability = None if patient else Availability(lambda: self._once(lambda: self._client.collection_exists("-")))
+
+    @property
+    def _client(self) -> AsyncQdrantClient:
+        """Of the node that is asked now; a call reads it at each try."""
+        return self._nodes.client
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await call()
+                return await self._nodes.call(call)
         except CLIENT_ERRORS as error:
             raise store_error(error, self._url) from error
 
@@ -108,7 +72,7 @@ class ServerStore:
         return await retry_unavailable(lambda: self._once(call), self._patience_s)
 
     async def collections(self) -> list[str]:
-        response = await self._call(self._client.get_collections)
+        response = await self._call(lambda: self._client.get_collections())  # noqa: PLW0108 - reads the client at each try
         return sorted(collection.name for collection in response.collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
@@ -149,6 +113,31 @@ class ServerStore:
     async def drop(self, name: str) -> None:
         self._schemas.pop(name, None)
         await self._call(lambda: self._client.delete_collection(name, timeout=self._whole_timeout))
+
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._schemas.pop(name, None)
+        await self._call(lambda: self._client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
+
+    async def aliases(self) -> dict[str, str]:
+        response = await self._call(lambda: self._client.get_aliases())  # noqa: PLW0108 - reads the client at each try
+        return {alias.alias_name: alias.collection_name for alias in response.aliases}
+
+    async def replace(self, name: str, by: str) -> None:
+        moved = [alias for alias, collection in (await self.aliases()).items() if collection == name]
+        await self._alias(moved, by)  # at once, before there is nothing behind them
+        await self.drop(name)
+        if not moved:
+            await self._alias([name], by)
+
+    async def _alias(self, aliases: Sequence[str], collection: str) -> None:
+        if not aliases:
+            return
+        operations: list[Any] = []
+        for alias in aliases:
+            operations.append(models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
+            create = models.CreateAlias(alias_name=alias, collection_name=collection)
+            operations.append(models.CreateAliasOperation(create_alias=create))
+        await self._call(lambda: self._client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         schema = self._schemas.get(name) or await self.describe(name)
@@ -205,12 +194,12 @@ class ServerStore:
         limit: int,
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
-        with_payload: bool = True,
+        with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
-        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": scroll_filter, "with_payload": with_payload}
-        vectors = selector(with_vectors)
-        answer: Any = await self._call(lambda: self._client.scroll(name, with_vectors=vectors, **page))
+        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": scroll_filter}
+        page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
+        answer: Any = await self._call(lambda: self._client.scroll(name, **page))
         records, following = answer
         return records, following
 
@@ -225,35 +214,31 @@ class ServerStore:
     async def optimize(self, name: str) -> None:
         """Nothing: a server optimizes by itself."""
 
+    async def info(self, name: str) -> models.CollectionInfo:
+        """What the server says of a collection: its status, its configuration."""
+        return await self._call(lambda: self._client.get_collection(name))
+
+    async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None:
+        """Vectors of segments above this size are indexed; 0: none."""
+        diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
+        timeout_s = self._whole_timeout
+        await self._call(lambda: self._client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
+
+    async def peers(self) -> int:
+        """The number of nodes of the cluster, which only REST says; 1 of a server alone. Raises StoreError."""
+        status = await self._nodes.first_answer(lambda client: client.cluster_status(), min(PEERS_S, self._timeout_s))
+        return len(getattr(status, "peers", ())) or 1
+
     async def close(self) -> None:
-        await self._client.close()
+        await self._nodes.close()
 
     @property
     def _whole_timeout(self) -> int:
         return math.ceil(self._timeout_s)
 
 
-def _client(address: Address, config: StoreConfig) -> AsyncQdrantClient:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            client = AsyncQdrantClient(
-                host=address.host,
-                port=address.port,
-                grpc_port=address.grpc_port or GRPC_PORT,
-                prefer_grpc=address.grpc_port is not None,
-                https=address.tls,
-                prefix=address.prefix or None,
-                api_key=config.qdrant_api_key,
-                timeout=math.ceil(config.qdrant_timeout),
-                grpc_options=dict(CHANNEL),
-                check_compatibility=False,
-            )
-        except ValueError as error:
-            raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: {error}") from error
-    for warning in caught:
-        logger.warning("Qdrant at %s: %s", config.qdrant_url, warning.message)
-    return client
+async def _check(client: AsyncQdrantClient) -> object:
+    return await client.collection_exists("-")
 
 
 def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:

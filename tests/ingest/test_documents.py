@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.ingest.chunking import Chunk, Document, document_key, payload_of
+from hybridtei.ingest.chunking import Chunk, Document, digest_of, document_key, payload_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
@@ -28,11 +28,21 @@ def test_a_digest_changes_with_all_that_is_stored():
 
 
 def test_payloads():
-    chunk = Chunk(1, "chunk", 6, 3)
-    full = payload_of(Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2)
-    place = {"text": "chunk", "document_id": "d", "source": "s", "chunk": 1, "chunks": 2, "start": 6}
+    chunk, digest = Chunk(1, "chunk", 6, 3), bytes(range(16))
+    full = payload_of(Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest)
+    place = {
+        "text": "chunk",
+        "document_id": "d",
+        "source": "s",
+        "chunk": 1,
+        "chunks": 2,
+        "start": 6,
+        "digest": "AAECAwQFBgcICQoLDA0ODw",
+    }
     assert full == {**place, "title": "T", "metadata": {"year": 1958}}
-    assert payload_of(Document("s", "d", "first chunk"), chunk, 2) == place
+    assert payload_of(Document("s", "d", "first chunk"), chunk, 2, digest) == place
+    assert digest_of(full) == digest
+    assert [digest_of({"digest": text}) for text in (None, 7, "", "_", "AAAA", "é" * 22)] == [None] * 6
 
 
 def test_the_indexed_text():

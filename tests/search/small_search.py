@@ -12,7 +12,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.store.base import Store
-from hybridtei.store.plan import schema_for
+from hybridtei.store.plan import budget_of_plan, plan_of, schema_for
 from hybridtei.store.points import to_points
 from tests.engine import small
 from tests.store.memory_store import MemoryStore
@@ -58,7 +58,8 @@ async def filled(
     store = store or MemoryStore()
     layout = schema_for(encoder.spec, MODEL, **plan)
     await store.create(name, layout)
-    embedded = encoder.encode(list(texts), ("dense", "sparse", "multivector"), input_type="document")
+    kinds, budget = ("dense", "sparse", "multivector"), budget_of_plan(plan_of(layout))
+    embedded = encoder.encode(list(texts), kinds, input_type="document", multivector=budget)
     points = to_points(embedded, list(range(len(texts))), [payload(i, text) | payload_of(i) for i, text in enumerate(texts)])
     for point in points:
         point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from qdrant_client import models
 
+from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, PayloadsTooLarge
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.search.candidates import group_of
@@ -168,6 +170,26 @@ def test_what_more_counts(encoder, tmp_path):
     assert [hit.as_dict()["more"] for hit in found.hits] == [4, 4]
 
 
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, tmp_path, kind):
+    tags = [["a"], "a", ["a", "b"], "b", ["a", "c"]]
+
+    async def work(searcher):
+        records, _ = await searcher.store.scroll("papers", limit=100)
+        for record in records:
+            record.payload["tag"] = tags[record.id % len(tags)]
+        vectors = await searcher.store.retrieve("papers", [one.id for one in records], with_vectors=True)
+        by_id = {one.id: one.vector for one in vectors}
+        points = [models.PointStruct(id=one.id, vector=by_id[one.id], payload=one.payload) for one in records]
+        await searcher.store.upsert("papers", points)
+        options = SearchOptions(group_by="tag", limit=10, prefetch_limit=2)
+        return (await searcher.search("papers", QUERY, options)).hits
+
+    hits = searched(kind, tmp_path, encoder, TEXTS, work)
+    assert sorted(str(hit.payload["tag"]) for hit in hits if len(hit.payload["tag"]) == 2) == sorted(map(str, tags[2::2] * 2))
+    assert len(hits) == 6
+
+
 def test_a_reranker_ranks_documents(encoder, tmp_path):
     async def by_length(query, documents):
         return np.array([len(document) for document in documents], np.float32)
@@ -196,7 +218,8 @@ def test_scores_below_the_threshold_are_left_out(encoder, tmp_path):
         ({"a": {"b": "c"}}, "a.b", "c"),
         ({"a": 3}, "a", 3),
         ({"a": True}, "a", None),
-        ({"a": ["c"]}, "a", None),
+        ({"a": ["c"]}, "a", "c"),
+        ({"a": ["c", "d"]}, "a", None),
         ({"a": 1.5}, "a", None),
         ({}, "a.b", None),
     ],
@@ -226,6 +249,40 @@ def test_values_that_points_are_grouped_by_are_payloads_too(encoder, tmp_path, m
         return hits
 
     assert len(searched("memory", tmp_path, encoder, TEXTS, work)) == 2
+
+
+@pytest.mark.parametrize("fields", [{"mode": "dense"}, {"mode": "dense", "limit": 150}, {"offset": 1}, {"with_payload": False}])
+def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder, tmp_path, fields):
+    read = []
+
+    async def work(searcher):
+        small = Searcher(searcher.store, searcher.model, budget=PayloadBudget(2_000))
+        return (await small.search("papers", QUERY, SearchOptions(**{"highlights": True, "limit": 9, **fields}))).hits
+
+    class Spent(PayloadBudget):
+        def spend(self, points):
+            read.extend(points)
+
+    async def counted(searcher):
+        return await Searcher(searcher.store, searcher.model, budget=Spent(0)).search("papers", QUERY, SearchOptions(**fields))
+
+    plan = {"multivector_dtype": "int8"}
+    assert len(searched("embedded", tmp_path / "a", encoder, TEXTS, work, **plan)) >= 9
+    searched("embedded", tmp_path / "b", encoder, TEXTS, counted, **plan)
+    assert all("multivector_base64" not in (point.payload or {}) for point in read)
+
+
+@pytest.mark.parametrize("fields", [{}, {"mode": "rrf"}, {"mode": "rrf", "rescore": True}, {"group_by": "document"}])
+def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, tmp_path, fields):
+    none = SparseVectors(np.zeros(0, np.int64), np.zeros(0, np.float32), np.array([0, 0]), 10)
+    asked = encoder.encode([QUERY], ALL, input_type="query")
+    query = Embeddings(sparse=none, multivector=asked.multivector)
+    plan = {"heads": frozenset({Head.SPARSE, Head.MULTIVECTOR}), "multivector_dtype": "int8"}
+
+    async def work(searcher):
+        return await searcher.find("papers", "?", query, 0, SearchOptions(explain=True, **fields))
+
+    assert searched("embedded", tmp_path, encoder, TEXTS, work, **plan).hits == []
 
 
 @pytest.mark.parametrize("key", ["a b", "a[", "a[].b", "..", "a.", '"a b"'])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
-from hybridtei.store.base import CollectionSchema, PointId
+from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_names, create_arguments, query_arguments, schema_of
 from hybridtei.store.points import as_lists, check_points
 
@@ -57,6 +57,20 @@ class MemoryStore:
     async def drop(self, name: str) -> None:
         await self._run(lambda: self._client.delete_collection(name))
 
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        await self._run(lambda: self._client.update_collection(name, metadata=dict(metadata)))
+
+    async def aliases(self) -> dict[str, str]:
+        found = await self._run(self._client.get_aliases)
+        return {alias.alias_name: alias.collection_name for alias in found.aliases}
+
+    async def replace(self, name: str, by: str) -> None:
+        names = [alias for alias, collection in (await self.aliases()).items() if collection == name] or [name]
+        await self.drop(name)
+        aliases = [models.CreateAlias(alias_name=alias, collection_name=by) for alias in names]
+        create = [models.CreateAliasOperation(create_alias=alias) for alias in aliases]
+        await self._run(lambda: self._client.update_collection_aliases(create))
+
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         def call() -> None:
             plan = self._describe(name)
@@ -80,11 +94,13 @@ class MemoryStore:
         name: str,
         ids: Sequence[PointId],
         *,
-        with_payload: bool | Sequence[str] = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[models.Record]:
         return await self._run(
-            lambda: self._client.retrieve(name, list(ids), with_payload=_names(with_payload), with_vectors=_names(with_vectors))
+            lambda: self._client.retrieve(
+                name, list(ids), with_payload=selector(with_payload), with_vectors=selector(with_vectors)
+            )
         )
 
     async def scroll(
@@ -94,8 +110,8 @@ class MemoryStore:
         limit: int,
         offset: PointId | None = None,
         scroll_filter: models.Filter | None = None,
-        with_payload: bool = True,
-        with_vectors: bool | Sequence[str] = False,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         def call() -> tuple[list[models.Record], Any]:
             return self._client.scroll(
@@ -103,8 +119,8 @@ class MemoryStore:
                 scroll_filter=scroll_filter,
                 limit=limit,
                 offset=offset,
-                with_payload=with_payload,
-                with_vectors=_names(with_vectors),
+                with_payload=selector(with_payload),
+                with_vectors=selector(with_vectors),
             )
 
         records, following = await self._run(call)
@@ -122,7 +138,3 @@ class MemoryStore:
 
     async def close(self) -> None:
         await self._run(self._client.close)
-
-
-def _names(wanted: bool | Sequence[str]) -> bool | list[str]:
-    return wanted if isinstance(wanted, bool) else list(wanted)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -40,7 +41,8 @@ class Failure(Exception):
 @dataclass
 class Qdrant:
     """The state behind both protocols. `failures`: what the next calls get, one each; `lost`: how many writes are done, and
-    answered with a failure all the same; `held`: calls wait until it is set."""
+    answered with a failure all the same; `held`: calls wait until it is set. `peers`: of the cluster that it is in, if any;
+    `status`: of collections, the last one for ever; `made` and `optimizers`: by collection, what local mode does not keep."""
 
     key: str | None = None
     failures: list[Failure] = field(default_factory=list)
@@ -50,6 +52,10 @@ class Qdrant:
     largest: int = 0
     rest_port: int = 0
     grpc_port: int = 0
+    peers: int = 0
+    status: list[str] = field(default_factory=lambda: ["green"])
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.local = QdrantClient(":memory:")
@@ -75,6 +81,37 @@ class Qdrant:
             self.lost -= 1
             raise Failure(503, "the answer was lost on its way")
         return result
+
+    def describe(self, local: QdrantClient, name: str) -> models.CollectionInfo:
+        info = local.get_collection(name)
+        params = info.config.params.model_copy(update=self.made.get(name, {}))
+        optimizers = info.config.optimizer_config.model_copy(update=self.optimizers.get(name, {}))
+        config = info.config.model_copy(update={"params": params, "optimizer_config": optimizers})
+        status = self.status.pop(0) if len(self.status) > 1 else self.status[0]
+        return info.model_copy(update={"config": config, "status": models.CollectionStatus(status)})
+
+    def create(self, local: QdrantClient, name: str, made: dict[str, Any], **arguments: Any) -> bool:
+        created = local.create_collection(name, **arguments)
+        self.made[name] = {field: value for field, value in made.items() if value}
+        self.optimizers.pop(name, None)
+        return created
+
+    def update(self, local: QdrantClient, name: str, metadata: Any, diff: models.OptimizersConfigDiff | None) -> bool:
+        local.update_collection(name, metadata=metadata or {})
+        self.optimizers.setdefault(name, {}).update({} if diff is None else diff.model_dump(exclude_none=True))
+        return True
+
+    def cluster(self) -> dict[str, Any]:
+        if not self.peers:
+            return {"status": "disabled"}
+        return {
+            "status": "enabled",
+            "peer_id": 1,
+            "peers": {str(peer): {"uri": f"http://node-{peer}:6335/"} for peer in range(1, self.peers + 1)},
+            "raft_info": {"term": 1, "commit": 9, "pending_operations": 0, "leader": 1, "role": "Leader", "is_voter": True},
+            "consensus_thread_status": {"consensus_thread_status": "working", "last_update": "2026-01-01T00:00:00Z"},
+            "message_send_failures": {},
+        }
 
     def upsert(self, name: str, points: list[models.PointStruct], wait: bool) -> Callable[[QdrantClient], Any]:
         def work(local: QdrantClient) -> Any:
@@ -138,7 +175,9 @@ class Collections(CollectionsServicer):
         return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
 
     def Get(self, request: Any, context: Any) -> Any:
-        info = answered(self.state, "describe", request, context, lambda local: local.get_collection(request.collection_name))
+        info = answered(
+            self.state, "describe", request, context, lambda local: self.state.describe(local, request.collection_name)
+        )
         converted = RestToGrpc.convert_collection_info(info)
         return messages.GetCollectionInfoResponse(result=converted)
 
@@ -147,13 +186,35 @@ class Collections(CollectionsServicer):
         sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
         metadata = GrpcToRest.convert_payload(request.metadata)
 
+        made = {"shard_number": request.shard_number, "replication_factor": request.replication_factor}
+        arguments = {"vectors_config": vectors, "sparse_vectors_config": sparse, "metadata": metadata}
+
         def work(local: QdrantClient) -> Any:
-            return local.create_collection(
-                request.collection_name, vectors_config=vectors, sparse_vectors_config=sparse, metadata=metadata
-            )
+            return self.state.create(local, request.collection_name, made, **arguments)
 
         answered(self.state, "create", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
+
+    def Update(self, request: Any, context: Any) -> Any:
+        metadata = GrpcToRest.convert_payload(request.metadata)
+        has_diff = request.HasField("optimizers_config")
+        diff = GrpcToRest.convert_optimizers_config_diff(request.optimizers_config) if has_diff else None
+
+        def work(local: QdrantClient) -> Any:
+            return self.state.update(local, request.collection_name, metadata, diff)
+
+        answered(self.state, "update", request, context, work, write=True)
+        return messages.CollectionOperationResponse(result=True)
+
+    def UpdateAliases(self, request: Any, context: Any) -> Any:
+        actions = [GrpcToRest.convert_alias_operations(action) for action in request.actions]
+        work = partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions)
+        answered(self.state, "alias", request, context, work, write=True)
+        return messages.CollectionOperationResponse(result=True)
+
+    def ListAliases(self, request: Any, context: Any) -> Any:
+        found = answered(self.state, "aliases", request, context, QdrantClient.get_aliases)
+        return messages.ListAliasesResponse(aliases=[RestToGrpc.convert_alias_description(each) for each in found.aliases])
 
     def Delete(self, request: Any, context: Any) -> Any:
         answered(
@@ -305,7 +366,11 @@ class Rest:
             raise Failure(413, "payload too large")
         parts = [part for part in path.split("/") if part]
         name = parts[1] if len(parts) > 1 else ""
-        call = self.call_of(method, parts[2:], name, body, b"wait=true" in query)
+        if parts == ["cluster"]:
+            return self.state.do("cluster", headers.get("api-key"), 0, lambda local: self.state.cluster())
+        call: tuple[str, Callable[[QdrantClient], Any], bool] | None = ("aliases", QdrantClient.get_aliases, False)
+        if parts != ["aliases"]:
+            call = self.call_of(method, parts[2:], name, body, b"wait=true" in query)
         if call is None:
             raise Failure(404, f"no such route: {method} {path}")
         word, work, write = call
@@ -316,23 +381,26 @@ class Rest:
         self, method: str, rest: list[str], name: str, body: bytes, wait: bool
     ) -> tuple[str, Callable[[QdrantClient], Any], bool] | None:
         route = (method, "/".join(rest))
+        if (method, name, rest) == ("POST", "aliases", []):
+            actions = models.ChangeAliasesOperation.model_validate_json(body).actions
+            return "alias", partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions), True
         if not name:
             return "list", lambda local: local.get_collections(), False
         if route == ("GET", "exists"):
             return "exists", lambda local: {"exists": local.collection_exists(name)}, False
         if route == ("GET", ""):
-            return "describe", lambda local: local.get_collection(name), False
+            return "describe", lambda local: self.state.describe(local, name), False
         if route == ("DELETE", ""):
             return "drop", lambda local: local.delete_collection(name), True
         if route == ("PUT", ""):
             made = models.CreateCollection.model_validate_json(body)
-            return (
-                "create",
-                lambda local: local.create_collection(
-                    name, vectors_config=made.vectors, sparse_vectors_config=made.sparse_vectors, metadata=made.metadata
-                ),
-                True,
-            )
+            given = {"vectors_config": made.vectors, "sparse_vectors_config": made.sparse_vectors, "metadata": made.metadata}
+            fields = made.model_dump(include={"shard_number", "replication_factor"})
+            return "create", lambda local: self.state.create(local, name, fields, **given), True
+        if route == ("PATCH", ""):
+            changed = models.UpdateCollection.model_validate_json(body)
+            diff = changed.optimizers_config
+            return "update", lambda local: self.state.update(local, name, changed.metadata, diff), True
         if route == ("PUT", "points"):
             points = models.PointsList.model_validate_json(body).points
             return "upsert", self.state.upsert(name, points, wait), True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +20,12 @@ from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.embedded import EmbeddedStore
 from tests.store.memory_store import MemoryStore
+from tests.store.speaking import speaking
 
 T = TypeVar("T")
 WIDTH, ROW_WIDTH, VOCABULARY = 16, 8, 50
 KINDS = ("memory", "embedded", "server")
+STAND_INS = ("grpc", "rest")
 SERVER = os.environ.get("QDRANT_TEST_URL")
 TOLERANCE = 1e-5  # engines add in float32, Python in float64
 
@@ -40,8 +42,8 @@ class Asked:
 @contextmanager
 def asked(kind: str, folder: Path) -> Iterator[Asked]:
     """An open store of the kind, with a collection's name that is nobody else's."""
-    with asyncio.Runner() as runner:
-        store = opened(kind, folder)
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        store = stack.enter_context(standing_in(kind)) if kind in STAND_INS else opened(kind, folder)
         name = new_name()
 
         async def waited(call: Awaitable[T]) -> T:
@@ -54,6 +56,16 @@ def asked(kind: str, folder: Path) -> Iterator[Asked]:
             if kind == "server":
                 runner.run(store.drop(name))
             runner.run(store.close())
+
+
+@contextmanager
+def standing_in(kind: str) -> Iterator[Store]:
+    """The store of a server, whose other end is the stand-in."""
+    from hybridtei.store.server import ServerStore
+
+    with speaking() as state:
+        url = f"grpc://127.0.0.1:{state.grpc_port}" if kind == "grpc" else f"http://127.0.0.1:{state.rest_port}"
+        yield ServerStore(StoreConfig(qdrant_url=url))
 
 
 @contextmanager

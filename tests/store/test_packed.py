@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from threading import current_thread
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,14 @@ import pytest
 from qdrant_client import models
 
 from hybridtei.batch import Ragged
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, InvalidPoint
 from hybridtei.outputs import Embeddings
 from hybridtei.search.query import hybrid_query, score_requests
 from hybridtei.store import packed as packed_module
-from hybridtei.store.base import CollectionSchema
+from hybridtei.store.base import CollectionSchema, page_of
 from hybridtei.store.collection import heads_of
-from hybridtei.store.packed import DTYPE, PACKED, WIDTH, packed_format, without_packed
-from hybridtei.store.points import fit_to_schema, point_id, to_points
+from hybridtei.store.packed import DTYPE, PACKED, WIDTH, packed_format, payload_of, without_packed
+from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 from hybridtei.tasks.pooling import MultivectorBudget, budgeted, unpacked
 from tests.store.stores import KINDS, ROW_WIDTH, SERVER, Asked, asked, embeddings, emptied, plan
 
@@ -133,6 +135,55 @@ def test_alone_they_find_nothing(filled: tuple[Asked, dict[Any, float]]) -> None
     for options in ({"mode": "multivector"}, {"mode": "rrf", "legs": legs}, {"mode": "weighted", "weights": "m3"}):
         with pytest.raises(InvalidInput, match="rescore"):
             given.run(given.store.query(given.name, hybrid_query(QUERY, **options)))
+
+
+def test_a_payload_is_given_without_them(filled: tuple[Asked, dict[Any, float]]) -> None:
+    given, _ = filled
+    request = hybrid_query(QUERY, mode="dense", limit=3).model_copy(update={"with_payload": payload_of(schema("binary"))})
+    for offset in (None, 1):  # of a later page, payloads are retrieved
+        page = given.run(page_of(given.store, given.name, request.model_copy(update={"offset": offset})))
+        assert [point.payload for point in page] == [{"number": IDS.index(point.id)} for point in page]
+
+
+def test_many_searches_at_once_take_few_threads(
+    filled: tuple[Asked, dict[Any, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, _ = filled
+    names: set[str] = set()
+    scored = packed_module._scored
+    monkeypatch.setattr(packed_module, "_scored", lambda *arguments: (names.add(current_thread().name), scored(*arguments))[1])
+    request = hybrid_query(QUERY, mode="dense", rescore=True, limit=3)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(given.store.query(given.name, request) for _ in range(10)))
+
+    given.run(all_at_once())
+    assert names
+    assert names <= {"maxsim_0", "maxsim_1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("A" * 1_400_000, "allowed are 131071 rows"),
+        ("not base64", "bytes in base64"),
+        (["AA=="], "is list"),
+        ("AAAA", None),
+    ],
+)
+def test_bytes_of_a_point_have_a_bound(value: Any, message: str | None) -> None:
+    point = models.PointStruct(id=1, vector={}, payload={PACKED: value})
+    if message is None:
+        assert check_points([point], schema("binary"))
+    else:
+        with pytest.raises(InvalidPoint, match=rf"payload\.{PACKED}.*{message}"):
+            check_points([point], schema("binary"))
+    assert check_points([point], plan())[0].payload == {PACKED: value}  # somebody's own key
+
+
+def test_a_key_of_that_name_is_refused() -> None:
+    with pytest.raises(InvalidPoint, match=f"payload.{PACKED}.*rename"):
+        to_points(packed("binary"), IDS, [{PACKED: "mine"}] * COUNT)
 
 
 def test_of_a_collection_its_outputs_and_widths() -> None:

@@ -11,7 +11,7 @@ from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.store import CollectionPlan
 from hybridtei.store.collection import check_fits, schema_from_dict, schema_to_dict
 from hybridtei.store.packed import PackedFormat, packed_format
-from hybridtei.store.plan import plan_of, planned_schema, settled
+from hybridtei.store.plan import plan_of, planned_schema, settled, spread
 from tests.store.test_collection import spec  # noqa: F401
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
@@ -39,6 +39,8 @@ def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:  # 
     made = planned_schema(settled(CollectionPlan(), None, ALL, "c"), spec, "org/model")
     assert set(made.vectors) == {"dense"}
     assert packed_format(made) == PackedFormat("binary", 24)
+    odd = planned_schema(settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24), spec, "org/model")
+    assert packed_format(odd) == PackedFormat("int8", 12)
     alone = settled(CollectionPlan(), None, frozenset({Head.MULTIVECTOR}), "c")
     assert alone.multivector_dtype == "float"
     with pytest.raises(InvalidInput, match="only vectors"):
@@ -51,7 +53,7 @@ def test_a_change_is_refused_with_the_difference(spec: Any) -> None:  # noqa: F8
     with pytest.raises(CollectionMismatch) as error:
         settled(chosen, made, ALL, "c")
     lines = str(error.value).splitlines()
-    assert "new collection" in lines[0]
+    assert "hybridtei migrate c" in lines[0]
     assert lines[1:] == [
         "  dense_dim: there 32, asked for 8",
         "  multivector_tokens: there 64, asked for 32",
@@ -60,7 +62,7 @@ def test_a_change_is_refused_with_the_difference(spec: Any) -> None:  # noqa: F8
     ]
 
 
-@pytest.mark.parametrize("chosen", [{"dense_dim": 0}, {"dense_dim": 33}, {"multivector_dim": 12}, {"multivector_dim": 25}])
+@pytest.mark.parametrize("chosen", [{"dense_dim": 0}, {"dense_dim": 33}, {"multivector_dim": 25}])
 def test_widths_that_cannot_be(spec: Any, chosen: dict[str, Any]) -> None:  # noqa: F811
     with pytest.raises(InvalidInput, match="_dim"):
         planned_schema(settled(CollectionPlan(**chosen), None, ALL, "c"), spec, "org/model")
@@ -73,3 +75,9 @@ def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:
     wider = schema_from_dict(fields)
     with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
         check_fits(wider, planned_schema(settled(CollectionPlan(), wider, ALL, "c"), spec, "org/model", is_there=True), "c")
+
+
+def test_a_cluster_gets_copies_unless_flags_say_otherwise() -> None:
+    assert spread(CollectionPlan(), 1) == CollectionPlan()
+    assert spread(CollectionPlan(), 3) == CollectionPlan(shards=3, replicas=2)
+    assert spread(CollectionPlan(shards=6, replicas=1), 3) == CollectionPlan(shards=6, replicas=1)

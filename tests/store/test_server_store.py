@@ -17,8 +17,9 @@ from hybridtei.outputs import Embeddings
 from hybridtei.search.query import hybrid_query
 from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import check_fits
+from hybridtei.store.nodes import Address, address_of
 from hybridtei.store.points import MAX_BATCH_BYTES, to_points
-from hybridtei.store.server import Address, ServerStore, address_of
+from hybridtei.store.server import ServerStore
 from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
 from tests.store.stores import TOLERANCE, embeddings, plan
 

@@ -1,0 +1,294 @@
+"""Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled back, finished."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import models
+
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput
+from hybridtei.migrate import MigrateOptions
+from hybridtei.migrate import run as running
+from hybridtei.migrate.run import MigrationRun
+from hybridtei.search.local import query_model
+from hybridtei.search.searcher import Searcher
+from hybridtei.store.base import Store
+from hybridtei.store.collection import CollectionSchemas
+from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.migration import Copies, copies
+from hybridtei.store.plan import schema_for
+from hybridtei.store.points import to_points
+from hybridtei.store.server import ServerStore
+from tests.store.memory_store import MemoryStore
+from tests.store.speaking import Failure, Qdrant, speaking
+from tests.store.stores import STAND_INS, asked, plan, standing_in
+from tests.tiny import write_bert
+
+NAME, POINTS = "papers", 150
+KINDS = ("memory", *STAND_INS)
+
+
+def texts(count: int = POINTS) -> list[str]:
+    return [f"{i} wing flow over plate {i * 7 % 31}. heat" for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return write_bert(place / "old", seed=0), write_bert(place / "new", seed=1, hidden_size=48)
+
+
+async def filled(store: Store, folder: Path, rows: Sequence[str]) -> Encoder:
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
+    await store.create(NAME, schema_for(encoder.spec, str(folder)))
+    await store.upsert(NAME, points(encoder, list(range(len(rows))), rows))
+    return encoder
+
+
+def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[models.PointStruct]:
+    return to_points(encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows])
+
+
+async def step(store: Store, said: list[str] | None = None, **options: Any) -> None:
+    chosen = MigrateOptions(collection=NAME, quiet=True, **options)
+    await MigrationRun(store, chosen, ModelConfig(), EngineConfig(), ([] if said is None else said).append).run()
+
+
+async def payloads(store: Store, name: str) -> dict[Any, Any]:
+    records, _ = await store.scroll(name, limit=10_000)
+    return {record.id: record.payload for record in records}
+
+
+def interrupt(store: Store, writer: Copies, encoder: Encoder) -> None:
+    """Others write just before the copy's first points arrive, and just after: a change, a deletion, and a point before all
+    others, which has gone by."""
+    upsert, left, turns = store.upsert, iter(range(2)), itertools.count(1)
+
+    async def disturb() -> None:
+        turn = next(turns)
+        await writer.upsert(NAME, points(encoder, [5, 1000 + turn], [f"changed {turn}", "added"]))
+        await writer.delete(NAME, [10 * turn])
+
+    async def disturbed(name: str, points_: Sequence[models.PointStruct]) -> None:
+        is_disturbed = name == f"{NAME}.new" and next(left, None) is not None
+        if is_disturbed:
+            await disturb()
+        await upsert(name, points_)
+        if is_disturbed:
+            await disturb()
+
+    store.upsert = disturbed  # type: ignore[method-assign]
+
+
+@contextmanager
+def fresh(kind: str) -> Iterator[Store]:
+    """An empty store, in memory or the client of the stand-in."""
+    if kind == "memory":
+        yield MemoryStore()
+    else:
+        with standing_in(kind) as store:
+            yield store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_while_it_is_filled_are_in_both_copies(kind: str, folders: tuple[Path, Path]) -> None:
+    async def story(store: Store) -> None:
+        encoder = await filled(store, folders[0], texts())
+        interrupt(store, Copies(store, NAME), encoder)  # without the new model
+        await step(store, to=str(folders[1]), sample=0, no_flip=True)
+        there, copied = await payloads(store, NAME), await payloads(store, f"{NAME}.new")
+        assert there == copied
+        assert there[5] == {"text": "changed 4"}
+        assert len(there) == POINTS
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_searches_follow_the_flip_and_the_way_back(
+    kind: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "KEPT_S", -1.0)
+
+    async def story(store: Store) -> None:
+        old = await filled(store, folders[0], texts())
+        new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
+
+        async def found(encoder: Encoder, folder: Path) -> list[Any]:
+            searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
+            return [(hit.id, hit.score) for hit in (await searcher.search(NAME, "wing flow 3")).hits]
+
+        before = await found(old, folders[0])
+        with pytest.raises(CollectionMismatch):
+            await found(new, folders[1])
+        said: list[str] = []
+        await step(store, said, to=str(folders[1]), sample=5)
+        assert any(line.startswith("overlap@10 ") for line in said)
+        assert [schema.stored_as for schema in await copies(store, NAME)] == [f"{NAME}.new", NAME]
+        after = await found(new, folders[1])
+        assert after != before
+        assert await found(old, folders[0]) == before  # of a process that has the old model alone
+        writer = Copies(store, NAME)
+        with pytest.raises(CollectionMismatch, match="write with that model"):
+            await writer.upsert(NAME, points(old, [0], ["lost"]))
+        await writer.delete(f"{NAME}.new", [3])
+        await step(store, step="rollback")
+        assert 3 not in await payloads(store, NAME)
+        await store.upsert(NAME, points(old, [0, 3], [texts()[0], texts()[3]]))
+        assert await found(old, folders[0]) == before
+        await step(store, to=str(folders[1]), sample=0)
+        await step(store, step="finish")
+        assert await found(new, folders[1]) == after
+        with pytest.raises(CollectionMismatch):
+            await found(old, folders[0])
+        await step(store, to=str(folders[0]), sample=0)  # again, of what is an alias now
+        await step(store, step="finish")
+        assert await found(old, folders[0]) == before
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_finish_that_is_killed_between_any_two_of_its_writes_goes_on(
+    again: bool, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`again`: of what is an alias already."""
+    monkeypatch.setattr(running, "KEPT_S", -1.0)
+
+    async def story(state: Qdrant, store: Store, writes: int) -> bool:
+        (await filled(store, folders[0], texts(9))).close()
+        for folder in (folders[1], folders[0])[: 1 + again]:
+            if folder == folders[0]:
+                await step(store, step="finish")
+            await step(store, to=str(folder), sample=0)
+        do, left = state.do, iter(range(writes))
+
+        def dying(*arguments: Any, **options: Any) -> Any:
+            if options.get("write") and next(left, None) is None:
+                raise Failure(400, "killed")
+            return do(*arguments, **options)
+
+        state.do = dying  # type: ignore[method-assign]
+        try:
+            await step(store, step="finish")
+        except HybridTeiError:
+            state.do = do  # type: ignore[method-assign]
+            await step(store, step="finish")
+            is_killed = True
+        else:
+            is_killed = False
+        twin = f"{NAME}.new.new" if again else f"{NAME}.new"
+        assert await store.collections() == [twin]
+        assert (await store.aliases())[NAME] == twin
+        schema = await store.describe(NAME)
+        assert schema is not None
+        assert "migration_of" not in schema.metadata
+        assert await store.count(NAME) == 9
+        return is_killed
+
+    for writes in itertools.count():
+        with speaking() as state:
+            store = ServerStore(StoreConfig(qdrant_url=f"grpc://127.0.0.1:{state.grpc_port}"))
+            if not asyncio.run(story(state, store, writes)):
+                break
+    assert writes == 4  # the record, the alias, the collection, what the copy is of
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_embedded_or_is_too_unlike_is_not_flipped_to(kind: str, folders: tuple[Path, Path]) -> None:
+    async def story(store: Store) -> None:
+        encoder = await filled(store, folders[0], texts(20))
+        with pytest.raises(InvalidInput, match="require-overlap"):
+            await step(store, to=str(folders[1]), sample=5, require_overlap=1.01)
+        assert (await copies(store, NAME))[0].stored_as == NAME
+        with pytest.raises(InvalidInput, match="comes first"):
+            await step(store, step="finish")
+        await step(store, step="cancel")
+        assert await store.collections() == [NAME]
+        await store.upsert(NAME, to_points(encoder.encode(["a"], ("dense",)), [0], [{"title": "no text"}]))
+        with pytest.raises(InvalidInput, match="no text"):
+            await step(store, to=str(folders[1]))
+        assert await store.collections() == [NAME]
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded", *STAND_INS])
+def test_a_store_annotates_and_replaces_collections(kind: str, tmp_path: Path) -> None:
+    with asked(kind, tmp_path) as one:
+        store, run = one.store, one.run
+        for name in ("a", "b", "c"):
+            run(store.create(name, plan(model_id=name)))
+        run(store.annotate("a", {"note": {"x": 1}, "model_id": None}))
+        described = run(store.describe("a"))
+        assert described is not None
+        assert dict(described.metadata) == {"note": {"x": 1}}
+        run(store.replace("a", "b"))
+        assert run(store.aliases()) == {"a": "b"}
+        assert run(store.collections()) == ["b", "c"]
+        run(store.replace("b", "c"))
+        assert run(store.aliases()) == {"a": "c"}
+        assert run(store.collections()) == ["c"]
+        assert run(store.count("a")) == 0
+
+
+@pytest.mark.slow
+def test_a_killed_migration_goes_on(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    chance, count = random.Random(0), 1500
+
+    async def prepared() -> None:
+        store = EmbeddedStore(str(tmp_path / "qdrant"))
+        (await filled(store, folders[0], texts(count))).close()
+        await store.close()
+
+    async def both() -> tuple[dict[Any, Any], dict[Any, Any]]:
+        store = EmbeddedStore(str(tmp_path / "qdrant"))
+        try:
+            return await payloads(store, NAME), await payloads(store, f"{NAME}.new")
+        finally:
+            await store.close()
+
+    asyncio.run(prepared())
+    command = [sys.executable, "-m", "hybridtei", "migrate", NAME, "--to", str(folders[1]), "--quiet", "--sample", "0"]
+    command += ["--qdrant-path", str(tmp_path / "qdrant"), "--no-flip"]
+    for _ in range(3):
+        with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(chance.uniform(1.5, 4.0))
+            process.kill()
+        time.sleep(1)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    there, copied = asyncio.run(both())
+    assert there == copied
+    assert len(there) == count
+    assert json.dumps(there[7]) == json.dumps({"text": texts(count)[7]})
+
+
+@pytest.mark.slow
+def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(folders: tuple[Path, Path]) -> None:
+    script = Path(__file__).parents[2] / "conformance" / "load" / "migrate.py"
+    command = [sys.executable, str(script), "--old", str(folders[0]), "--new", str(folders[1])]
+    command += ["--points", "300", "--kills", "2"]
+    told = json.loads(subprocess.run(command, check=False, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+    of_speed = {"kill -9 of the command", "searches and writes", "last search that the old model answers"}
+    assert set(told["broken"]) <= of_speed
+    assert len(told["rows"]) == 8
