@@ -37,7 +37,7 @@ def write_source(path: Path, count: int, chance: random.Random) -> dict[str, str
 
 def noted(folder: Path) -> int:
     """Lines of the ledger, wherever it is."""
-    files = (*folder.glob("qdrant/.ingest/*.jsonl"), *folder.glob("cache/server-*/*.jsonl"))
+    files = (*folder.glob("qdrant/.ingest/*.jsonl"), *folder.glob("cache/collections/*.jsonl"))
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 

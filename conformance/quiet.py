@@ -3,12 +3,12 @@
     python -m conformance.quiet [--seconds 20] [--requests 20] [--keep FOLDER]
 
 Serves the embedded model, and a model folder on each backend that is installed, and sends each server so many requests of each
-route of its own OpenAPI document; meanwhile runs `ingest`, `search`, `eval` and `tune`. Each runs in an empty home and working
-folder, with nothing of this environment but PATH and PYTHONPATH: ONNX Runtime reports nothing where `CI` is set. Files may be
-made below the working folder, below TMPDIR and below `~/.cache/hybridtei`, and by `eval --chart` in
-matplotlib's folders; so says the README. Exit status: 0 if nothing else was found.
+route of its own OpenAPI document; meanwhile runs `ingest`, `search`, `eval`, `tune` and `mcp`. Each runs in an empty home and
+working folder, with nothing of this environment but PATH and PYTHONPATH: ONNX Runtime reports nothing where `CI` is set. Files
+may be made below the working folder, below TMPDIR and below `~/.cache/hybridtei`, and by `eval --chart` in
+matplotlib's folders; so says notebooks/server.md. Exit status: 0 if nothing else was found.
 
-Wants Linux, `strace`, and the extras `qdrant` and `eval`.
+Wants Linux, `strace`, and the extras `qdrant`, `mcp` and `eval`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Run:
                 [*watch, sys.executable, "-P", "-m", "hybridtei", *self.words],
                 cwd=self.folder / "work",
                 env=environment,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -177,6 +178,7 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
             ["search", COLLECTION, "the display shows E41", "--rescore", "--explain"],
             ["eval", str(WORKSHOP), "--collection", "judged", "--quiet", "--chart", "modes.svg", "--output", "modes.json"],
             ["tune", "--backend", "ort"],
+            ["mcp", COLLECTION, "--writable"],  # until its input ends, at once
         ):
             run = Run(words[0], scratch / "commands", words)
             run.end(run.start())

@@ -169,13 +169,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
     ] = None
     http_workers: Annotated[
-        int,
+        Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(
-            ge=1,
-            le=64,
-            description="Processes for HTTP, JSON and tokenisation; beyond 1 they share an engine in a process of its own.",
+            description="Processes for HTTP, JSON and tokenisation beside the engine's; 0: the engine's own does it "
+            "[default: 1 for one model on a GPU without gRPC and vector store, else 0]."
         ),
-    ] = 1
+    ] = None
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
     )
@@ -317,7 +316,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 class StoreConfig(Struct, frozen=True, kw_only=True):
     """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
-    qdrant_url: Annotated[str | None, Meta(description="Qdrant server or cluster, such as http://localhost:6334.")] = None
+    qdrant_url: Annotated[str | None, Meta(description="Qdrant server, or a cluster's: http://a:6334,http://b:6334.")] = None
     qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0

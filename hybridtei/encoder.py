@@ -1,5 +1,4 @@
 """A model in this process, without a server or an event loop.
-
 A call that keeps several cores busy starts threads, and ends them before it returns.
 """
 
@@ -7,34 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.backends.base import Backend
-from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged
+from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged, pack
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, fields_of
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.engine import run_all
-from hybridtei.errors import EmptyInput, InvalidInput, UsageError
-from hybridtei.load import load_model
+from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.load import configured, load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model, Task
-from hybridtei.tasks.embed import Embed, InputType, QueryEncoder
+from hybridtei.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
 from hybridtei.tasks.label import AGGREGATIONS, Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
+from hybridtei.tasks.spans import EmbedSpans, Spans, span_texts
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
 
 T = TypeVar("T")
 MAX_ID = 2**32  # as on the wire
+CHUNK_SPANNED = 64  # inputs whose token states are held at a time
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
 
 
@@ -83,12 +82,11 @@ class Encoder:
         """Load a local folder, a hub id, or the embedded model.
 
         `measures`: False leaves out the self-test and the measurement of this machine, for a program that embeds one text.
-
         `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`, over those of
         `config` and `engine`; `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for a value
         that it cannot have, and LoadError.
         """
-        config, engine = _configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
+        config, engine = configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
         loaded = load_model(config, engine, measures=measures)
         return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config))
 
@@ -130,6 +128,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction = "right",
         query_encoder: QueryEncoder = "model",
+        spans: Sequence[Spans] | Spans | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
         """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
@@ -137,7 +136,8 @@ class Encoder:
         `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
         its prompts make a difference. `multivector`: how small those of documents are to be, as `MultivectorBudget` or its
         fields; queries' are never made smaller. `query_encoder` "table": the sparse vectors are those of queries, looked up by
-        token without a pass; other outputs take one. Raises RequestError or BackendError.
+        token without a pass; other outputs take one. `spans`: for each text a list of parts, (first code point, the one
+        after its last); each part has a row, text by text, from one pass over whole texts. Raises RequestError or BackendError.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         _check_kinds(inputs)
@@ -145,6 +145,11 @@ class Encoder:
         budget = self._multivector if multivector is None else as_budget(multivector)
         task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type, budget)
         task.check(self.spec)
+        if spans is not None and inputs:
+            if query_encoder != "model":
+                raise InvalidInput('`spans` are not for `query_encoder` "table", which reads no text around a token')
+            lists = [spans] if isinstance(texts, str) else spans
+            return self._run(EmbedSpans(span_texts(inputs, lists, "texts"), task, "texts"), show_progress)
         if query_encoder == "model" or Head.SPARSE not in heads:
             return self._run(task, show_progress)
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
@@ -152,11 +157,14 @@ class Encoder:
         sparse = self._run(table, show_progress)
         if heads == table.heads:
             return sparse
-        others = self._run(replace(task, heads=heads - table.heads), show_progress)
-        return replace(others, sparse=sparse.sparse)
+        return replace(self._run(replace(task, heads=heads - table.heads), show_progress), sparse=sparse.sparse)
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
-        """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first."""
+        """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first.
+
+        Raises UnsupportedHead where indices are not token ids.
+        """
+        check_spelled(self.spec)
         spelled = []
         for row in range(len(vectors)):
             indices, values = vectors.row(row)
@@ -248,11 +256,12 @@ class Encoder:
         """Free the model's memory."""
         self._backend.close()
 
-    def _run(self, task: Embed, show_progress: bool) -> Embeddings:
+    def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return _no_rows(task.heads, self.spec)
         with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
-            answer: Embeddings = self._answer(task.for_model(self.spec), advance=bar.update)
+            chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
+            answer: Embeddings = self._answer(task.for_model(self.spec), chunk, advance=bar.update)
             return answer
 
     def _answer(
@@ -279,6 +288,9 @@ class Encoder:
         return answers[0] if len(answers) == 1 else task.join(answers)
 
     def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
+        if getattr(self._backend, "is_table", False) and heads == {Head.DENSE}:  # takes less time than the queue
+            advance(len(encodings))
+            return self._backend.forward(pack(encodings, heads, self.spec.positions))
         callers = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
@@ -303,25 +315,6 @@ def heads_named(names: Iterable[str]) -> frozenset[Head]:
     return frozenset(Head(name) for name in names)
 
 
-def _configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
-    """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
-    known = {field.name: (field, plain) for kind in (ModelConfig, EngineConfig) for field, plain, _ in fields_of(kind)}
-    for name, value in options.items():
-        if name not in known:
-            nearest = get_close_matches(name, known, 1, 0.5)
-            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
-            raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
-        field, plain = known[name]
-        try:
-            msgspec.convert(value, field.type)
-        except msgspec.ValidationError as error:
-            allowed = f"; allowed: {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
-            raise UsageError(f"`{name}` is {value!r}: {error}{allowed}") from None
-    own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
-    others = {name: value for name, value in options.items() if name not in own}
-    return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)
-
-
 def _check_kinds(inputs: Sequence[object]) -> None:
     for place, item in enumerate(inputs):
         if not isinstance(item, str | list):
@@ -344,7 +337,7 @@ def _no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     dim = 0 if spec.multivector is None else spec.multivector.dim
     return Embeddings(
         dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
-        sparse=SparseVectors(none[:0], empty, none, spec.vocab_size) if Head.SPARSE in heads else None,
+        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width) if Head.SPARSE in heads else None,
         multivector=Ragged(empty.reshape(0, dim), none) if Head.MULTIVECTOR in heads else None,
         tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
     )

@@ -263,11 +263,12 @@ class StoreError(HybridTeiError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks to wait, if it says so."""
+    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks to wait, if it says so. `is_counted`:
+    the message has the tries, after which no caller tries again."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.is_counted = retry_after_s, is_counted
 
 
 class StoreAway(StoreUnavailable):

@@ -21,9 +21,10 @@ import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -34,9 +35,9 @@ from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
-from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel
-from hybridtei.errors import BackendError, LoadError
+from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec, read_spec
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, fields_of
+from hybridtei.errors import BackendError, LoadError, UsageError
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.tasks.base import Model
@@ -128,7 +129,9 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         default_prompt_name=engine.default_prompt_name,
         adapters=() if spec.adapters is None else spec.adapters.names,
     )
-    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
+    tokenizer = Tokenizer.load(
+        spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, bare=spec.model_type == STATIC_TYPE
+    )
     return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase)
 
 
@@ -244,3 +247,22 @@ def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
 def default_alias(model_id: str) -> str:
     """Return the last part of a path or hub id."""
     return model_id.rstrip("/").rpartition("/")[2]
+
+
+def configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
+    """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    known = {field.name: (field, plain) for kind in (ModelConfig, EngineConfig) for field, plain, _ in fields_of(kind)}
+    for name, value in options.items():
+        if name not in known:
+            nearest = get_close_matches(name, known, 1, 0.5)
+            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
+            raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
+        field, plain = known[name]
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            allowed = f"; allowed: {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
+            raise UsageError(f"`{name}` is {value!r}: {error}{allowed}") from None
+    own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
+    others = {name: value for name, value in options.items() if name not in own}
+    return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hybridtei.backends.graph.int8 import int8_graph
 from hybridtei.backends.select import DTYPES, why_not
@@ -73,6 +74,8 @@ def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
         pytest.skip("openvino is not installed")
     if (name, dtype) == ("openvino", "bfloat16") and not has_bfloat16():
         pytest.skip("this processor has no bfloat16")
+    if dtype == "float16" and not torch.cuda.is_available():
+        pytest.skip("float16 is for GPUs")
     assert why_not(name, dtype, read_spec(folder)) is None
     loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
     assert (loaded.backend_name, loaded.dtype) == (name, dtype)

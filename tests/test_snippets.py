@@ -179,8 +179,9 @@ def parses(words: list[str]) -> None:
     given = vars(parser.parse_args(explicit_booleans(words[1:])))
     if isinstance(given.get("model_id"), list):
         given["model_id"] = given["model_id"][0]
-    for kind in SETTINGS:
-        from_flags(kind, given, {})
+    words_only = {name: str(value) if type(value) in (int, float) else value for name, value in given.items()}
+    for kind in SETTINGS:  # a command's own flag may share a name with a setting, and be a number already
+        from_flags(kind, words_only, {})
 
 
 def python(words: list[str]) -> None:

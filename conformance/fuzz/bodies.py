@@ -64,6 +64,19 @@ def inputs(draw: Random) -> Any:
     return [ids(draw) if draw.random() < 0.2 else text(draw) for _ in range(draw.randint(1, 6))]
 
 
+def spanned(draw: Random) -> Any:
+    """Inputs as they are, or texts with spans, most of which hold a token."""
+    if draw.random() < 0.6:
+        return inputs(draw)
+    given = [{"text": one, "spans": [_span(draw, len(one)) for _ in range(draw.choice((1, 1, 3)))]} for one in texts(draw, 3)]
+    return draw.choice((given, given[0]))
+
+
+def _span(draw: Random, length: int) -> list[int]:
+    begin = draw.choice((0, 0, draw.randrange(length)))
+    return [begin, draw.choice((length, length, draw.randint(begin, length + 1)))]
+
+
 def some(draw: Random, options: dict[str, Any]) -> dict[str, Any]:
     """A few of the optional fields."""
     return {name: value for name, value in options.items() if draw.random() < 0.25}
@@ -92,15 +105,15 @@ def embed_hybrid(draw: Random) -> Any:
         "outputs": draw.sample(OUTPUTS, draw.randint(1, 3)),
         "normalize": draw.random() < 0.5,
         "dimensions": draw.choice((1, 8, 32)),
-        "sparse_format": draw.choice(("tei", "qdrant", "tokens")),
+        "sparse_format": draw.choice(("tei", "qdrant", "tokens", "ids")),
         "output_dtype": draw.choice(PRECISIONS),
     }
-    return {"inputs": inputs(draw), **some(draw, options)}
+    return {"inputs": spanned(draw), **some(draw, options)}
 
 
 def embed_multivector(draw: Random) -> Any:
     options = {**_reading(draw), "dimensions": draw.choice((1, 8, 24)), "output_dtype": draw.choice(PRECISIONS)}
-    return {"inputs": inputs(draw), **some(draw, options)}
+    return {"inputs": spanned(draw), **some(draw, options)}
 
 
 def similarity(draw: Random) -> Any:
@@ -120,7 +133,7 @@ def openai(draw: Random) -> Any:
         "normalized": draw.random() < 0.5,
         "truncation": draw.random() < 0.5,
         "outputs": draw.sample(OUTPUTS, draw.randint(1, 3)),
-        "sparse_format": draw.choice(("tei", "qdrant", "tokens")),
+        "sparse_format": draw.choice(("tei", "qdrant", "tokens", "ids")),
     }
     wrapped = [{"text": text(draw)} for _ in range(2)]
     return {"input": draw.choice((inputs(draw), wrapped)), **some(draw, options)}
@@ -139,6 +152,20 @@ def cohere(draw: Random) -> Any:
 
 def ollama(draw: Random) -> Any:
     return {"input": draw.choice((text(draw), texts(draw))), **some(draw, {"truncate": True, "dimensions": 8})}
+
+
+def dashscope(draw: Random) -> Any:
+    kinds = ("dense", "sparse", "dense&sparse")
+    options = {"dimension": 8, "output_type": draw.choice(kinds), "text_type": draw.choice(("query", "document"))}
+    return {"model": "any", "input": {"texts": draw.choice((text(draw), texts(draw)))}, "parameters": some(draw, options)}
+
+
+def ollama_prompt(draw: Random) -> Any:
+    return {"prompt": draw.choice((text(draw), "")), **some(draw, {"model": "small"})}
+
+
+def ollama_show(draw: Random) -> Any:
+    return some(draw, {"model": "small", "verbose": True})
 
 
 def rerank(draw: Random) -> Any:
@@ -296,7 +323,10 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/embeddings": openai,
     "/v1/embed": cohere,
     "/v2/embed": cohere,
+    "/services/embeddings/text-embedding/text-embedding": dashscope,
     "/api/embed": ollama,
+    "/api/embeddings": ollama_prompt,
+    "/api/show": ollama_show,
     "/rerank": rerank,
     "/v1/rerank": rank_documents,
     "/v2/rerank": rank_documents,
@@ -320,6 +350,19 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/models/unload": unload,
 }
 GETS = (
-    *("/", "/health", "/ping", "/info", "/metrics", "/models", "/v1/models", "/docs", "/docs/", "/docs/swagger-ui.css"),
+    *(
+        "/",
+        "/health",
+        "/ping",
+        "/info",
+        "/metrics",
+        "/models",
+        "/v1/models",
+        "/api/tags",
+        "/api/version",
+        "/docs",
+        "/docs/",
+        "/docs/swagger-ui.css",
+    ),
     *("/api-doc/openapi.json", "/page", "/page/page.css"),
 )

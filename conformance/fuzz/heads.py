@@ -360,7 +360,7 @@ class Generator:
         """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
         draw = self._draw
         path, value = self._valid()
-        field = next(iter(value))
+        field = next(iter(value), "model")  # a body may have no field that it must have
         size = draw.choice((60_000, 300_000, 1_900_000, 2_100_000))
         unit = draw.choice(("baka ", "\u0301", "x", "東", "a b "))
         shapes: tuple[Callable[[], bytes], ...] = (

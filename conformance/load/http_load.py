@@ -179,12 +179,12 @@ def gemm_peak() -> float:
 
 
 @contextmanager
-def started(command: str) -> Iterator[tuple[str, psutil.Process]]:
-    """A server on a free port, ready to answer."""
+def started(command: str, stderr: int | None = subprocess.DEVNULL) -> Iterator[tuple[str, psutil.Process]]:
+    """A server on a free port, ready to answer. `stderr`: as `Popen` takes it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(shlex.split(command.format(port=port)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(shlex.split(command.format(port=port)), stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         deadline = time.monotonic() + 180
         while True:

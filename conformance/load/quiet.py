@@ -43,7 +43,7 @@ def inside(values: Mapping[str, float]) -> float:
 
 def departed(values: Mapping[str, float]) -> float:
     """Return the clients that disconnected before any work on their request."""
-    return sum(total(values, f"hybridtei_departed_{what}") for what in ("requests", "connections"))
+    return sum(total(values, f"hybridtei_departed_{what}_total") for what in ("requests", "connections"))
 
 
 @dataclass(frozen=True)

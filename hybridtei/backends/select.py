@@ -20,11 +20,11 @@ from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.writer import Graph
-from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.system.machine import OtherPrograms, cuda_devices
+from hybridtei.system.machine import LaneKind, OtherPrograms, cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class Choice:
 
 def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
     """The configured backend, or the best that can run the model. Raises LoadError."""
+    if spec.model_type == STATIC_TYPE:
+        from hybridtei.backends.static import StaticBackend
+
+        return StaticBackend(spec)
     failure: LoadError | None = None
     for choice in choices(config, spec):
         try:
@@ -96,7 +100,7 @@ def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -
     if len(order) > 1 and len(measured) == len(order):
         order.sort(key=lambda name: -measured[name])
         shown = ", ".join(f"{name} {measured[name]:.0f}" for name in order)
-        return [Choice(name, dtype, f"measured here, tokens/s in a lane: {shown}") for name in order]
+        return [Choice(name, dtype, f"measured here, tokens/s: {shown}") for name in order]
     why = "the only one that can" if len(order) == 1 else "usually the best here; `hybridtei tune` measures all"
     return [Choice(name, dtype, why) for name in order]
 
@@ -132,6 +136,8 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     lacking = [package for package in PACKAGES[name] if not _installed(package)]
     if lacking:
         return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
+    if dtype == "float16" and not _cuda():
+        return "float16 is for GPUs, and torch finds none here; on a CPU ask for bfloat16 or float32"
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
@@ -266,7 +272,7 @@ def _one(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator
     except LoadError as error:
         yield f"{title}: no, {error}"
         return
-    yield f"{title}, one lane of {len(backend.lanes)}:"
+    yield f"{title}, one lane times {backend.lanes.count(LaneKind.BULK)}:"
     try:
         yield from _curve(backend, engine)
     finally:

@@ -12,11 +12,14 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -38,10 +41,12 @@ MIN_SECONDS = 1e-9  # of a pass, where a clock is too coarse
 LIMIT_SECONDS = 1.0  # of a start that nobody measured for
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A size of pass, and what it achieved in one lane. `spread`: how much longer than the fastest pass the second took."""
+    """A size of pass, and what all lanes for long texts achieve by it. `spread`: how much longer than the fastest pass the
+    second took."""
 
     tokens: int
     tokens_per_s: float
@@ -85,23 +90,39 @@ def curve_of(backend: Backend, max_tokens: int, *, limit_seconds: float | None =
 def measure(
     backend: Backend, max_tokens: int, *, limit_seconds: float | None = None, clock: Clock | None = None
 ) -> Iterator[Point]:
-    """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained."""
+    """One point after the other, each twice the size, until the budget's cap, the limit, or twice nothing more is gained.
+
+    A pass is measured in one lane, and counts as often as there are lanes for long texts, so that backends whose passes take
+    one core each compare with those whose pass takes all.
+    """
+    lanes = max(backend.lanes.count(LaneKind.BULK), 1)
     clock = clock or _clock_for(backend)
     began, size, best, flat = clock(), FIRST_TOKENS, 0.0, 0
-    while size <= max(max_tokens, FIRST_TOKENS):
-        point = Point(size, *_rate(backend, size, clock))
-        yield point
-        flat = flat + 1 if point.tokens_per_s < best / FLAT else 0
-        best = max(best, point.tokens_per_s)
-        if flat == 2 or (limit_seconds is not None and clock() - began > limit_seconds):
-            return
-        size *= 2
+    with _lane(backend) as in_lane:
+        while size <= max(max_tokens, FIRST_TOKENS):
+            rate, spread = in_lane(partial(_rate, backend, size, clock))
+            yield Point(size, rate * lanes, spread)
+            flat = flat + 1 if rate < best / FLAT else 0
+            best = max(best, rate)
+            if flat == 2 or (limit_seconds is not None and clock() - began > limit_seconds):
+                return
+            size *= 2
+
+
+@contextmanager
+def _lane(backend: Backend) -> Iterator[Callable[[Callable[[], T]], T]]:
+    """What runs work as a lane does: a backend that fills all cores does so outside of its lanes only."""
+    if not backend.fills_cores:
+        yield lambda work: work()
+        return
+    with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:
+        yield lambda work: lane.submit(work).result()
 
 
 def _clock_for(backend: Backend) -> Clock:
     """The processor's time where a pass has one thread of it, as express lanes tell: other programs, that interrupt a long pass
     and spare many a short one, would make small passes look fast. A device, or a team of threads, needs a clock."""
-    return process_time if LaneKind.EXPRESS in backend.lanes and not backend.fills_cores else perf_counter
+    return process_time if LaneKind.EXPRESS in backend.lanes else perf_counter
 
 
 def rate(backend: Backend, tokens: int, clock: Clock) -> float:
@@ -150,7 +171,7 @@ def remember(curve: Curve, backend: str, dtype: str, spec: ModelSpec, threads: i
 
 
 def _file(backend: str, dtype: str, spec: ModelSpec, threads: int) -> Path:
-    facts = json.dumps([threads, *machine(), _sizes(spec.config)], sort_keys=True)
+    facts = json.dumps(["all lanes", threads, *machine(), _sizes(spec.config)], sort_keys=True)
     return cache_folder("tuning") / f"{backend}-{dtype}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridtei.checkpoint.files import positive
+from hybridtei.checkpoint.modules import Modules, Pooling, StepModule, read_pooling, read_steps
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 # The input of the layers: the first token's state, the mean, the last token's. "late": each token's, with the mean of the
 # logits; "none": each token's, without pooling.
-ScorePooling = Literal["cls", "mean", "lasttoken", "late", "none"]
+ScorePooling = Pooling | Literal["late", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class NormStep:
     bias: bool
 
 
-Step = LinearStep | NormStep
+Step = LinearStep | NormStep | StepModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,19 @@ def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHe
     *first, last = head.steps
     assert isinstance(last, LinearStep)
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
+
+
+def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead:
+    """Return the head of a cross-encoder whose layers are modules of its own, the last of which gives the logits. Labels are
+    those of config.json where it has as many. Raises LoadError and its subclasses."""
+    poolings = read_pooling(folder, None, modules, "", config)
+    steps = read_steps(folder, modules, None, hidden_size * len(poolings))
+    count, declared = steps[-1].out_features, config.get("id2label")
+    if len(poolings) > 1:
+        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not served")
+    named = isinstance(declared, dict) and len(declared) == count
+    labels = _labels(config, folder / "config.json") if named else tuple(f"LABEL_{i}" for i in range(count))
+    return ClassifierHead(poolings[0], steps, "", labels)
 
 
 def yes_of_two(head: ClassifierHead) -> ClassifierHead:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.checkpoint.files import require
+from hybridtei.checkpoint.files import positive, read_object, require
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.weights import has_shape, read_linear
 from hybridtei.errors import LoadError, WeightMismatch
@@ -34,11 +34,12 @@ class SparseHead:
     `inputs` names what x concatenates: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
     `idf`: query weights are multiplied by the collection's inverse document frequency.
     `own`: the file is of our kind, with several heads under their names.
+    `code`: the `active` largest of `width` latents of the pooled vector, which is `normalized` before where that is declared.
     `double_log`: SPLADE's weights go through log(1 + x) twice.
     `queries`: the table in which queries are looked up instead (a folder, or `idf.json`).
     """
 
-    kind: Literal["linear", "mlp", "splade"]
+    kind: Literal["linear", "mlp", "splade", "code"]
     file: Path | None = None
     inputs: tuple[str, ...] = ("hidden",)
     activation: str = "relu"
@@ -46,6 +47,9 @@ class SparseHead:
     own: bool = False
     double_log: bool = False
     queries: Path | None = None
+    width: int = 0
+    active: int = 0
+    normalized: bool = False
 
     @property
     def can_look_up(self) -> bool:
@@ -91,6 +95,19 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
         return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf, own=True)
     linear = _linear_file(folder, "sparse_linear", 1, hidden_size)
     return None if linear is None else SparseHead("linear", linear[0], idf=False)  # BGE-M3's weights include it
+
+
+def read_coder(folder: Path, pooled_width: int) -> SparseHead:
+    """Return the sparse head of a SparseAutoEncoder module. Raises LoadError."""
+    file = folder / "config.json"
+    settings = read_object(file)
+    width, active = (positive({"hidden_dim": 512, "k": 8, **settings}, key, file) for key in ("hidden_dim", "k"))
+    if settings.get("input_dim") != pooled_width:
+        raise WeightMismatch(f"{file}: `input_dim` is {settings.get('input_dim')}, but what comes before it has {pooled_width}")
+    if active > width:
+        raise LoadError(f"{file}: `k` is {active}, more than `hidden_dim` {width}")
+    normalized = bool(settings.get("normalize", False))
+    return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
 
 
 def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:

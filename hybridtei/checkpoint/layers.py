@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
 from hybridtei.checkpoint.files import inside, read_object, read_vocabulary
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
-from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.modules import DenseModule, StepModule
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
@@ -40,6 +40,7 @@ class NormLayer:
 
 
 ClassifierLayer = LinearLayer | NormLayer
+TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of what a SparseAutoEncoder divides by
 
 
 def dense_layer(module: DenseModule) -> LinearLayer:
@@ -50,6 +51,62 @@ def dense_layer(module: DenseModule) -> LinearLayer:
     weight = _array(arrays, "linear.weight", (module.out_features, module.in_features), file)
     bias = _array(arrays, "linear.bias", (module.out_features,), file) if module.bias else None
     return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
+
+
+def step_layer(module: StepModule) -> ClassifierLayer:
+    """Read a Dense or a LayerNorm module. Raises LoadError."""
+    if isinstance(module, DenseModule):
+        return dense_layer(module)
+    arrays, file = _arrays_of(module.folder), _weights_file(module.folder)
+    weight, bias = (_array(arrays, f"norm.{name}", (module.out_features,), file) for name in ("weight", "bias"))
+    return NormLayer(weight, bias, TORCH_EPSILON)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeLayers:
+    """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
+
+    latents: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    active: int
+    eps: float | None
+
+
+def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
+    """Read a SparseAutoEncoder, whose centre is taken into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
+    assert head.file is not None
+    arrays, file = _arrays_of(head.file), _weights_file(head.file)
+    name = "encoder.weight" if "encoder.weight" in arrays else "decoder.linear.weight"  # one tensor, saved under either name
+    latents = _array(arrays, name, (head.width, pooled_width), file)
+    centre = _array(arrays, "pre_bias", (pooled_width,), file).astype(np.float64)
+    bias = _array(arrays, "latent_bias", (head.width,), file) - latents.astype(np.float64) @ centre
+    return CodeLayers(latents, bias.astype(np.float32), head.active, TORCH_EPSILON if head.normalized else None)
+
+
+STATIC_TABLES = ("embedding.weight", "embeddings")
+
+
+def static_table(spec: ModelSpec) -> Floats:
+    """Read the vector of each token of a StaticEmbedding, float32[v, d], in sentence-transformers' or Model2Vec's words. The
+    latter may share rows between tokens (`mapping`) and weigh them (`weights`). Raises LoadError."""
+    weights = Weights.open(spec.folder)
+    name = next((name for name in STATIC_TABLES if name in weights.names()), None)
+    if name is None:
+        raise LoadError(f"{spec.folder}: holds none of the tables {', '.join(STATIC_TABLES)} of a StaticEmbedding")
+    table = weights.float32(name)
+    if name == "embedding.weight":
+        return table
+    if "mapping" in weights.names():
+        rows = weights.stored("mapping").astype(np.int64)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
+            raise WeightMismatch(f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`")
+        table = table[rows]
+    return table * weights.float32("weights")[:, None] if "weights" in weights.names() else table
+
+
+def _arrays_of(folder: Path) -> Arrays:
+    weights = Weights.open(folder)
+    return {name: weights.float32(name) for name in weights.names() if not name.startswith("stats_")}
 
 
 def _weights_file(folder: Path) -> Path:
@@ -194,16 +251,19 @@ OF_HEADS = frozenset(
 
 def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[ClassifierLayer, ...]:
     """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    if not head.trunk:
+        return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
     reader = _Reader(folder)
     layers, width = list[ClassifierLayer](), hidden_size
+    name = ""
     for step in head.steps:
+        assert isinstance(step, LinearStep | NormStep)
+        name = step.name
         layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
         layers.append(layer)
         width = layer.weight.shape[0]
     if width != len(head.labels):
-        raise WeightMismatch(
-            f"{folder}: `{head.steps[-1].name}` gives {width} logits, config.json names {len(head.labels)} labels"
-        )
+        raise WeightMismatch(f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels")
     left = sorted(name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head))
     if left:
         raise WeightMismatch(f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all")

@@ -29,18 +29,13 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
 QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors, see `ModelSpec.is_rounded`
-ORDER = (
-    *TRANSFORMERS,
-    "LogitScore",
-    "Pooling",
-    "SpladePooling",
-    "Dense",
-    QUANTIZER,
-    "Normalize",
-)  # only Dense may come more than once
+STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
+STEPS = ("Dense", "LayerNorm")  # on pooled vectors: any number of them, in any order
+ORDER = (*TRANSFORMERS, STATIC, "LogitScore", "Pooling", "SpladePooling", *STEPS, QUANTIZER, CODER, "Normalize")
 # Of models that have only vectors of tokens.
 LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
 POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
+SCORES = "scores"  # that of logits, which the last Dense of a cross-encoder gives
 OF_TOKENS = (None, "token_embeddings")
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
@@ -55,6 +50,17 @@ class DenseModule:
     out_features: int
     bias: bool
     activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormModule:
+    """A sentence-transformers LayerNorm after the pooling, with torch's epsilon."""
+
+    folder: Path
+    out_features: int
+
+
+StepModule = DenseModule | NormModule
 
 
 def read_modules(folder: Path, *, late: bool = False) -> Modules:
@@ -76,7 +82,7 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
     """Return the folder of configuration, weights and tokenizer: the model's own, or `0_Transformer` in old checkpoints."""
-    return inside(folder, module_path(modules, *TRANSFORMERS) or "")
+    return inside(folder, module_path(modules, *TRANSFORMERS, STATIC) or "")
 
 
 def module_path(modules: Modules, *types: str) -> str | None:
@@ -169,21 +175,34 @@ def read_pooling(
     return ("cls",)
 
 
-def read_dense_modules(
+def gives_scores(folder: Path, modules: Modules) -> bool:
+    """Whether the last step is a Dense that gives logits: a cross-encoder in modules."""
+    steps = [(name, path) for name, path in modules if name in STEPS]
+    if not steps or steps[-1][0] != "Dense":
+        return False
+    return read_object(inside(folder, steps[-1][1]) / "config.json").get("module_output_name") == SCORES
+
+
+def read_steps(
     folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
-) -> tuple[DenseModule, ...]:
-    """Return the Dense layers in their order, each as wide as what precedes it. `names`: served names of their inputs.
+) -> tuple[StepModule, ...]:
+    """Return the Dense and LayerNorm layers in their order, each as wide as what precedes it. `names`: served names of their
+    inputs and outputs; the last Dense may give `SCORES`.
 
     Raises LoadError and its subclasses.
     """
-    paths = [path for name, path in modules if name == "Dense"]
-    if override is not None and len(paths) == 1:  # TEI: only a single Dense can be replaced
-        paths = [override]
-    dense, width = list[DenseModule](), pooled_width
-    for path in paths:
-        dense.append(_dense_module(inside(folder, path), width, names))
-        width = dense[-1].out_features
-    return tuple(dense)
+    steps = [(name, path) for name, path in modules if name in STEPS]
+    if override is not None and [name for name, _ in steps] == ["Dense"]:  # TEI: only a single Dense can be replaced
+        steps = [("Dense", override)]
+    read, width = list[StepModule](), pooled_width
+    for place, (name, path) in enumerate(steps, 1):
+        home = inside(folder, path)
+        if name == "LayerNorm":
+            read.append(_norm_module(home, width))
+        else:
+            read.append(_dense_module(home, width, names, outputs=(*names, SCORES) if place == len(steps) else names))
+        width = read[-1].out_features
+    return tuple(read)
 
 
 def _is_module(entry: object) -> bool:
@@ -191,11 +210,12 @@ def _is_module(entry: object) -> bool:
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
-    """Raise UnsupportedArchitecture for a Normalize before the end or a Dense before the pooling: both change what follows.
+    """Raise UnsupportedArchitecture for a Normalize before the end or a step before the pooling: both change what follows.
     Whether the last vector is normalised is an option of each request."""
-    places = [order.index(name) for name in names]
-    once = [name for name in names if name != "Dense"]
-    orphaned = "Dense" in names and "Pooling" not in names and not orphans
+    places = [order.index("Dense" if name in STEPS else name) for name in names]
+    once = [name for name in names if name not in STEPS]
+    orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
+    orphaned = orphaned or (STATIC in names and {"Pooling", *TRANSFORMERS} & {*names})
     if places != sorted(places) or len(set(once)) < len(once) or orphaned:
         raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(order)}")
 
@@ -220,13 +240,21 @@ def _pooling_name(name: object, where: Path) -> Pooling:
     raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
 
 
-def _dense_module(folder: Path, width: int, names: Sequence[str | None]) -> DenseModule:
+def _norm_module(folder: Path, width: int) -> NormModule:
+    file = folder / "config.json"
+    dimension = positive(read_object(file), "dimension", file)
+    if dimension != width:
+        raise WeightMismatch(f"{file}: `dimension` is {dimension}, but what comes before it has a width of {width}")
+    return NormModule(folder, dimension)
+
+
+def _dense_module(folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]) -> DenseModule:
     file = folder / "config.json"
     settings = read_object(file)
     if settings.get("use_residual"):
         raise UnsupportedArchitecture(f"{file}: Dense with a residual is not served")
-    for key in ("module_input_name", "module_output_name"):
-        if settings.get(key) not in names:
+    for key, served in (("module_input_name", names), ("module_output_name", outputs)):
+        if settings.get(key) not in served:
             raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
     in_features = positive(settings, "in_features", file)
     if in_features != width:

@@ -12,28 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier
-from hybridtei.checkpoint.files import positive, read_object, read_vocabulary, require
-from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, in_modules
+from hybridtei.checkpoint.files import inside, positive, read_object, read_vocabulary, require
+from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
 from hybridtei.checkpoint.hub_layouts import PPLX, translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
+    CODER,
     OF_TOKENS,
     QUANTIZER,
+    STATIC,
     DenseModule,
     Modules,
     Pooling,
+    StepModule,
+    gives_scores,
     is_splade,
     module_path,
-    read_dense_modules,
     read_modules,
     read_pooling,
     read_router,
+    read_steps,
     splade_activation,
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
-from hybridtei.checkpoint.sizes import KEYS, Adapters, check_sizes, max_input_length, read_adapters, sentence_config
+from hybridtei.checkpoint.sizes import (
+    KEYS,
+    UNSET_LENGTH,
+    Adapters,
+    check_sizes,
+    max_input_length,
+    read_adapters,
+    sentence_config,
+)
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 
@@ -42,6 +54,9 @@ OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta
 # Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta", "jina_bert"})
+
+
+STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,7 @@ class ModelSpec:
     max_input_length: int
     positions: Positions
     pooling: tuple[Pooling, ...]
-    dense_modules: tuple[DenseModule, ...] = ()
+    dense_modules: tuple[StepModule, ...] = ()
     sparse: SparseHead | None = None
     multivector: MultivectorHead | None = None
     prompts: Mapping[str, str] | None = None
@@ -81,6 +96,7 @@ class ModelSpec:
 
     # What follows from these, asked for by every request and so computed once.
     kind: Kind = field(init=False, repr=False, compare=False)
+    sparse_width: int = field(init=False, repr=False, compare=False)  # of the vocabulary, or latents of a code
     labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the classifier's logits
     is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives a weight for each vocabulary entry
     heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # every output this model has
@@ -95,6 +111,7 @@ class ModelSpec:
             "is_splade": splade,
             "heads": self._heads(splade),
             "dense_width": self.vocab_size if splade else width,
+            "sparse_width": self.sparse.width or self.vocab_size if self.sparse is not None else self.vocab_size,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -122,6 +139,8 @@ def read_spec(
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
     modules, queries = read_router(folder, read_modules(folder, late=is_colbert))
     home = transformer_folder(folder, modules)
+    if module_path(modules, STATIC) is not None:
+        return _static(folder, home, modules, sentence)
     file = home / "config.json"
     published = read_object(file)
     config = translate(published, file)
@@ -138,6 +157,8 @@ def read_spec(
         pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
     classifier = None if splade else find_classifier(home, model_type, architectures, config)
+    if gives_scores(folder, modules):
+        classifier = in_modules(folder, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
@@ -162,9 +183,13 @@ def read_spec(
     if late is not None:
         multivector = _token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
-    dense = read_dense_modules(folder, modules, dense_path, hidden_size * len(poolings)) if pooled else ()
+    pooled_width = hidden_size * len(poolings)
+    dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
     if pooled and not dense:
-        dense = _projection(home, model_type, config, hidden_size * len(poolings))
+        dense = _projection(home, model_type, config, pooled_width)
+    coder = module_path(modules, CODER)
+    if coder is not None:
+        sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width)
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     return ModelSpec(
@@ -195,6 +220,30 @@ def read_spec(
     )
 
 
+def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
+    """A table of token vectors, whose mean is a text's. Texts may be of any length, as sentence-transformers has it."""
+    require(home / "tokenizer.json")
+    weights = Weights.open(home)
+    names = {"embedding.weight", "embeddings"} & weights.names()
+    shapes = [weights.shape(name) for name in sorted(names)]
+    if not shapes or len(shapes[0]) != 2:
+        raise LoadError(f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions")
+    rows, width = shapes[0]
+    rows = weights.shape("mapping")[0] if "embeddings" in names and "mapping" in weights.names() else rows
+    return ModelSpec(
+        folder=home,
+        model_type=STATIC_TYPE,
+        architectures=(),
+        hidden_size=width,
+        vocab_size=rows,
+        max_input_length=UNSET_LENGTH,
+        positions=Positions(),
+        pooling=("mean",),
+        dense_modules=read_steps(folder, modules, None, width),
+        prompts=_prompts(sentence, folder, None),
+    )
+
+
 def _model_type(config: Mapping[str, Any], file: Path) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -222,9 +271,9 @@ def _splade(folder: Path, modules: Modules, queries: Path | None) -> SparseHead:
 
 def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
     """Return the projection of a late-interaction model's hidden states: Dense modules, or a tensor among its weights."""
-    dense = read_dense_modules(folder, modules, None, hidden_size, names=OF_TOKENS)
+    dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
     if dense:
-        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=dense[:-1], module=dense[-1])
+        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
     weights, name = Weights.open(home), "linear.weight"
     if name not in weights.names():
         raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")

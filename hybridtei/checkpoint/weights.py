@@ -41,6 +41,7 @@ def left_over(unused: Iterable[str]) -> list[str]:
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # As safetensors spells them; always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
+INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,16 @@ class Tensor:
     walked: tuple[int, ...] | None = None  # the shape that `strides` are of, where it is another
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        if self.dtype in INTEGERS:
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
         values = self.stored()
         # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
     def stored(self) -> NDArray[Any]:
-        if self.dtype not in DTYPES:
+        if self.dtype not in DTYPES and self.dtype not in INTEGERS:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
-        stored = np.dtype(DTYPES[self.dtype])
+        stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
         values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
         if self.strides is None:
             return values.reshape(self.shape)

@@ -21,9 +21,12 @@ COMMANDS = {
     "ingest": "collection.add_ingest",
     "search": "collection.add_search",
     "eval": "collection.add_eval",
+    "migrate": "migrate.add",
+    "mcp": "mcp.add",
     "train": "model.add_train",
     "export": "model.add_export",
     "tune": "model.add_tune",
+    "compare": "model.add_compare",
 }
 
 
@@ -50,7 +53,7 @@ def router(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
     _add_version(parser)
-    serve.fill(parser)
+    serve.fill(parser, as_tei=True)
     return _run(parser, argv)
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -93,7 +94,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
     if client is not None and Path(arguments.collection).name == arguments.collection:
         loop.start(client.ask("count", arguments.collection, None, timeout_s=store.qdrant_timeout))
-    importing = Thread(target=import_module, args=("qdrant_client",))
+    importing = Thread(target=import_models)
     importing.start()
     try:
         from hybridtei.encoder import Encoder
@@ -124,6 +125,33 @@ def needs_client() -> None:
     """Raise LoadError where the extra is not installed."""
     if find_spec("qdrant_client") is None:
         raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
+
+
+def import_models() -> None:
+    """Import `qdrant_client.models`. Its packages also load HTTP, gRPC and the client, half a second, which the embedded engine
+    never needs: they do so when something asks for it."""
+    for name in ("qdrant_client", "qdrant_client.http"):
+        if name not in sys.modules:
+            _defer(name)
+    import_module("qdrant_client.models")
+
+
+def _defer(name: str) -> None:
+    """Put a package into `sys.modules` that executes its `__init__` at the first attribute which is no submodule."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    package, loader = module_from_spec(spec), spec.loader
+
+    def execute(attribute: str) -> Any:
+        if attribute.startswith("__") or find_spec(f"{name}.{attribute}") is not None:
+            raise AttributeError(attribute)
+        package.__dict__.pop("__getattr__", None)
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    package.__dict__["__getattr__"] = execute
+    sys.modules[name] = package
 
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:

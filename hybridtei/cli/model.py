@@ -1,5 +1,5 @@
 """Commands on a model: `train` makes a sparse and a multi-vector head over a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes on this machine."""
+`tune` measures backends and batch sizes on this machine, `compare` finds why two servers' vectors differ."""
 
 from __future__ import annotations
 
@@ -144,3 +144,37 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
     for line in tune(model, find_model(model), engine):
         print(line, flush=True)
+
+
+ABOUT_COMPARE = "Compare the vectors of two servers, with TEI's or OpenAI's API: can an index of A's be searched by B?"
+EMBED_AGAIN = 3
+
+
+def add_compare(commands: Commands) -> None:
+    """Add the command `compare` and its flags."""
+    parser = new_parser(commands, "compare", ABOUT_COMPARE)
+    parser.usage = "%(prog)s URL_A URL_B [flags]"
+    parser.add_argument("a", metavar="URL_A", help="the server whose vectors are stored")
+    parser.add_argument("b", metavar="URL_B", help="the server that is to take its place")
+    for side in "ab":
+        parser.add_argument(f"--api-key-{side}", metavar="KEY", help=f"of server {side.upper()}")
+        parser.add_argument(
+            f"--model-{side}", metavar="NAME", help=f"the model to ask server {side.upper()} for, by OpenAI's API"
+        )
+    parser.add_argument("--json", action="store_true", help="the report as a line of JSON")
+    parser.set_defaults(run=run_compare)
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Compare, and print the report; return 0 where the index can be kept, 3 where all has to be embedded again."""
+    from hybridtei.evaluate.compare import Remote, compare
+
+    a = Remote(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
+    b = Remote(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
+    try:
+        report = compare(a, b)
+    finally:
+        a.close()
+        b.close()
+    print(report.as_json() if arguments.json else report.in_words(), flush=True)
+    return 0 if report.keeps_index else EMBED_AGAIN

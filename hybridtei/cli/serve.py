@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,13 +29,13 @@ def add(commands: Commands) -> None:
     fill(new_parser(commands, "serve", ABOUT))
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `serve` to a parser."""
+def fill(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
+    """Add the flags of `serve` to a parser. `as_tei`: the log begins with all settings, as TEI's does."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
     add_flags(parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, as_tei=as_tei)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -49,9 +50,9 @@ def run(arguments: argparse.Namespace) -> None:
     from hybridtei.server import start
 
     logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)
-    log.info(
-        "%s", described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
-    )
+    as_tei = arguments.as_tei or server.only_tei_routes or server.json_output
+    settings = described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
+    log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
     for warning in outdated(vars(arguments), os.environ):
         log.warning("%s", warning)
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
@@ -71,7 +72,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     if models_file is not None and model_ids:
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
-        if server.http_workers > 1:
+        if server.http_workers:
             raise UsageError("--http-workers: several models share one process; leave it out, or serve one model")
         if server.only_tei_routes:
             raise UsageError("--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model")
@@ -89,11 +90,13 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
 
 
 def address(hostname: str) -> str:
-    """Return the address, or all interfaces for a name, as TEI does: containers export HOSTNAME."""
+    """Return the address, or all interfaces for a name, as TEI does. Containers export their own name as HOSTNAME, so only
+    another name is worth a warning."""
     try:
         return str(ipaddress.ip_address(hostname))
     except ValueError:
-        log.warning("hostname %r is not an IP address; listening on 0.0.0.0", hostname)
+        if hostname != socket.gethostname():
+            log.warning("hostname %r is not an IP address; listening on 0.0.0.0", hostname)
         return "0.0.0.0"
 
 

@@ -106,16 +106,16 @@ class EngineCore:
 
     def __len__(self) -> int:
         """Sequences waiting, those of cancelled requests included until their turn comes."""
-        return sum(len(queue) for queue in self._queues())
+        return len(self._bulk) + (0 if self._express is None else len(self._express))
 
     @property
     def shared(self) -> int:
         """How many sequences, ever, were identical to one that waited already."""
-        return sum(queue.shared for queue in self._queues())
+        return self._bulk.shared + (0 if self._express is None else self._express.shared)
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(queue.tokens for queue in self._queues())
+        return self._bulk.tokens + (0 if self._express is None else self._express.tokens)
 
     @property
     def running(self) -> int:

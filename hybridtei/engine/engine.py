@@ -24,6 +24,7 @@ from hybridtei.engine.device import Device, ModelInstance
 from hybridtei.engine.scheduler import EngineRequest, ResultCache
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry, powers_of_two
+from hybridtei.system.machine import LaneKind
 
 
 class BatchMetrics:
@@ -36,25 +37,26 @@ class BatchMetrics:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.queued = registry.gauge("te_queue_size")
-        self.forwards = registry.counter("hybridtei_forward_passes")
-        self.lane_batches = registry.counter("hybridtei_lane_batches")
-        self.lane_tokens = registry.counter("hybridtei_lane_tokens")
+        self.forwards = registry.counter("hybridtei_forward_passes_total")
+        batches, tokens = registry.counter("hybridtei_lane_batches_total"), registry.counter("hybridtei_lane_tokens_total")
+        self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
         self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
         if core is not None:
             registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
             registry.observed("hybridtei_running_batches", lambda: core.running)
-        self.dropped = registry.counter("hybridtei_dropped_requests")  # whose caller left while they waited for a pass
-        self.shared = registry.counter("hybridtei_shared_inputs")  # identical to one that waited already
-        self.cache_hits = registry.counter("hybridtei_cache_hits")
-        self.cache_misses = registry.counter("hybridtei_cache_misses")
+        self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
+        self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
+        self.cache_hits = registry.counter("hybridtei_cache_hits_total")
+        self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
         self.queued.set(0)
 
     def taken(self, batch: Batch, budget_tokens: int) -> None:
         """A batch goes to a lane."""
         tokens = len(batch.packed.input_ids)
-        self.lane_batches.add(lane=batch.kind)
-        self.lane_tokens.add(tokens, lane=batch.kind)
+        batches, lane_tokens = self._of_lane[batch.kind]
+        batches()
+        lane_tokens(tokens)
         self.fill.observe(tokens / budget_tokens)
         self.size.observe(len(batch.packed))
         self.tokens.observe(tokens)

@@ -1,8 +1,8 @@
 """Counters, gauges and histograms, and their Prometheus text.
 
 Not `prometheus_client`, because dashboards made for TEI expect its exposition to the letter: no `_total`, no `# HELP`,
-bucket bounds in plain decimals, counters first. A series without labels is shown after its first use; `# TYPE` lines of
-declared metrics are always there.
+bucket bounds in plain decimals, counters first. Metrics that TEI does not have follow Prometheus' conventions. A series
+without labels is shown after its first use; `# TYPE` lines of declared metrics are always there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,25 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+
+HELP = {
+    "hybridtei_batch_fill": "Share of the token budget that a batch used.",
+    "hybridtei_cache_bytes": "Bytes of results in the embedding cache.",
+    "hybridtei_cache_hits_total": "Inputs answered from the embedding cache.",
+    "hybridtei_cache_misses_total": "Inputs that the embedding cache did not hold.",
+    "hybridtei_departed_connections_total": "Connections that the client closed before an answer.",
+    "hybridtei_departed_requests_total": "Requests whose client left before the answer.",
+    "hybridtei_dropped_requests_total": "Requests whose caller left while they waited for a forward pass.",
+    "hybridtei_forward_passes_total": "Forward passes of a backend.",
+    "hybridtei_key_requests_total": "Requests by the name of their API key.",
+    "hybridtei_lane_batches_total": "Batches that lanes of a kind took.",
+    "hybridtei_lane_tokens_total": "Tokens that lanes of a kind took.",
+    "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",
+    "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
+    "hybridtei_running_batches": "Batches in a forward pass now.",
+    "hybridtei_shared_inputs_total": "Inputs identical to one that waited already, computed once.",
+    "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
+}
 
 
 def format_number(value: float) -> str:
@@ -78,13 +97,13 @@ class Counter(_Metric):
         with self._lock:
             self._values[key] = self._values.get(key, 0) + amount
 
-    def of(self, **labels: str) -> Callable[[], None]:
-        """Return what counts one more of these labels, which are written once."""
+    def of(self, **labels: str) -> Callable[..., None]:
+        """Return what counts one more of these labels, or so many; the labels are written once."""
         key = _labels(labels)
 
-        def add() -> None:
+        def add(amount: float = 1) -> None:
             with self._lock:
-                self._values[key] = self._values.get(key, 0) + 1
+                self._values[key] = self._values.get(key, 0) + amount
 
         return add
 
@@ -197,7 +216,7 @@ class Registry:
         """Return the Prometheus text: counters, gauges, histograms."""
         with self._lock:
             blocks = [
-                "\n".join([f"# TYPE {metric.name} {metric.kind}", *metric.samples(), ""])
+                "\n".join([*_head(metric), *metric.samples(), ""])
                 for kind in ("counter", "gauge", "histogram")
                 for metric in self._metrics
                 if metric.kind == kind
@@ -225,6 +244,12 @@ class Registry:
     def _add(self, metric: M) -> M:
         self._metrics.append(metric)
         return metric
+
+
+def _head(metric: _Metric) -> Iterator[str]:
+    if metric.name in HELP:
+        yield f"# HELP {metric.name} {HELP[metric.name]}"
+    yield f"# TYPE {metric.name} {metric.kind}"
 
 
 def _labels(labels: dict[str, str]) -> str:

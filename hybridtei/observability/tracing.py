@@ -137,7 +137,7 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
             try:
                 answer = await work(*args, **kwargs)
                 if span.timings is not None and log.isEnabledFor(logging.INFO):
-                    log.handle(_success())
+                    asyncio.get_running_loop().call_soon(log.handle, _success())  # once the answer is written
                 CURRENT.set(span.outer)
                 return answer
             except BaseException as error:

@@ -34,7 +34,20 @@ from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import as_handler, recorder_for
 from hybridtei.server import invocations
-from hybridtei.server.api import cohere, embed, openai, ops, points, predict, qdrant_inference, rerank, scoring, search, tokens
+from hybridtei.server.api import (
+    cohere,
+    embed,
+    ollama,
+    openai,
+    ops,
+    points,
+    predict,
+    qdrant_inference,
+    rerank,
+    scoring,
+    search,
+    tokens,
+)
 from hybridtei.server.context import Context, Reply, RequestMetrics
 from hybridtei.server.dispatch import FAILED, HttpMiddleware, Work, asgi_handler, form_of, reply_of
 from hybridtei.server.http.body import BodyError, Keyless
@@ -56,7 +69,7 @@ log = logging.getLogger(__name__)
 PLAIN_HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]{1,5})?")  # of others Litestar's router decides
 
 ROUTES: tuple[Route, ...] = (
-    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *openai.OLLAMA_ROUTES, *predict.ROUTES),
+    *(*ops.ROUTES, *embed.ROUTES, *openai.ROUTES, *cohere.ROUTES, *ollama.ROUTES, *predict.ROUTES),
     *(*rerank.ROUTES, *scoring.ROUTES, *tokens.ROUTES, *invocations.ROUTES),
     *(*search.ROUTES, *points.ROUTES, *qdrant_inference.ROUTES, *ops.MANAGEMENT_ROUTES),
 )

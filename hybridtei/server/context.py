@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from hybridtei import errors
 from hybridtei.batch import Head
+from hybridtei.checkpoint.fingerprint import Fingerprint, begin
 from hybridtei.checkpoint.sizes import Adapters
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
@@ -73,6 +75,12 @@ class Context:
     @property
     def adapters(self) -> Adapters | None:
         return self.service.model.spec.adapters
+
+    @property
+    def fingerprint(self) -> Future[Fingerprint | None]:
+        service, config = self.service, self.service.config
+        prompt = config.default_prompt or config.default_prompt_name
+        return begin(service, service.model.spec, dtype=service.backend.dtype, default_prompt=prompt)
 
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""
@@ -261,7 +269,7 @@ class RequestMetrics:
         self._count = registry.counter("te_request_count")
         self._success = registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
-        self._disconnected = registry.counter("hybridtei_departed_requests")
+        self._disconnected = registry.counter("hybridtei_departed_requests_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore, Overloaded
 from hybridtei.observability.tracing import arrived
-from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
+from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
@@ -28,6 +29,7 @@ from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import ALIAS, ALIASES, PAGE, Route, split_alias
 
 FAILED = "hybridtei.failed"  # in a scope: what a handler raised outside of the framework
+FINGERPRINT = b"x-hybridtei-fingerprint"
 COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
 
 T = TypeVar("T")
@@ -78,7 +80,16 @@ async def reply_of(route: Route, work: Work, scope: Any, receive: Any, form: For
         arrived(state.recorder, scope["headers"])
     FORM.set(form)
     working = work(*target, wire)
-    return await (asyncio.shield(working) if route.outlives_client else while_connected(scope, working))
+    reply: Reply = await (asyncio.shield(working) if route.outlives_client else while_connected(scope, working))
+    return reply if route.target != "model" or route.is_tei else _signed(reply, target[0])
+
+
+def _signed(reply: Reply, context: Context) -> Reply:
+    """With the model's fingerprint as a header, once its weights are read."""
+    reading = context.fingerprint
+    found = reading.result() if reading.done() else None
+    identity = None if found is None else found["id"]
+    return reply if identity is None else replace(reply, headers=(*reply.headers, (FINGERPRINT, identity.encode())))
 
 
 class _Token(msgspec.Struct):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hybridtei import __version__
+from hybridtei.server.api.openai import DashScopeError
 from hybridtei.server.api.qdrant_inference import InferenceError
 from hybridtei.server.routing import ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse, Route
 
@@ -45,6 +46,7 @@ NOT_FOUND = {
     ErrorResponse: _of(error=TEXT, error_type=KIND),
     InferenceError: _of(error=TEXT),
     OpenAICompatErrorResponse: _of(message=TEXT, code=CODE, type=KIND),
+    DashScopeError: _of(code=KIND, message=TEXT, request_id=TEXT),
     ListedErrorResponse: _of(message=TEXT, code=CODE, type=KIND, detail={"type": "array"}),
 }
 REFERENCE = "#/components/schemas/"

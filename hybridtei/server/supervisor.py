@@ -144,7 +144,8 @@ class Supervisor:
             service.config,
             server,
         )
-        self._permits = shared_memory(server.http_workers)
+        self._places = range(server.http_workers or 1)
+        self._permits = shared_memory(len(self._places))
         self._admission = Admission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
         self._heap = memory.Keeper()
@@ -161,7 +162,7 @@ class Supervisor:
         await self.service.start()
         keepers: list[asyncio.Task[None]] = []
         try:
-            for place in range(self._server.http_workers):
+            for place in self._places:
                 await self._start_worker(place)
             if await self._all_ready():
                 self._open()

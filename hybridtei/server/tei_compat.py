@@ -213,6 +213,11 @@ def _is_openai_input(value: Any) -> bool:
     return (isinstance(value, list) and any(isinstance(one, tuple) for one in value)) or _is_input(value)
 
 
+def _is_spanned_input(value: Any) -> bool:
+    """A text with spans is an object, too."""
+    return isinstance(value, tuple) or _is_openai_input(value)
+
+
 def _is_texts(value: Any) -> bool:
     return _is_string(value) or _all(_is_string, value)
 
@@ -266,7 +271,10 @@ def _predict(reader: JsonReader) -> None:
 _INPUT = partial(_untagged, "Input", _is_input)
 UNTAGGED: Mapping[str, Mapping[str, Expect]] = {
     **{name: {"inputs": _INPUT} for name in ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest")},
-    **{name: {"inputs": _INPUT} for name in ("EmbedHybridRequest", "EmbedMultivectorRequest")},
+    **{
+        name: {"inputs": partial(_untagged, "Input", _is_spanned_input)}
+        for name in ("EmbedHybridRequest", "EmbedMultivectorRequest")
+    },
     "OpenAICompatRequest": {"input": partial(_untagged, "Input", _is_openai_input)},
     "TokenizeRequest": {"inputs": partial(_untagged, "TokenizeInput", _is_texts)},
     "DecodeRequest": {"ids": partial(_untagged, "InputIds", _is_ids)},

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
+from hybridtei import heads
 from hybridtei.batch import Head, Ragged
-from hybridtei.errors import InvalidInput
-from hybridtei.outputs import Embeddings, Floats
-from hybridtei.server.context import Context
-from hybridtei.tasks.embed import RANGED, Precision, quantized, read_ranges
+from hybridtei.config import EMBEDDED_MODEL
+from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings, Floats, Load, Usage
+from hybridtei.server.api.tei import Id, Inputs
+from hybridtei.server.context import Context, Reply, Write
+from hybridtei.tasks.embed import RANGED, Embed, Precision, check_spelled, quantized, read_ranges
+from hybridtei.tasks.spans import EmbedSpans, SpanText
 
 Kind = Literal["dense", "multivector"]
 Quantise = Callable[[Floats], Any]
@@ -69,6 +75,8 @@ def _as_they_are(rows: Floats) -> Floats:
 
 def _ranges(context: Context, precision: str, kind: Kind, width: int) -> Floats:
     path = context.model.quantization_ranges
+    if path is None and context.model.model_id == EMBEDDED_MODEL:
+        path = EMBEDDED_RANGES
     known = {} if path is None else ranges_in(path)
     for name in (f"{kind}_{width}", kind):
         if name in known and known[name].shape[1] == width:
@@ -85,13 +93,14 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
+EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))  # see `conformance.quality.ranges`
 Output = Literal["dense", "sparse", "multivector"]
 
 
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 
 
-SparseFormat = Literal["tei", "qdrant", "tokens"]
+SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
 
 
 OutputDtype = Annotated[
@@ -113,6 +122,16 @@ def pooled(answer: Embeddings) -> Floats:
     return splade_rows(answer) if answer.dense is None else answer.dense
 
 
+def unspelled(context: Context, heads: frozenset[Head], form: SparseFormat) -> UnsupportedHead | None:
+    """Why `sparse_format` tokens is refused."""
+    try:
+        if form == "tokens" and Head.SPARSE in heads:
+            check_spelled(context.service.model.spec)
+    except UnsupportedHead as error:
+        return error
+    return None
+
+
 def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
     """The heads of `outputs`; all that the model has where none are named."""
     return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
@@ -121,3 +140,44 @@ def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]
 def splade_rows(answer: Embeddings) -> Floats:
     assert answer.sparse is not None
     return answer.sparse.to_dense()
+
+
+class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
+    """A text, and the parts of it that are to have vectors, from one pass over the whole."""
+
+    text: str
+    spans: Annotated[
+        list[tuple[Id, Id]],
+        Meta(min_length=1, description="Of each part, its first code point and the one after its last; they may overlap."),
+    ]
+
+
+SpannedInputs = Annotated[
+    str | SpannedText | list[str | Id | list[Id] | SpannedText],
+    Meta(description="As of `/embed_all`; or texts with spans, for each of which the answer has a list, an item a span."),
+]
+
+
+async def embed_spanned(
+    context: Context, task: Embed, inputs: Inputs, write: Write[Embeddings], refusal: HybridTeiError | None = None
+) -> Reply:
+    """Embed the inputs, or the spans of them, whose items are then one list an input."""
+    items: list[Any] = inputs.items
+    spanned = [item for item in items if isinstance(item, SpannedText)]
+    if not spanned:
+        return await context.embed(task, inputs, write, refusal=refusal, field="inputs")
+    with context.counting_failures():
+        if len(spanned) < len(items):
+            raise InvalidInput("`inputs` holds texts with spans and others: send them apart")
+    texts = [SpanText(item.text, item.spans) for item in spanned]
+    load = Load(len(texts), sum(len(item.text) for item in texts), inputs.is_batch)
+    try:
+        answer, usage = await context.run(EmbedSpans(texts, task), load, refusal=refusal)
+    except EmptyInput as error:
+        raise error.named("inputs") if load.is_batch else error from None
+
+    def nested(answer: Embeddings, usage: Usage) -> list[Any]:
+        rows = iter(write(answer, usage))
+        return [[*islice(rows, len(item.spans))] for item in texts]
+
+    return await context.reply(nested, answer, usage, answer.numbers)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from math import ceil
@@ -24,25 +24,32 @@ from uuid import uuid4
 from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
+QUOTA_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))  # -1: no quota
 STAT = Path("/proc/stat")
 MIN_SECONDS = 0.1  # the system counts in hundredths of a second
 GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
 
 
-def available_cores(quota_file: Path = QUOTA) -> int:
+def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOTA_V1) -> int:
     """Return the least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least
     1."""
     affinity = len(_affinity())
     granted = os.environ.get(GRANTED, "")
-    return max(1, min(affinity, _quota(quota_file) or affinity, int(granted) if granted.isdecimal() else affinity))
+    return max(
+        1, min(affinity, _quota([quota_file], [*v1_files]) or affinity, int(granted) if granted.isdecimal() else affinity)
+    )
 
 
-def _quota(file: Path) -> int | None:
-    try:
-        allowed, period = file.read_text().split()[:2]
-        return None if allowed == "max" else ceil(int(allowed) / int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+def _quota(*versions: Sequence[Path]) -> int | None:
+    """Return the cores of the first version of cgroups that has its files, or None without a quota. A version's files hold the
+    microseconds of a period that may be used, and the period's."""
+    for files in versions:
+        try:
+            allowed, period = " ".join(file.read_text() for file in files).split()[:2]
+            return None if allowed == "max" or int(allowed) < 0 else ceil(int(allowed) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return None
 
 
 class OtherPrograms:

@@ -83,13 +83,17 @@ class Embed(ListTask):
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
         encodings = self.read(model, allow_empty=False)
-        if self.dimensions is not None and self.dimensions > self._width(model.spec):
-            raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
+        self.check_width(model.spec)
         return encodings
+
+    def check_width(self, spec: ModelSpec) -> None:
+        """Raises InvalidDimensions where the model's vectors are shorter than asked for."""
+        if self.dimensions is not None and self.dimensions > self._width(spec):
+            raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
-        side, reader = self._side(model.spec), model.reader
+        side, reader = self.side(model.spec), model.reader
         if side is not None and self.prompt_name is None:
             return read_side(
                 reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
@@ -113,16 +117,16 @@ class Embed(ListTask):
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         """See `ListTask.finishes_aside`."""
-        side = self._side(spec)
+        side = self.side(spec)
         return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Cut, normalise and merge the outputs of the pass."""
         outputs = outputs.only(self.heads)
         return Embeddings(
-            dense=self._dense(outputs.dense),
+            dense=None if outputs.dense is None else self.scaled(outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
-            multivector=self._multivector(self._side(model.spec), encodings, outputs.multivector),
+            multivector=self._multivector(self.side(model.spec), encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
 
@@ -139,16 +143,18 @@ class Embed(ListTask):
             return spec.multivector.dim
         return spec.dense_width
 
-    def _dense(self, dense: Floats | None) -> Floats | None:
-        if dense is None:
-            return None
+    def scaled(self, dense: Floats) -> Floats:
+        """Cut and normalise."""
         dense = cut(dense, self.dimensions)
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
     def _multivector(self, side: Side | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
         if rows is None:
             return None
-        rows = rows if side is None else _scored(side, encodings, rows)
+        return self.merged(side, rows if side is None else _scored(side, encodings, rows))
+
+    def merged(self, side: Side | None, rows: Ragged) -> Ragged:
+        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
@@ -172,10 +178,17 @@ class Embed(ListTask):
         """Whether multi-vectors are quantised."""
         return self._budget is not None and self._budget.dtype != "float"
 
-    def _side(self, spec: ModelSpec) -> Side | None:
+    def side(self, spec: ModelSpec) -> Side | None:
+        """Return how the inputs are read, of a late-interaction model."""
         if spec.late is None:
             return None
         return spec.late.query if self.input_type == "query" else spec.late.document
+
+
+def check_spelled(spec: ModelSpec) -> None:
+    """Raises UnsupportedHead where the indices of sparse vectors are latents, which the vocabulary has no pieces for."""
+    if spec.sparse is not None and spec.sparse.kind == "code":
+        raise UnsupportedHead("Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells")
 
 
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:

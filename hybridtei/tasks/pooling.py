@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hybridtei.batch import Ragged
 from hybridtei.checkpoint.late import TokenPooling
 from hybridtei.config import ModelConfig, MultivectorDtype
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, NotANumber
 from hybridtei.outputs import Floats, unit
 
 MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
@@ -57,7 +57,13 @@ def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget
 
 
 def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
-    """Merge and quantise n × float32[t_i, d], raw: -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits."""
+    """Merge and quantise n × float32[t_i, d], raw: -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits.
+
+    Raises NotANumber where a row is not finite: neither can distances be compared nor has int8 a word for it.
+    """
+    if not np.isfinite(rows.values).all():
+        bad = int(np.searchsorted(rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right")) - 1
+        raise NotANumber(f"the multi-vector of text {bad} of this pass holds numbers that are not finite")
     if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
         return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
     merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])

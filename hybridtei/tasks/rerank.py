@@ -19,6 +19,7 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.label import probabilities, refuse_nan
+from hybridtei.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
 from hybridtei.text.tokenizer import Direction
 
 MAX_CHUNK_DOCUMENTS = 256
@@ -28,14 +29,16 @@ INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse."""
+    """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""
 
     scores: Floats
     query: Embeddings | None = None
+    spans: Sequence[Sequence[RelevantSpan]] = ()
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:
-        return Scored(np.concatenate([part.scores for part in parts]), parts[0].query)
+        spans = [spans for part in parts for spans in part.spans]
+        return Scored(np.concatenate([part.scores for part in parts]), parts[0].query, spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class RerankByVectors(_Question):
     mean: bool | None = None
     kinds: frozenset[Head] = frozenset()
     known: Embeddings | None = None
+    spans: SpanOptions | None = None
 
     @property
     def heads(self) -> frozenset[Head]:
@@ -201,11 +205,14 @@ class RerankByVectors(_Question):
             query = Embed((), self.heads, input_type="query").finish(model, encodings[:1], outputs.take([0]))
             outputs = outputs.take(range(1, len(encodings)))
         documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
-        return Scored(self._scores(query, documents), query)
+        if self.spans is None:
+            return Scored(self._scores(query, documents), query)
+        found = relevant_spans(model, query, self.cut_documents(model), encodings[first:], documents, options=self.spans)
+        return Scored(self._scores(query, documents), query, found)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         """See `ListTask.finishes_aside`."""
-        return Embed((), self.heads).finishes_aside(spec)
+        return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
         shares = {head: self._weights.share(head) for head in self.heads}
@@ -255,14 +262,14 @@ def rerank_task(
     weights: Weights | str | None = None,
     mean: bool | None = None,
     max_document_tokens: int | None = None,
+    spans: SpanOptions | None = None,
 ) -> Ranking:
     """Return the task that fits the model; its `check` raises if the model cannot rank."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
         weights = declared_weights(spec) if weights is None else weights
-        return RerankByVectors(
-            query, documents, truncate, direction, raw_scores, weights, mean, kinds, max_document_tokens=max_document_tokens
-        )
+        asked = RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds, spans=spans)
+        return replace(asked, max_document_tokens=max_document_tokens)
     return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
 
 

@@ -24,6 +24,7 @@ Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)
 Some = TypeVar("Some", bound=Text)
 Item = TypeVar("Item")
+Laid = TypeVar("Laid", bound=Encoding)
 CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
 PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 bytes a token until what is too long is cut off
 
@@ -119,20 +120,22 @@ class TextReader:
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
         return self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
 
-    def locate(self, texts: Sequence[str], *, truncate: bool, direction: Direction = "right") -> list[LocatedEncoding]:
-        """Return one encoding a text, with each token's place in it; without prompts. Raises RequestError as `read` does."""
+    def locate(
+        self, texts: Sequence[str], *, truncate: bool, direction: Direction = "right", prompt: str = "", adapter: int = 0
+    ) -> list[LocatedEncoding]:
+        """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does."""
         ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, direction)))
-        bodies = [str(item.text) for item in ready]
+        bodies = [prompt + str(item.text) for item in ready]
         if self.lowercase:
             bodies = [_lowered(body) for body in bodies]
         raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
         encodings = []
         for text, body, raw in zip(texts, bodies, raws, strict=False):
             self._check_length(raw, truncate)
-            shift = len(text) - len(body) if direction == "left" else 0
+            shift = len(text) - len(body) if direction == "left" else -len(prompt)
             located = self.tokenizer.cut_located(raw, text, self.max_input_length, direction, shift=shift)
             self._checked(located)
-            encodings.append(located)
+            encodings.append(replace(located, adapter=adapter) if adapter else located)
         if refused is not None:
             raise refused
         return encodings
@@ -290,26 +293,45 @@ def read_side(
 ) -> list[Encoding]:
     """Return one encoding an input, in order, with the marker and expansion of its side. Raises RequestError as
     `TextReader.read` does."""
+    limited, longest = _limited(reader, side)
+    encodings = limited.read(inputs, truncate=truncate, direction=direction, allow_empty=allow_empty)
+    leading = reader.tokenizer.leading_specials
+    return [_widened(_marked(encoding, side, leading), side, longest) for encoding in encodings]
+
+
+def locate_side(
+    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction
+) -> list[LocatedEncoding]:
+    """Do what `read_side` does for a side without expansion, with each token's place in the text."""
+    limited, _ = _limited(reader, side)
+    encodings = limited.locate(texts, truncate=truncate, direction=direction, prompt=side.text)
+    return [_marked(encoding, side, reader.tokenizer.leading_specials) for encoding in encodings]
+
+
+def _limited(reader: TextReader, side: Side) -> tuple[TextReader, int]:
+    """Return the reader of a side's texts, which leaves room for its marker, and the side's longest input."""
     longest = min(reader.max_input_length, side.length or reader.max_input_length)
     if side.expansion is not None:
         floor = min(side.expansion.length, reader.max_input_length)
         longest = floor if side.expansion.fixed else max(longest, floor)
     room = longest - (side.marker is not None)
     prompts = replace(reader.prompts, default=side.text or None)
-    limited = replace(reader, max_input_length=room, prompts=prompts)
-    encodings = limited.read(inputs, truncate=truncate, direction=direction, allow_empty=allow_empty)
-    leading = reader.tokenizer.leading_specials
-    return [_widened(_marked(encoding, side, leading), side, longest) for encoding in encodings]
+    return replace(reader, max_input_length=room, prompts=prompts), longest
 
 
-def _marked(encoding: Encoding, side: Side, place: int) -> Encoding:
+def _marked(encoding: Laid, side: Side, place: int) -> Laid:
     if side.marker is None:
         return encoding
     types = encoding.token_type_ids
-    return replace(
+    marked = replace(
         encoding,
         input_ids=np.insert(encoding.input_ids, place, side.marker),
         token_type_ids=None if types is None else np.insert(types, place, 0),
+    )
+    if not isinstance(marked, LocatedEncoding):
+        return marked
+    return replace(
+        marked, offsets=np.insert(marked.offsets, place, 0, axis=0), special=np.insert(marked.special, place, values=True)
     )
 
 

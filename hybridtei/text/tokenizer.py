@@ -51,10 +51,13 @@ class Tokenizer:
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, path: Path, *, has_token_types: bool = False) -> Tokenizer:
-        """Read `tokenizer.json`. Raises LoadError if it cannot be parsed."""
+    def load(cls, path: Path, *, has_token_types: bool = False, bare: bool = False) -> Tokenizer:
+        """Read `tokenizer.json`. `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed."""
         try:
-            return cls(RawTokenizer.from_file(str(path)), has_token_types=has_token_types)
+            raw = RawTokenizer.from_file(str(path))
+            if bare:
+                raw.post_processor = None
+            return cls(raw, has_token_types=has_token_types)
         except BaseException as error:  # the library raises bare Exception, and a panic of its own that is none
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

@@ -89,6 +89,14 @@ def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
         open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_float16_wants_a_gpu(bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_cuda", lambda: False)
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    with pytest.raises(LoadError, match="float16 is for GPUs"):
+        choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]
+
+
 def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path) -> None:
     with pytest.raises(LoadError, match="`cuda-devices` is '0', and torch finds no CUDA device here"):
         open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))

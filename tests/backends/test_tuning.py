@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,17 @@ def test_what_other_programs_take_is_not_counted(monkeypatch: pytest.MonkeyPatch
     for backend.lanes, backend.fills_cores, rate in (
         (both_lanes(1), False, 1000),
         ((LaneKind.BULK,), False, 100),
-        (both_lanes(1), True, 100),
+        (both_lanes(3), False, 3000),
     ):
         assert [point.tokens_per_s for point in measure(backend, 256)] == pytest.approx([rate] * 3)
+
+
+@pytest.mark.parametrize("fills_cores", [False, True])
+def test_a_pass_that_would_take_all_cores_is_measured_in_a_lane(fills_cores: bool) -> None:
+    """Beside backends whose lanes take a core each, it would seem as fast as all their lanes are."""
+    entered, threads = list[int](), set[int]()
+    backend = FakeBackend(small.model_spec(), gate=lambda _: threads.add(threading.get_ident()))
+    backend.fills_cores = fills_cores
+    backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
+    assert len(list(measure(backend, 128))) == 2
+    assert [*threads] == (entered if fills_cores else [threading.get_ident()])

@@ -16,9 +16,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.checkpoint import files
 from hybridtei.checkpoint.files import MAX_JSON_BYTES, check_links, read_json
 from hybridtei.checkpoint.sizes import check_sizes, min_weights
+from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights, check_finite
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
@@ -123,7 +125,7 @@ def test_half_precision_that_overflows_is_refused(bert: Path, copied: Copied) ->
     save_file(arrays, folder / "model.safetensors")
     load(folder)
     with pytest.raises(LoadError, match=r"word_embeddings\.weight` holds NaN or infinity"):
-        Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch", dtype="float16"))
+        TorchBackend(read_spec(folder), dtype="float16")
 
 
 def test_numbers_whose_sum_is_none_are_numbers(tmp_path: Path) -> None:

@@ -300,5 +300,5 @@ def test_what_fails_at_start_does_not_show_the_key(bert):
     for flags in ([], ["--json-output"]):
         done = failing("serve", "--model-id", str(bert), "--api-key", KEY, "--default-prompt-name", "b", *flags)
         assert done.returncode == 1
-        assert "Args { " in done.stdout
+        assert ("Args { " in done.stdout) == bool(flags)  # people read five lines, machines all settings
         assert KEY not in done.stdout + done.stderr

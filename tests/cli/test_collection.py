@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -118,3 +120,18 @@ def test_eval_needs_judgements_before_it_does_anything(tmp_path, capsys, monkeyp
     assert main(["eval", ".", "--chart", "chart.doc"]) == 1
     assert "a chart should end in" in capsys.readouterr().err
     assert not (tmp_path / "qdrant").exists()
+
+
+AFTER_MODELS = """
+import sys
+from hybridtei.cli.collection import import_models
+import_models()
+assert "httpx" not in sys.modules
+from qdrant_client import AsyncQdrantClient, models
+import qdrant_client
+assert qdrant_client.models is models and "httpx" in sys.modules
+"""
+
+
+def test_qdrants_models_are_imported_without_its_client_which_follows_when_asked_for():
+    subprocess.run([sys.executable, "-c", AFTER_MODELS], check=True)

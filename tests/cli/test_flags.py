@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from hybridtei.cli.flags import add_flags, boolean_flags, from_flags, group_of, outdated
+from hybridtei.cli.serve import address
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, fields_of
 from hybridtei.errors import UsageError
 
@@ -259,3 +261,9 @@ def test_every_field_is_told_and_stands_under_a_heading(capsys):
         "observability",
     ]
     assert "hf-api-token" not in shown
+
+
+def test_a_containers_own_name_is_no_reason_for_a_warning(caplog):
+    assert (address(socket.gethostname()), caplog.records) == ("0.0.0.0", [])
+    assert (address("another-name"), len(caplog.records)) == ("0.0.0.0", 1)
+    assert address("127.0.0.1") == "127.0.0.1"

@@ -23,7 +23,7 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.api import cohere, openai, points, predict, rerank, search, tei, tokens
+from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei, tokens
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
@@ -44,7 +44,7 @@ PLANS = {
 }
 KINDS = [
     *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
-    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, openai.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
+    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, ollama.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
     *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, predict.ClassifyRequest, predict.PredictTokensRequest),
     *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
 ]

@@ -243,7 +243,7 @@ def test_a_cache_answers_what_was_asked_before():
         assert np.array_equal(first.multivector.row(1), again.multivector.row(0))
         assert np.array_equal(first.dense[0], mixed.dense[1])
         lines = registry.text().splitlines()
-        assert {"hybridtei_cache_hits 2", "hybridtei_cache_misses 3"} <= set(lines)
+        assert {"hybridtei_cache_hits_total 2", "hybridtei_cache_misses_total 3"} <= set(lines)
 
     run(scenario)
 

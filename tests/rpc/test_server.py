@@ -77,7 +77,7 @@ def check_reflection(channel: grpc.Channel) -> None:
 
 
 def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
-    return ["-m", "tests.server.fake_workers", str(folder), seconds, "1", "grpc_port=0", *settings]
+    return ["-m", "tests.server.fake_workers", str(folder), seconds, "0", "grpc_port=0", *settings]
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))

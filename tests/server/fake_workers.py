@@ -1,7 +1,7 @@
 """Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER PAUSE WORKERS [SETTING=NUMBER]...`.
 
-PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its pass fail, and "dura"
-ends the lanes. Settings: of the engine and the server.
+WORKERS may be 0. PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its
+pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
-from hybridtei.server.run import run_server
+from hybridtei.server.run import reserved, run_server
 from hybridtei.server.supervisor import run_workers
 from hybridtei.tasks.base import Model
 
@@ -51,8 +51,9 @@ def serve(folder: str, pause: str, workers: int, settings: dict[str, int]) -> No
 
     backend = FakeBackend(spec, fail_on=poison, gate=gate)
     service = EngineService(Model(spec, reader), backend, engine, budget_tokens=32, registry=registry)
-    if workers > 1:
-        run_workers(service, config, model, registry=registry)
+    if workers:
+        with reserved(config) as port:
+            run_workers(service, config, model, registry=registry, metrics_port=port)
     else:
         run_server(create_app(service, config, model, registry=registry), config)
 

@@ -103,7 +103,7 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
         assert "pass-timeout" in failed.json()["error"]
         assert running.get("/health").status_code == 503
         assert running.post("/embed", {"inputs": "three"}).status_code == 503  # the only lane is kept
-        assert 'hybridtei_refusals{limit="pass_timeout"} 1' in running.get("/metrics").text
+        assert 'hybridtei_refusals_total{limit="pass_timeout"} 1' in running.get("/metrics").text
         running.service._own_device._watchdog._seconds = HANG  # from now on no pass is late
         hold.let_go()
         until(lambda: running.get("/health").status_code == 200)
@@ -113,7 +113,7 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
 def test_ten_times_more_than_there_is_room_for_is_refused_at_once_and_takes_no_place_in_the_queue() -> None:
     """All but the sixteen that fit are told while the engine stands still."""
     hold = Hold()
-    refused = 'hybridtei_refusals{limit="max_concurrent_requests"} %d\n'
+    refused = 'hybridtei_refusals_total{limit="max_concurrent_requests"} %d\n'
     limits = httpx.Limits(max_connections=None)
     with (
         serving(gate=hold) as running,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridtei.observability.metrics import Registry
+from hybridtei.observability.metrics import HELP, Registry
 from hybridtei.server.context import RequestMetrics
 from tests.engine import small
 from tests.server.conftest import labelled
@@ -60,8 +60,8 @@ def test_series_kinds_order_and_bucket_text(server):
     assert {name: kinds.get(name) for name in SERIES} == SERIES
     order = list(kinds.values())
     assert order == sorted(order)  # counter, gauge, histogram
-    assert "# HELP" not in text
-    assert "_total" not in text
+    assert "# HELP te_" not in text
+    assert not re.search(r"^te_\w+_total", text, re.M)
     bounds = re.findall(r'^te_request_duration_bucket\{le="([^"]+)"\}', text, re.M)
     assert len(bounds) == 36
     assert (bounds[:4], bounds[-3:]) == (FIRST, [*LAST, "+Inf"])
@@ -94,7 +94,7 @@ def test_what_is_counted(fresh):
     assert seen["te_request_duration_count"] == 4
     assert seen["te_request_input_length_sum"] == 3 * 5 + 4
     assert seen["te_batch_next_size_sum"] == 6
-    assert seen["hybridtei_forward_passes"] == seen["te_batch_next_size_count"] == fresh.backend.forwards
+    assert seen["hybridtei_forward_passes_total"] == seen["te_batch_next_size_count"] == fresh.backend.forwards
     assert seen["te_queue_size"] == seen["hybridtei_queue_tokens"] == seen["hybridtei_running_batches"] == 0
     lanes = {name: value for name, value in seen.items() if name.startswith("hybridtei_lane_")}
     assert sum(value for name, value in lanes.items() if "batches" in name) == fresh.backend.forwards
@@ -157,3 +157,12 @@ def test_length_bounds_end_at_two_to_the_nineteenth():
     RequestMetrics(registry, 2**30)
     reading = next(reading for reading in registry.readings() if reading.name == "te_request_input_length")
     assert reading.bounds == tuple(2.0**k for k in range(20))
+
+
+def test_our_own_metrics_follow_prometheus_conventions(fresh):
+    """Every one has a help text, and counters end in `_total`; TEI's names stay as they are."""
+    lines = fresh.get("/metrics").text.splitlines()
+    kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE hybridtei_"))
+    assert {name for name in kinds if f"# HELP {name} {HELP[name]}" in lines} == set(kinds) == set(HELP) & set(kinds)
+    assert {name for name, kind in kinds.items() if (kind == "counter") != name.endswith("_total")} == set()
+    assert not [line for line in lines if line.startswith("# HELP te_")]

@@ -172,7 +172,7 @@ def test_in_a_crowd_nothing_is_begun_for_who_left_already():
 
     def departed() -> float:
         told = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line)
-        return sum(float(told.get(f"hybridtei_departed_{what}", 0)) for what in ("requests", "connections"))
+        return sum(float(told.get(f"hybridtei_departed_{what}_total", 0)) for what in ("requests", "connections"))
 
     with serving(gate=hold) as running:
         requests: list[Request] = [("/embed", {"inputs": f"one {i}"}) for i in range(CROWD + 8)]

@@ -25,7 +25,10 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability.metrics import Registry
 from hybridtei.server import supervisor as workers
 from hybridtei.server.http.connection import bound
+from hybridtei.server.start import http_processes
 from hybridtei.tasks.base import Model
+from tests.engine import small
+from tests.rpc.live import free_port
 from tests.sampled import sampled
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts
@@ -91,7 +94,7 @@ def test_answers_are_those_of_one_process(quick, hybrid):
     _, url = quick
     before = counted(url, "te_request_success")
     found = ask(url)
-    with process([*FAKE, str(hybrid), "0", "1"]) as alone:
+    with process([*FAKE, str(hybrid), "0", "0"]) as alone:
         assert found == ask(alone.wait_ready())
     assert {status for status, _ in found} == {200, 400}
     assert (
@@ -165,13 +168,13 @@ def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, tmp_path,
         hold.unlink()
         assert sorted(one.result() for one in asked) == [200] * 2 + [429] * 10
         hold.touch()
-        begun, passes = counted(url, "te_embed_count"), counted(url, "hybridtei_forward_passes")
+        begun, passes = counted(url, "te_embed_count"), counted(url, "hybridtei_forward_passes_total")
         with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG) as leaving:
             body = json.dumps({"inputs": HARMLESS[80:84]}).encode()
             head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             leaving.sendall(head % len(body) + body)
-            until(lambda: counted(url, "hybridtei_forward_passes") > passes)  # the engine has it
-        until(lambda: counted(url, "hybridtei_dropped_requests") == 1)
+            until(lambda: counted(url, "hybridtei_forward_passes_total") > passes)  # the engine has it
+        until(lambda: counted(url, "hybridtei_dropped_requests_total") == 1)
         hold.unlink()
         until(lambda: counted(url, "te_queue_size") == 0)
         hold.touch()
@@ -189,7 +192,7 @@ def test_one_house_for_all_then_who_leaves_then_an_orderly_end(hybrid, tmp_path,
         assert running.errors == []
 
 
-@pytest.mark.parametrize("count", sampled(["1", "2"], ["1"]))
+@pytest.mark.parametrize("count", sampled(["0", "1", "2"], ["0"]))
 def test_a_dead_engine_ends_all(hybrid, count):
     with process([*FAKE, str(hybrid), "0", count]) as running:
         url, workers = running.wait_ready(), workers_of(running)
@@ -201,12 +204,12 @@ def test_a_dead_engine_ends_all(hybrid, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", ["1", "2"])
+@pytest.mark.parametrize("count", ["0", "2"])
 def test_a_pass_that_does_not_end_does_not_keep_it_alive(hybrid, count):
     with process([*FAKE, str(hybrid), "3600", count, "drain_seconds=0"]) as running, ThreadPoolExecutor(1) as pool:
         url = running.wait_ready()
         stuck = pool.submit(WEB.post, f"{url}/embed", json={"inputs": HARMLESS[0]})
-        until(lambda: counted(url, "hybridtei_forward_passes") == 1)
+        until(lambda: counted(url, "hybridtei_forward_passes_total") == 1)
         running.terminate()
         assert running.wait() == 0
         assert isinstance(stuck.exception(HANG), httpx.TransportError)
@@ -244,6 +247,41 @@ def test_a_worker_that_lost_its_way_to_the_engine_is_replaced(hybrid):
 
     with bound("127.0.0.1", 0) as listening:
         asyncio.run(asyncio.wait_for(scene(listening), HANG))
+
+
+def test_passes_end_while_http_stands_still(hybrid, tmp_path):
+    """The engine's process waits for nothing that the process of HTTP does, not even for its interpreter's lock."""
+    hold, metrics = tmp_path / "hold", free_port()
+    hold.touch()
+    with process([*FAKE, str(hybrid), str(hold), "1", f"prometheus_port={metrics}"]) as running, ThreadPoolExecutor(8) as pool:
+        url = running.wait_ready()
+        waiting = [pool.submit(WEB.post, f"{url}/embed", json={"inputs": text}) for text in HARMLESS[:8]]
+        until(lambda: counted(url, "te_queue_size") + counted(url, "te_batch_next_size_sum") == 8)
+        http = psutil.Process(*workers_of(running))
+        http.suspend()
+        hold.unlink()
+        until(lambda: counted(f"http://127.0.0.1:{metrics}", "te_batch_next_size_sum") == 8)
+        until(lambda: counted(f"http://127.0.0.1:{metrics}", "hybridtei_running_batches") == 0)
+        assert not any(future.done() for future in waiting)
+        http.resume()
+        assert [future.result(HANG).status_code for future in waiting] == [200] * 8
+
+
+@pytest.mark.parametrize(
+    ("ahead", "settings", "has_store", "processes"),
+    [
+        (1, {}, False, 1),  # a GPU's backend
+        (0, {}, False, 0),
+        (1, {"http_workers": 0}, False, 0),
+        (0, {"http_workers": 3}, False, 3),
+        (1, {"grpc_port": 0}, False, 0),
+        (1, {}, True, 0),
+    ],
+)
+def test_where_passes_are_launched_from_python_http_has_a_process_of_its_own(ahead, settings, has_store, processes):
+    backend = FakeBackend(small.model_spec())
+    backend.ahead = ahead
+    assert http_processes(ServerConfig(**settings), backend, has_store=has_store) == processes
 
 
 def test_workers_do_not_outlive_the_engine(hybrid):

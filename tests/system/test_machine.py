@@ -32,6 +32,14 @@ def test_the_least_of_mask_and_quota(tmp_path: Path, quota: str, cores: int) -> 
     assert available_cores(file) == cores
 
 
+@pytest.mark.parametrize(("quota", "cores"), [("-1", HERE), ("50000", 1), ("100000", 1), ("nonsense", HERE)])
+def test_a_quota_of_cgroup_v1(tmp_path: Path, quota: str, cores: int) -> None:
+    files = (tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us")
+    for file, value in zip(files, (quota, "100000"), strict=True):
+        file.write_text(value + "\n")
+    assert available_cores(tmp_path / "none", files) == cores
+
+
 def test_no_quota_file(tmp_path: Path) -> None:
     assert available_cores(tmp_path / "none") == HERE
 

@@ -11,7 +11,7 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 
 from hybridtei.batch import Ragged
 from hybridtei.checkpoint.late import TokenPooling
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, NotANumber
 from hybridtei.outputs import unit
 from hybridtei.tasks import pooling
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budgeted, clusters, merge, pooled, unpacked
@@ -47,6 +47,14 @@ def test_equal_tokens_become_one() -> None:
     rows = np.repeat(np.eye(4, dtype=np.float32), 5, axis=0)
     merged = budgeted(Ragged(rows, np.array([0, 20])), MultivectorBudget(max_tokens=4))
     assert sorted(map(tuple, merged.values.tolist())) == sorted(map(tuple, np.eye(4).tolist()))
+
+
+@pytest.mark.parametrize("budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")])
+def test_numbers_that_are_not_finite_are_said(budget: MultivectorBudget) -> None:
+    rows = rows_of(20)
+    rows[12, 1] = np.nan
+    with pytest.raises(NotANumber, match="text 1 "):
+        budgeted(Ragged(rows, np.array([0, 10, 20])), budget)
 
 
 def test_a_bit_for_each_sign() -> None:

@@ -18,15 +18,18 @@ from hybridtei.batch import Head, Offsets, PackedBatch, Padding, Ragged, kept_to
 from hybridtei.checkpoint.classifiers import ScorePooling
 from hybridtei.checkpoint.layers import (
     ClassifierLayer,
+    CodeLayers,
     LinearLayer,
     NormLayer,
     classifier_layers,
+    code_layers,
     dense_layer,
     lexical_layers,
     multivector_layer,
+    step_layer,
 )
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 
 if TYPE_CHECKING:
     from hybridtei.backends.graph.mlm_head import MlmHead
@@ -53,14 +56,7 @@ def end_to_end(
     """
     tokens = len(batch.input_ids)
     all_tokens, n, longest = grown((tokens, len(batch), batch.max_seqlen))
-    mask = np.zeros((n, longest), dtype=bool)
-    mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
-    places = np.flatnonzero(mask)
-    rows = np.zeros(mask.size, dtype=np.int64)
-    rows[places] = np.arange(tokens)
-    seen = mask.astype(np.int64)
-    seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
-    seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
+    places, rows, seen = _rectangle(batch, n, longest)
     feed = {"input_ids": batch.input_ids, "places": places}
     if "position_ids" in inputs:
         feed["position_ids"] = batch.position_ids
@@ -71,6 +67,24 @@ def end_to_end(
         more = all_tokens - tokens
         feed = {name: np.concatenate([values, np.repeat(values[:1], more)]) for name, values in feed.items()}
     return run({**feed, ROWS: rows, "seen": seen})[:tokens]
+
+
+def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of n rows and `longest` columns: the place of each token int64[t], the token at each place int64[n * longest], and which
+    are seen int64[n, longest]."""
+    tokens = len(batch.input_ids)
+    if n == 1 and longest == tokens and batch.unseen is None:  # a text alone, whose pass is short
+        places = np.arange(tokens)
+        return places, places, np.ones((1, tokens), dtype=np.int64)
+    mask = np.zeros((n, longest), dtype=bool)
+    mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
+    places = np.flatnonzero(mask)
+    rows = np.zeros(mask.size, dtype=np.int64)
+    rows[places] = np.arange(tokens)
+    seen = mask.astype(np.int64)
+    seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
+    seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
+    return places, rows, seen
 
 
 def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]) -> Floats:
@@ -157,12 +171,23 @@ def through(x: Floats, layer: LinearLayer) -> Floats:
     return ACTIVATIONS[layer.activation](y if layer.bias is None else y + layer.bias)
 
 
-def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: Sequence[LinearLayer] = ()) -> Floats:
-    """Pooled vectors, several poolings side by side, through the Dense layers: float32[n, d]."""
-    pooled = np.concatenate([POOLINGS[mode](hidden, cu_seqlens) for mode in pooling], axis=1)
-    for layer in layers:
-        pooled = through(pooled, layer)
-    return pooled
+def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: Sequence[ClassifierLayer] = ()) -> Floats:
+    """Pooled vectors, several poolings side by side, through the layers after them: float32[n, d]."""
+    pooled = [POOLINGS[mode](hidden, cu_seqlens) for mode in pooling]
+    return tag(pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1), layers)
+
+
+def code(pooled: Floats, layers: CodeLayers) -> SparseVectors:
+    """The largest latents of pooled vectors float32[n, d], as far as they are above 0. Source: SparseAutoEncoder of
+    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka"; it divides by the deviation of a sample, plus epsilon."""
+    if layers.eps is not None:
+        centred = pooled - pooled.mean(1, keepdims=True)
+        pooled = centred / (centred.std(1, ddof=1, keepdims=True) + np.float32(layers.eps))
+    latents = pooled @ layers.latents.T + layers.bias
+    largest = np.argpartition(latents, -layers.active, axis=1)[:, -layers.active :]
+    kept = np.zeros_like(latents)
+    np.put_along_axis(kept, largest, np.maximum(np.take_along_axis(latents, largest, 1), np.float32(0)), 1)
+    return SparseVectors.from_dense(kept)
 
 
 def rounded(vectors: Floats) -> Floats:
@@ -210,8 +235,11 @@ class HostHeads:
         self.spec = spec
         self._words = words
         self._mlm = mlm
-        self._dense_layers = [dense_layer(module) for module in spec.dense_modules]
-        self._lexical = () if spec.sparse is None or spec.is_splade else lexical_layers(spec.sparse, spec.hidden_size)
+        self._dense_layers = [step_layer(module) for module in spec.dense_modules]
+        is_code = spec.sparse is not None and spec.sparse.kind == "code"
+        self._code = code_layers(spec.sparse, spec.dense_width) if spec.sparse is not None and is_code else None
+        is_lexical = spec.sparse is not None and not (is_code or spec.is_splade)
+        self._lexical = lexical_layers(spec.sparse, spec.hidden_size) if spec.sparse is not None and is_lexical else ()
         self._projection = None if spec.multivector is None else multivector_layer(spec.multivector, spec.hidden_size)
         self._before = [] if spec.multivector is None else [dense_layer(module) for module in spec.multivector.before]
         head = spec.classifier
@@ -220,11 +248,17 @@ class HostHeads:
 
     def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
         """Compute the heads that the batch's requests ask for from hidden states float32[t, h]."""
-        sparse, mlm = Head.SPARSE in batch.heads, self._mlm
+        vectors, weights = None, None
+        if Head.SPARSE in batch.heads and self._mlm is not None:
+            vectors = self._mlm.splade(hidden, batch.cu_seqlens, use_all_cores=use_all_cores)
+        elif Head.SPARSE in batch.heads and self._code is not None:
+            vectors = code(dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers), self._code)
+        elif Head.SPARSE in batch.heads:
+            weights = self._token_weights(batch, hidden)
         return HeadOutputs(
             dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
-            token_weights=self._token_weights(batch, hidden) if sparse and mlm is None else None,
-            splade=mlm.splade(hidden, batch.cu_seqlens, use_all_cores=use_all_cores) if sparse and mlm is not None else None,
+            token_weights=weights,
+            splade=vectors,
             multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
             tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
             scores=self._scores(batch, hidden) if Head.SCORES in batch.heads else None,

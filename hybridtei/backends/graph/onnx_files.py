@@ -162,6 +162,8 @@ def export_model(
     """Write a model's folder anew around an ONNX file. Raises LoadError, and for int8 if `guard` does not let it pass."""
     if spec.is_splade:
         raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
+    if spec.sparse is not None and spec.sparse.kind == "code":
+        raise UnsupportedArchitecture(f"{spec.folder}: models with a SparseAutoEncoder are served, but not exported")
     weights = Weights.open(spec.folder)
     graph, fidelity = family_graph(spec, rectangle=True), None
     words = word_table(spec, graph.weights)

@@ -34,12 +34,15 @@ from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
     Outputs,
+    SpannedInputs,
     SparseFormat,
+    embed_spanned,
     heads_of,
     pooled,
     pooled_head,
     smaller_vectors,
     splade_rows,
+    unspelled,
 )
 from hybridtei.tasks.embed import Embed, InputType, cosine
 from hybridtei.tasks.pooling import MultivectorBudget, budget_of
@@ -59,6 +62,7 @@ Budget = Annotated[
 class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/embed_hybrid`."""
 
+    inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
     outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
     normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
     dimensions: Annotated[
@@ -77,6 +81,7 @@ class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unkn
 class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/embed_multivector`."""
 
+    inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
     dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
     output_dtype: OutputDtype = None
     multivector: Budget = None
@@ -175,7 +180,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     )
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
     bits = task.bits_of(context.service.model.spec)
-    return await context.embed(task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits), field="inputs")
+    return await embed_spanned(context, task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits))
 
 
 @handler("embed_hybrid")
@@ -199,7 +204,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return writers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
-    return await context.embed(task, inputs, write, field="inputs")
+    return await embed_spanned(context, task, inputs, write, unspelled(context, heads, request.sparse_format))
 
 
 @handler("similarity")
@@ -309,7 +314,7 @@ ROUTES = (
         path="/embed_multivector",
         handler=embed_multivector,
         request=EmbedMultivectorRequest,
-        response=list[list[Vector] | PackedVectors],
+        response=list[list[list[float | Vector] | PackedVectors] | PackedVectors],  # with spans a list of those
         summary="A unit vector for each token, or fewer",
         capability=EMBED_MULTIVECTOR,
     ),
@@ -317,7 +322,7 @@ ROUTES = (
         path="/embed_hybrid",
         handler=embed_hybrid,
         request=EmbedHybridRequest,
-        response=list[HybridEmbedding],
+        response=list[HybridEmbedding | list[HybridEmbedding]],
         summary="Several outputs of one forward pass",
         capability=EMBED_HYBRID,
     ),

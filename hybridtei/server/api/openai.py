@@ -1,10 +1,10 @@
-"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours; and as Ollama's do."""
+"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours; and as DashScope's."""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
-from time import perf_counter_ns
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -26,9 +26,9 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
-from hybridtei.server.registry import EMBED
-from hybridtei.server.routing import OpenAICompatErrorResponse, Route
-from hybridtei.server.vectors import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, heads_of, smaller_vectors
+from hybridtei.server.registry import EMBED, EMBED_HYBRID
+from hybridtei.server.routing import OpenAICompatErrorResponse, Route, row_of
+from hybridtei.server.vectors import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, heads_of, smaller_vectors, unspelled
 from hybridtei.tasks.embed import Embed, InputType, Precision
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
@@ -142,6 +142,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     if context.is_splade and request.outputs is None:
         refusal = UnsupportedHead(SPLADE_NORMALIZE)
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
+    refusal = refusal or unspelled(context, heads, request.sparse_format)
     width = request.width
     task = Embed(
         inputs.items,
@@ -196,6 +197,86 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
     return item
 
 
+class DashScopeInput(Struct, frozen=True):
+    """The texts of a request."""
+
+    texts: str | list[str]
+
+
+class DashScopeParameters(Struct, frozen=True, kw_only=True):
+    """What a request wants of its texts."""
+
+    dimension: Dimensions = None
+    output_type: Annotated[Literal["dense", "sparse", "dense&sparse"], Meta(description="Which vectors to give.")] = "dense"
+    text_type: Annotated[str | None, Meta(description="query and document matter to some models.")] = None
+    instruct: Annotated[str | None, Meta(description="Refused: here, prompts belong to models.")] = None
+
+
+class DashScopeRequest(Struct, frozen=True, kw_only=True):
+    """DashScope's `text-embedding`."""
+
+    input: DashScopeInput
+    model: ServedModel = None
+    parameters: DashScopeParameters = DashScopeParameters()
+
+
+class DashScopeResponse(Struct, frozen=True):
+    """Answer to DashScope's clients: in `output`, `embeddings` with `embedding` and `sparse_embedding` as asked for."""
+
+    request_id: str
+    output: dict[str, list[dict[str, Any]]]
+    usage: dict[str, int]
+
+
+class DashScopeError(Struct, frozen=True):
+    """Errors as DashScope's clients read them."""
+
+    takes_body_errors: ClassVar[bool] = False
+
+    code: str
+    message: str
+    request_id: str
+
+    @classmethod
+    def of(cls, error: Exception) -> tuple[int, Self]:
+        """(status, body)."""
+        row = row_of(error)
+        return row.status, cls(row.error_type, row.prefix + str(error), "")
+
+
+async def dashscope_embed(context: Context, request: DashScopeRequest) -> Reply:
+    """DashScope's `text-embedding`: dense vectors of unit length, sparse ones as index, value and token, or both."""
+    asked = request.parameters
+    texts = [request.input.texts] if isinstance(request.input.texts, str) else request.input.texts
+    with context.counting_failures():
+        if not texts:
+            raise NoInputs("`input.texts` cannot be empty")
+        if asked.instruct is not None:
+            raise InvalidInput("`parameters.instruct` is not taken: the model's own prompt of `text_type` is put before a text")
+    heads = frozenset(Head(name) for name in asked.output_type.split("&"))
+    side: InputType | None = "query" if asked.text_type == "query" else "document" if asked.text_type == "document" else None
+    task = Embed([*texts], heads, True, dimensions=asked.dimension, input_type=side)
+    pieces = context.service.tokenizer.pieces
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        items = [{"text_index": i, **_dashscope_vectors(answer, i, pieces)} for i in range(len(answer))]
+        used = {"total_tokens": usage.tokens}
+        return {"request_id": str(uuid.uuid4()), "output": {"embeddings": items}, "usage": used}
+
+    return await context.embed(task, Inputs([*texts], is_batch=True), write, field="input.texts")
+
+
+def _dashscope_vectors(answer: Embeddings, i: int, pieces: Pieces) -> dict[str, Any]:
+    vectors: dict[str, Any] = {}
+    if answer.dense is not None:
+        vectors["embedding"] = answer.dense[i]
+    if answer.sparse is not None:
+        indices, values = answer.sparse.row(i)
+        rows = zip(indices.tolist(), values, pieces(indices), strict=True)
+        vectors["sparse_embedding"] = [{"index": index, "value": value, "token": token} for index, value, token in rows]
+    return vectors
+
+
 OPENAI = Route(
     path="/v1/embeddings",
     handler=openai_embed,
@@ -207,61 +288,14 @@ OPENAI = Route(
     is_tei=True,
     needs_content_type=False,
 )
-ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True))
-
-
-class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
-    """`/api/embed`."""
-
-    input: Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
-    model: ServedModel = None
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default, as Ollama's: true].")] = None
-    dimensions: Dimensions = None
-
-
-class OllamaEmbedResponse(Struct, frozen=True):
-    """Answer of `/api/embed`; durations are in nanoseconds."""
-
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
-async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
-    """`/api/embed`: of unit length, and a list even for one text; what is too long is cut unless `truncate` is false."""
-    texts = [request.input] if isinstance(request.input, str) else request.input
-    if not texts:
-        raise NoInputs("`input` cannot be empty")
-    inputs = Inputs([*texts], is_batch=True)
-    heads = frozenset({Head.DENSE})
-    task = Embed(inputs.items, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
-    refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
-    began_ns = perf_counter_ns()
-
-    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
-        assert answer.dense is not None
-        return {
-            "model": context.served_name,
-            "embeddings": answer.dense,
-            "total_duration": perf_counter_ns() - began_ns,
-            "load_duration": 0,
-            "prompt_eval_count": usage.tokens,
-        }
-
-    field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, inputs, write, refusal=refusal, field=field)
-
-
-OLLAMA_ROUTES = (
-    Route(
-        path="/api/embed",
-        handler=ollama_embed,
-        request=OllamaEmbedRequest,
-        response=OllamaEmbedResponse,
-        summary="Ollama embeddings",
-        capability=EMBED,
-        needs_content_type=False,
-    ),
+DASHSCOPE = Route(
+    path="/services/embeddings/text-embedding/text-embedding",
+    handler=dashscope_embed,
+    request=DashScopeRequest,
+    response=DashScopeResponse,
+    summary="DashScope embeddings",
+    capability=EMBED_HYBRID,
+    error=DashScopeError,
+    needs_content_type=False,
 )
+ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), DASHSCOPE)

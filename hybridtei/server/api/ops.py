@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from functools import cache
@@ -42,6 +43,7 @@ class ModelList(Struct, frozen=True):
 
 
 STARTED = int(time.time())
+FINGERPRINT_WAIT_S = 0.5  # of the first requests; half a gigabyte is read meanwhile
 POOLING_NAMES = {"lasttoken": "last_token"}
 DOCS_FILES = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
 DOCS_PAGE = """<!doctype html>
@@ -58,8 +60,13 @@ async def health(scope: Any) -> Content:
 
 
 async def info(scope: Any) -> Reply:
-    """TEI's keys in TEI's order, then ours."""
-    return Reply(facts(_context_of(scope)))
+    """TEI's keys in TEI's order, then ours; `fingerprint` is null while the weights are read for it."""
+    context = _context_of(scope)
+    answer = facts(context)
+    reading = asyncio.wrap_future(context.fingerprint)
+    await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
+    answer["hybridtei"]["fingerprint"] = reading.result() if reading.done() else None
+    return Reply(answer)
 
 
 async def models(scope: Any) -> Reply:

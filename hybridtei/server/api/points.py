@@ -6,6 +6,7 @@ Texts go through the engine in chunks, so that a large upsert holds no more perm
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,13 +89,16 @@ async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Rep
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     from hybridtei.store.collection import common_heads
+    from hybridtei.store.migration import Copies
+    from hybridtei.store.packed import packed_format
     from hybridtei.store.plan import budget_of_plan, plan_of
     from hybridtei.store.points import check_points, fit_to_schema, to_points
 
     context, schema, created = await _collection(stores, name, create=request.create)
-    new, failed = _checked(request.points)
+    new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)
     heads = common_heads(schema, context.service.model.spec)
     budget = budget_of_plan(plan_of(schema))
+    copies = Copies(stores.schemas.store, name, lambda copy, texts: _embedded_for(stores, copy, texts))
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
@@ -112,9 +116,26 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
                 except InvalidPoint as error:
                     failed.append(FailedPoint(one.index, one.client_id, str(error)))
         if ready:
-            await stores.schemas.store.upsert(name, ready)
+            await copies.upsert(schema.stored_as or name, ready)
     failed.sort(key=lambda one: one.index)
     return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
+
+
+async def _embedded_for(stores: StoreContext, schema: CollectionSchema, texts: Sequence[str]) -> Embeddings | None:
+    """Documents' vectors for another copy of a collection; None where its model is not loaded, or refuses one of them."""
+    from hybridtei.store.collection import common_heads
+    from hybridtei.store.plan import MODEL_ID, budget_of_plan, plan_of
+
+    model_id = schema.metadata.get(MODEL_ID)
+    context = next((one for one in stores.models.ready if one.model.model_id == model_id), None)
+    if context is None:
+        return None
+    heads, budget = common_heads(schema, context.service.model.spec), budget_of_plan(plan_of(schema))
+    task = Embed(list(texts), heads, True, input_type="document", multivector=budget)
+    try:
+        return (await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True)))[0]
+    except RequestError:
+        return None
 
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
@@ -137,12 +158,17 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
     return context, schema, created
 
 
-def _checked(points: list[Any]) -> tuple[list[_NewPoint], list[FailedPoint]]:
+def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], list[FailedPoint]]:
+    from hybridtei.store.points import check_key_is_free
+
     new: list[_NewPoint] = []
     failed: list[FailedPoint] = []
     for index, raw in enumerate(points):
         try:
-            new.append(_read(index, msgspec.convert(raw, Point)))
+            one = _read(index, msgspec.convert(raw, Point))
+            if is_packed:
+                check_key_is_free(one.payload)
+            new.append(one)
         except (msgspec.ValidationError, InvalidPoint) as error:
             client_id = raw.get("id") if isinstance(raw, dict) else None
             known = client_id if isinstance(client_id, str) or (type(client_id) is int and _is_writable(client_id)) else None

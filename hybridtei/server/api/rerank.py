@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Usage
@@ -35,6 +36,7 @@ from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.label import best_first
+from hybridtei.tasks.relevant import MAX_SPANS, SpanOptions
 from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
 
 
@@ -75,6 +77,24 @@ class Rank(Struct, frozen=True, omit_defaults=True):
     text: str | None = None
 
 
+class RelevantSpans(Struct, frozen=True):
+    """Which spans of documents are listed."""
+
+    mode: Literal["enabled", "disabled"]
+    threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Least score of one [default: 0.1].")] = (
+        None
+    )
+    max_spans: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="The best so many of each document [default: 32].")
+    ] = None
+
+    @property
+    def options(self) -> SpanOptions | None:
+        if self.mode == "disabled":
+            return None
+        return SpanOptions(0.1 if self.threshold is None else self.threshold, self.max_spans or MAX_SPANS)
+
+
 class DocumentsRequest(Struct, frozen=True, kw_only=True):
     """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`."""
 
@@ -95,6 +115,9 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     truncation_direction: TruncationSide = "Right"
     instruction: Instruction = None
     weights: Shares = None
+    relevant_spans: Annotated[
+        RelevantSpans | None, Meta(description="List the sentences that made each rank, by the best matches of multi-vectors.")
+    ] = None
     by_property: Annotated[Any, Meta(description="Weaviate's: with it, `scores` come in the order of `documents`.")] = field(
         default=UNSET, name="property"
     )
@@ -113,12 +136,21 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(names))
 
 
+class Stretch(Struct, frozen=True):
+    """Characters `start` to `end` of what is read of a document, in code points, and their share of its score by MaxSim."""
+
+    start: int
+    end: int
+    score: float
+
+
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
     """A document's place among those given, and its score."""
 
     index: int
     relevance_score: float
     document: dict[str, Any] | str | None = None
+    relevant_spans: list[Stretch] | None = None
 
 
 class DocumentsResponse(Struct, frozen=True, omit_defaults=True):
@@ -203,9 +235,12 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         if request.return_documents:
             for item in items:
                 item["document"] = _returned(raw[item["index"]], plain=plain)
+        for item in items if scored.spans else ():
+            if spans := scored.spans[item["index"]]:
+                item["relevant_spans"] = [Stretch(span.start, span.end, span.score) for span in spans]
         return _object(context, request, items, scores, usage)
 
-    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
+    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs + 3 * sum(map(len, scored.spans)))
 
 
 @passes_on
@@ -263,6 +298,10 @@ def _task(
 ) -> Ranking:
     check_instruction(request.instruction, len(documents))
     shares = request.weights
+    asked = None if isinstance(request, RerankRequest) else request.relevant_spans
+    spans = None if asked is None else asked.options
+    if spans is not None and Head.MULTIVECTOR not in context.heads:
+        raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
     return rerank_task(
         context.service.model.spec,
         query,
@@ -273,6 +312,7 @@ def _task(
         instruction=request.instruction,
         weights=Weights(shares.dense, shares.sparse, shares.multivector) if isinstance(shares, RerankWeights) else shares,
         max_document_tokens=max_document_tokens,
+        spans=spans,
     )
 
 

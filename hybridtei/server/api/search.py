@@ -80,6 +80,7 @@ BY_TABLE: dict[str, Any] = {
     "mode": "sparse",
     "query_encoder": "table",
     "rescore": False,
+    "score_threshold": None,  # a bound of other scores
     "k": None,
     "weights": None,
     "legs": None,
@@ -100,10 +101,10 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
 async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
     from hybridtei.search.searcher import QueryModel, Searcher
     from hybridtei.store.base import PayloadBudget
-    from hybridtei.store.collection import common_heads
+    from hybridtei.store.collection import CollectionSchemas, common_heads
 
     texts = request.texts
-    schema = await stores.schemas.of(request.collection)
+    schema = await stores.copy_of(request.collection)
     context = stores.embedder(schema)
     usages: list[Usage] = []
 
@@ -130,8 +131,9 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
 
     model = replace(model, look_up=look_up)
     budget = PayloadBudget(stores.server.max_search_bytes)
+    pinned = CollectionSchemas.pinned(stores.schemas.store, request.collection, schema)  # it may flip between its two uses
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
-    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)
+    searcher = Searcher(stores.schemas.store, model, schemas=pinned, budget=budget, max_points=depth)
     try:
         embedded = await searcher.embed(request.collection, texts, options)
     except Overloaded:

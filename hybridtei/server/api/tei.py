@@ -245,7 +245,7 @@ def check_inputs(raw: Any, field: str = "inputs") -> None:
 
 def parse_inputs(raw: Any) -> Inputs:
     """A text; a list of ids, which is one input (so is []); or a list of texts and id lists; see `check_inputs`."""
-    if isinstance(raw, str) or not raw or type(raw[0]) is int:
+    if not isinstance(raw, list) or not raw or type(raw[0]) is int:
         return Inputs([raw], is_batch=False)
     return Inputs(raw, is_batch=True)
 

@@ -116,11 +116,11 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """`hybridtei_refusals{limit="payload_limit"}` and its like, and `hybridtei_departed_connections`."""
+    """`hybridtei_refusals_total{limit="payload_limit"}` and its like, and `hybridtei_departed_connections_total`."""
 
     def __init__(self, registry: Registry) -> None:
-        self._counter = registry.counter("hybridtei_refusals")
-        self._disconnected = registry.counter("hybridtei_departed_connections")
+        self._counter = registry.counter("hybridtei_refusals_total")
+        self._disconnected = registry.counter("hybridtei_departed_connections_total")
 
     def count(self, limit: str | None) -> None:
         """A bound was reached; None: it was refused for something else."""

@@ -37,7 +37,7 @@ class Authenticator:
 
     def __init__(self, keys: Keyring, registry: Registry) -> None:
         self.keys = keys
-        self._counter = registry.counter("hybridtei_key_requests")
+        self._counter = registry.counter("hybridtei_key_requests_total")
 
     def authenticate(self, key: Key | None, role: Role | None) -> None:
         """Counts a key, and has the log name it with what it asked for. `role`: that it should have; None: any key will do.

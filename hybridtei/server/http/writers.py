@@ -179,7 +179,10 @@ def sparse_tokens(vectors: SparseVectors, i: int, pieces: Pieces) -> dict[str, A
 
 
 def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
-    """Row i in `form`: tei, qdrant or tokens."""
+    """Row i in `form`: tei, qdrant, tokens, or ids: `{"token id": weight, …}`."""
+    if form == "ids":
+        indices, values = vectors.row(i)
+        return dict(zip(map(str, indices.tolist()), values, strict=True))
     if form == "tokens":
         return sparse_tokens(vectors, i, pieces)
     return sparse_tei(vectors, i) if form == "tei" else sparse_qdrant(vectors, i)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridtei.checkpoint.heads import SparseHead
 from tests.engine import small
+from tests.server.live import serving
 
 TEXTS = ["a hybrid search", "one two one two three"]
 TOLERANCE = 1e-6
@@ -139,3 +141,62 @@ def test_routes_that_are_teis_keep_its_words(server, path):
         "error": "Input validation error: `inputs` cannot be empty",
         "error_type": "Empty",
     }
+
+
+def test_latents_are_not_spelled_as_tokens():
+    with serving(small.model_spec(sparse=SparseHead("code", width=96, active=8), multivector=None)) as running:
+        for path, field in (("/embed_hybrid", "inputs"), ("/v1/embeddings", "input")):
+            body = {field: TEXTS, "outputs": ["sparse"], "sparse_format": "tokens"}
+            response = running.post(path, body)
+            assert response.status_code == 424
+            assert "latents" in response.text
+
+
+SPANNED = {"text": "hybrid search finds text", "spans": [[0, 13], [7, 24], [0, 24]]}
+PLACES = [slice(1, 3), slice(2, 5), slice(1, 5)]  # of the text's tokens, behind the first special one
+
+
+def test_spans_are_slices_of_whole_texts(server):
+    before = server.backend.forwards
+    spans = server.post("/embed_hybrid", {"inputs": SPANNED, "normalize": False}).json()[0]
+    assert server.backend.forwards == before + 1
+    states = server.post("/embed_all", {"inputs": SPANNED["text"]}).json()[0]
+    rows = server.post("/embed_multivector", {"inputs": SPANNED["text"]}).json()[0]
+    (multivector,) = server.post("/embed_multivector", {"inputs": SPANNED}).json()
+    for place, tokens in enumerate(PLACES):
+        np.testing.assert_allclose(spans[place]["dense"], np.mean(states[tokens], axis=0), atol=TOLERANCE)
+        np.testing.assert_allclose(multivector[place], rows[tokens.start - 1 : tokens.stop - 1], atol=TOLERANCE)
+        assert spans[place]["multivector"] == multivector[place]
+    assert spans[2]["sparse"] == server.post("/embed_sparse", {"inputs": SPANNED["text"]}).json()[0]
+    several = server.post("/embed_hybrid", {"inputs": [SPANNED, {"text": "one", "spans": [[0, 3]]}], "normalize": False}).json()
+    assert several[0] == spans
+    assert len(several[1]) == 1
+
+
+@pytest.mark.parametrize("path", ["/embed_hybrid", "/embed_multivector"])
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([SPANNED, {"text": "one two", "spans": [[0, 3], [3, 4]]}], "`inputs[1].spans[1]` is [3, 4], which holds no token"),
+        ({"text": "one two", "spans": [[0, 8]]}, "`inputs[0].spans[0]` is [0, 8], which ends beyond the text: 7 code points"),
+        ({"text": "one two", "spans": [[0, 7]] * 5}, "hold 10 tokens in all > maximum allowed 8"),
+        ({"text": "one", "spans": [[0, 3]] * 257}, "holds 257 spans > maximum allowed 256"),
+        ([SPANNED, "one"], "texts with spans and others"),
+        ([SPANNED, {"text": "", "spans": [[0, 1]]}], "`inputs[1]` cannot be empty"),
+        ({"text": "one", "spans": []}, "length >= 1"),
+        ({"text": "one", "spans": [[0]]}, "length 2"),
+        ({"text": "one", "spans": [[-1, 3]]}, ">= 0"),
+        ({"text": "one", "spans": [[0, 3]], "span": 1}, "span"),
+    ],
+)
+def test_wrong_spans_are_refused_with_their_place(server, path, inputs, words):
+    before = server.backend.forwards
+    response = server.post(path, {"inputs": inputs})
+    assert response.status_code in (400, 413, 422)
+    assert words in response.text
+    assert server.backend.forwards == before
+
+
+def test_spans_of_a_model_that_cannot_have_them(splade_server):
+    response = splade_server.post("/embed_hybrid", {"inputs": SPANNED})
+    assert (response.status_code, "whole texts" in response.text) == (424, True)

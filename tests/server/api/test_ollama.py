@@ -1,8 +1,11 @@
-"""Ollama's route, by hand."""
+"""Ollama's routes, by hand and by its own client."""
 
 from __future__ import annotations
 
+import ollama
 import pytest
+
+from tests.server.live import serving
 
 
 def test_a_list_of_vectors_even_for_one_text(server):
@@ -42,3 +45,32 @@ def test_errors_are_under_error(server, body, status, message):
 def test_splade_is_refused(splade_server):
     response = splade_server.post("/api/embed", {"input": "one"})
     assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
+
+
+def test_the_older_route_gives_one_vector_as_the_model_makes_it(server):
+    body = {"model": "any", "prompt": "two three", "options": {"num_ctx": 9}}
+    whole = server.post("/api/embeddings", body).json()
+    assert whole == {"embedding": server.post("/embed", {"inputs": "two three", "normalize": False}).json()[0]}
+    assert server.post("/api/embeddings", {"model": "any", "prompt": ""}).json() == {"embedding": []}
+
+
+def test_ollamas_own_client(server):
+    client = ollama.Client(host=server.url, trust_env=False)
+    (listed,) = client.list().models
+    assert (listed.model, listed.details.family, len(listed.digest)) == ("small", "bert", 64)
+    shown = client.show("small")
+    width = len(server.post("/embed", {"inputs": "one"}).json()[0])
+    assert (shown.capabilities, shown.modelinfo["bert.embedding_length"]) == (["embedding"], width)
+    assert client.embed("small", ["one", "two"]).embeddings == server.post("/embed", {"inputs": ["one", "two"]}).json()
+    assert len(client.embeddings("small", "one").embedding) == width
+
+
+def test_what_open_webui_asks_before_it_embeds(server):
+    assert [int(part) for part in server.get("/api/version").json()["version"].split(".")]
+    assert [one["model"] for one in server.get("/api/tags").json()["models"]] == ["small"]
+
+
+def test_they_are_absent_beside_teis_routes_alone():
+    with serving(server={"only_tei_routes": True}) as running:
+        assert {running.get(path).status_code for path in ("/api/tags", "/api/version")} == {404}
+        assert {running.post(path, {"model": "x"}).status_code for path in ("/api/show", "/api/embeddings")} == {404}

@@ -376,3 +376,10 @@ def test_a_score_that_is_no_number():
         for path, body in (("/rerank", QUESTION), ("/predict", {"inputs": "one"})):
             response = running.post(path, body)
             assert (response.status_code, response.json()) == (424, {"error": "score is NaN", "error_type": "Backend"})
+
+
+def test_spans_need_multi_vectors(reranker):
+    body = {"query": "one", "documents": ["one two"], "relevant_spans": {"mode": "enabled"}}
+    refused = reranker.post("/rerank", body)
+    assert refused.status_code == 422
+    assert "`relevant_spans` needs a model that ranks by multi-vectors" in refused.json()["error"]

@@ -96,7 +96,7 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
 
 
 def test_under_load_only_where_it_is_allowed(spec):
-    body = {"collection": "papers", "query": QUERY, "rescore": True}
+    body = {"collection": "papers", "query": QUERY, "rescore": True, "score_threshold": 1e6}  # of other scores
     for allowed in (False, True):
         store = run(filled(encoder_of(spec)))
         with (
@@ -104,7 +104,8 @@ def test_under_load_only_where_it_is_allowed(spec):
             running.service.admission.inside(running.service.config.max_concurrent_requests),
         ):
             answer = running.post("/search", body)
-            looked_up = running.post("/search", {**body, "rescore": False, "mode": "sparse", "query_encoder": "table"})
+            lean = {"collection": "papers", "query": QUERY, "mode": "sparse", "query_encoder": "table"}
+            looked_up = running.post("/search", lean)
             partly = running.post("/search", {**body, "query_encoder": "table"})
         assert looked_up.status_code == 200
         assert answer.status_code == partly.status_code == (200 if allowed else 429)
@@ -231,6 +232,15 @@ def test_the_key_opens_these_routes_too(spec):
         assert running.post("/search", body, headers=key).status_code == 404
 
 
+def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
+    store = run(filled(encoder_of(spec), multivector_dtype="int8"))
+    points = [{"id": place, "text": "one", "payload": {key: "mine"}} for place, key in enumerate(("key", "multivector_base64"))]
+    with serving(spec, server={}, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        answer = running.post("/collections/papers/points", {"points": points}).json()
+    assert answer["ids"] == [0]
+    assert "`payload.multivector_base64`" in answer["failed"][0]["error"]
+
+
 def test_not_among_teis_routes():
     with serving(small.model_spec(), server={"only_tei_routes": True}) as running:
         for path in ("/search", "/collections/papers/points", "/qdrant/inference"):
@@ -273,7 +283,7 @@ def test_flags_say_how_much_a_search_may_hold(spec):
         response = running.post("/search", wide)
         assert (response.status_code, "60 bytes (max-search-bytes)" in response.json()["error"]) == (422, True)
         assert len(running.post("/search", {**wide, "with_payload": False}).json()["hits"]) == 10
-        assert 'hybridtei_refusals{limit="max_search_bytes"} 1' in running.get("/metrics").text
+        assert 'hybridtei_refusals_total{limit="max_search_bytes"} 1' in running.get("/metrics").text
 
 
 def test_a_field_that_is_not_known_is_refused_by_name(shelf):

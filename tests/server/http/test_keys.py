@@ -106,7 +106,7 @@ def test_names_are_counted_and_logged_and_keys_are_not(file, caplog):
         assert running.post("/qdrant/inference", {**hook, "token": "s3:cret-2"}).status_code == 200
         text = running.get("/metrics").text
         for name, requests in {"search": 1, "batch.jobs": 2, FLAG_NAME: 1}.items():
-            assert f'hybridtei_key_requests{{key="{name}"}} {requests}' in text
+            assert f'hybridtei_key_requests_total{{key="{name}"}} {requests}' in text
         ours = [
             record.getMessage() for record in caplog.records if record.name.startswith(("hybridtei", "uvicorn", "litestar"))
         ]

@@ -27,7 +27,7 @@ ROOMY = ConnectionLimits.of(ServerConfig())
 
 
 def refusals(running: Running, limit: str) -> int:
-    line = f'hybridtei_refusals{{limit="{limit}"}} '
+    line = f'hybridtei_refusals_total{{limit="{limit}"}} '
     text = running.get("/metrics").text
     return next((int(found.removeprefix(line)) for found in text.splitlines() if found.startswith(line)), 0)
 

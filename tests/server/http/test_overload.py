@@ -138,7 +138,9 @@ def test_with_teis_routes_only_the_answers_are_teis():
 
 
 def test_what_needs_no_permit_is_answered(full):
-    assert {route.path for route in EXEMPT} == {"/tokenize", "/decode", "/detokenize", "/models/load", "/models/unload"}
+    management = {"/models/load", "/models/unload"}
+    assert {route.path for route in EXEMPT} == {"/tokenize", "/decode", "/detokenize", "/api/show", *management}
+    assert full.post("/api/show", {}).status_code == 200
     assert full.post("/tokenize", {"inputs": "one"}).status_code == 200
     assert full.post("/decode", {"ids": [5]}).status_code == 200
     assert full.post("/detokenize", {"tokens": [5]}).status_code == 200
@@ -173,7 +175,7 @@ def test_refusals_are_counted():
         )
         after = running.registry.text()
         for sample, more in (
-            ('hybridtei_refusals{limit="max_concurrent_requests"}', 2),
+            ('hybridtei_refusals_total{limit="max_concurrent_requests"}', 2),
             ('te_request_failure{err="overloaded"}', 2),
             ('te_request_count{method="single"}', 2),
         ):

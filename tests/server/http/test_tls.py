@@ -168,7 +168,7 @@ def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobo
             assert client.recv(1) == b""
         fresh = httpx.post(f"{running.url}/embed", json=BODY, verify=trusting(files), trust_env=False, timeout=HANG)
         assert fresh.status_code == 200
-        until(lambda: 'hybridtei_refusals{limit="max_connections"}' in running.get("/metrics").text)
+        until(lambda: 'hybridtei_refusals_total{limit="max_connections"}' in running.get("/metrics").text)
 
 
 def test_a_handshake_has_its_time(files, monkeypatch):

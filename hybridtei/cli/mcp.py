@@ -1,0 +1,144 @@
+"""`mcp`: a collection as tools of an agent, over standard input and output, or over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from hybridtei.cli.collection import needs_client
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
+from hybridtei.errors import LoadError, UsageError
+from hybridtei.server.http.security import Keyring, is_sendable
+from hybridtei.store import open_store, with_default
+
+ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
+PATH = "/mcp"
+SESSION_IDLE_SECONDS = 600.0
+MAX_SESSIONS = 1000
+DRAIN_SECONDS = 5.0
+
+
+def add(commands: Commands) -> None:
+    """Add the command `mcp` and its flags."""
+    parser = new_parser(commands, "mcp", ABOUT)
+    parser.usage = "%(prog)s COLLECTION [--http] [--writable] [flags]"
+    parser.add_argument("collection", metavar="COLLECTION")
+    parser.add_argument("--writable", action="store_true", help="also offer `store`, which adds texts to the collection")
+    parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, not on standard input")
+    parser.add_argument(
+        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; any but this machine's needs a key"
+    )
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of --http")
+    parser.add_argument("--api-key", metavar="KEY", help="of --http: 'Authorization: Bearer KEY' [env: API_KEY]")
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of --http: pages that may call; repeatable"
+    )
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load the model and serve until standard input ends, or until a signal; return the exit status."""
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    store = with_default(read_settings(arguments, StoreConfig))
+    key = os.environ.get("API_KEY") if arguments.api_key is None else arguments.api_key
+    if arguments.http:
+        check(arguments.hostname, key)
+    needs_client()
+    if find_spec("mcp") is None:
+        raise LoadError("the package `mcp` is missing: pip install 'hybridtei[mcp]'")
+    from hybridtei.encoder import Encoder
+
+    encoder = Encoder.load(config=model, engine=engine, measures=False)
+    opened = open_store(store)
+    assert opened is not None
+
+    async def serve() -> None:
+        from hybridtei.agents import CollectionTools, mcp_server
+
+        tools = CollectionTools(encoder, model.model_id, opened, arguments.collection)
+        server = mcp_server(tools, arguments.collection, writable=arguments.writable)
+        try:
+            if arguments.http:
+                await _listen(server, arguments.hostname, arguments.port, key, arguments.allow_origin)
+            else:
+                await server.run_stdio_async()
+        finally:
+            await tools.close()
+
+    asyncio.run(serve())
+    return 0
+
+
+def check(hostname: str, key: str | None) -> None:
+    """Raise UsageError for an address that is none, or that others reach without a key."""
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        raise UsageError(f"--hostname: {hostname!r} is not an IP address") from None
+    if key is None and not address.is_loopback:
+        raise UsageError(f"--hostname {hostname}: others than this machine reach it, so --api-key is needed")
+    if key is not None and not is_sendable(key):
+        raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
+
+
+async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:
+    """Serve HTTP until a signal. Raises OSError if the port is taken."""
+    from hybridtei.server.run import DrainingServer, settings_of
+
+    config = ServerConfig(hostname=hostname, port=port, drain_seconds=DRAIN_SECONDS)
+    listening = DrainingServer(settings_of(application(server, hostname, key, origins), config), DRAIN_SECONDS)
+    await listening.serve()
+    if not listening.started:
+        raise OSError(f"cannot listen on {hostname}:{port}")
+
+
+def application(server: Any, hostname: str, key: str | None, origins: Sequence[str] = ()) -> Any:
+    """The SDK's ASGI application behind the check of origins and of the key."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    local = ipaddress.ip_address(hostname).is_loopback
+    names = ("127.0.0.1", "localhost", "[::1]") if local else ()
+    own = [f"{scheme}://{name}:*" for scheme in ("http", "https") for name in names]
+    inner = server.streamable_http_app(
+        streamable_http_path=PATH,
+        session_idle_timeout=SESSION_IDLE_SECONDS,
+        max_sessions=MAX_SESSIONS,
+        transport_security=TransportSecuritySettings(
+            enable_dns_rebinding_protection=local,
+            allowed_hosts=[f"{name}:*" for name in names],
+            allowed_origins=[*own, *origins],
+        ),
+    )
+    return Guard(inner, Keyring(key), origins)
+
+
+class Guard:
+    """Answers 403 to pages of other origins and 401 without the key, before anything is read of a request."""
+
+    def __init__(self, app: Any, keys: Keyring, origins: Sequence[str]) -> None:
+        self._app, self._keys, self._origins = app, keys, origins
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refusal = None if scope["type"] != "http" else self._refusal(dict(scope["headers"]))
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        status, headers = refusal
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0"), *headers]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> tuple[int, list[tuple[bytes, bytes]]] | None:
+        origin = headers.get(b"origin")
+        is_own = origin is None or origin.partition(b"://")[2] == headers.get(b"host")
+        if not is_own and (origin or b"").decode("latin-1") not in self._origins:
+            return 403, []
+        if not self._keys.is_open and self._keys.find_in_header(headers.get(b"authorization", b"")) is None:
+            return 401, [(b"www-authenticate", b"Bearer")]
+        return None

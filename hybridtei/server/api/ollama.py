@@ -1,0 +1,243 @@
+"""Embeddings as Ollama's clients ask for them, and what these and Open WebUI ask first: which models there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from time import perf_counter_ns
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from hybridtei import __version__
+from hybridtei.batch import EMBEDDINGS, Head
+from hybridtei.errors import NoInputs, UnsupportedHead
+from hybridtei.outputs import Embeddings, Usage
+from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.registry import ANY, EMBED, Models
+from hybridtei.server.routing import ALIAS, Route
+from hybridtei.server.vectors import SPLADE_NORMALIZE
+from hybridtei.tasks.embed import Embed
+
+
+class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
+    """`/api/embed`."""
+
+    input: Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
+    model: ServedModel = None
+    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default, as Ollama's: true].")] = None
+    dimensions: Dimensions = None
+
+
+class OllamaEmbedResponse(Struct, frozen=True):
+    """Answer of `/api/embed`; durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
+    """`/api/embed`: of unit length, and a list even for one text; what is too long is cut unless `truncate` is false."""
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    if not texts:
+        raise NoInputs("`input` cannot be empty")
+    inputs = Inputs([*texts], is_batch=True)
+    heads = frozenset({Head.DENSE})
+    task = Embed(inputs.items, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
+    refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
+    began_ns = perf_counter_ns()
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        assert answer.dense is not None
+        return {
+            "model": context.served_name,
+            "embeddings": answer.dense,
+            "total_duration": perf_counter_ns() - began_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.tokens,
+        }
+
+    field = None if isinstance(request.input, str) else "input"
+    return await context.embed(task, inputs, write, refusal=refusal, field=field)
+
+
+class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
+    """`/api/embeddings`, the older route."""
+
+    prompt: Annotated[str, Meta(description="A text; an empty one only asks whether the model is there.")] = ""
+    model: ServedModel = None
+
+
+class OllamaPromptResponse(Struct, frozen=True):
+    """Answer of `/api/embeddings`."""
+
+    embedding: list[float]
+
+
+async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
+    """`/api/embeddings`: of one text, as the model gives it, without scaling to length 1; what is too long is cut."""
+    if not request.prompt:
+        return Reply({"embedding": []})
+    inputs = Inputs([request.prompt], is_batch=False)
+    task = Embed(inputs.items, frozenset({Head.DENSE}), truncate=True, normalize=False)
+
+    def write(answer: Embeddings, _: Usage) -> dict[str, Any]:
+        assert answer.dense is not None
+        return {"embedding": answer.dense[0]}
+
+    return await context.embed(task, inputs, write)
+
+
+class OllamaDetails(Struct, frozen=True):
+    """What Ollama tells of a model's file."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(Struct, frozen=True):
+    """A served model. `digest`: its fingerprint; until the weights are read, of its id and revision."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModels(Struct, frozen=True):
+    """Answer of `/api/tags`."""
+
+    models: list[OllamaModel]
+
+
+class OllamaVersion(Struct, frozen=True):
+    """Answer of `/api/version`."""
+
+    version: str
+
+
+class OllamaShowRequest(Struct, frozen=True, kw_only=True):
+    """`/api/show`."""
+
+    model: ServedModel = None
+    verbose: Annotated[bool | None, Meta(description="Accepted and not looked at.")] = None
+
+
+class OllamaShowResponse(Struct, frozen=True):
+    """Answer of `/api/show`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+STARTED_AT = datetime.now(UTC).isoformat()
+
+
+async def tags(scope: Any) -> Reply:
+    """`/api/tags`: the models that are ready, or the one that the path names."""
+    models: Models = scope["app"].state.models
+    alias = scope.get(ALIAS)
+    contexts = models.ready if alias is None else [models.named(alias)]
+    return Reply(OllamaModels([_listed(context) for context in contexts]))
+
+
+async def version(scope: Any) -> Reply:
+    """`/api/version`: ours; Open WebUI asks for it to see whether a server is there."""
+    return Reply(OllamaVersion(__version__))
+
+
+async def show(context: Context, request: OllamaShowRequest) -> Reply:
+    """`/api/show`: facts of a model, by GGUF's keys."""
+    spec, family = context.service.model.spec, context.service.model.spec.model_type
+    facts = {
+        "general.architecture": family,
+        f"{family}.context_length": context.service.reader.max_input_length,
+        f"{family}.embedding_length": spec.dense_width,
+    }
+    capabilities = ["embedding"] if spec.heads & EMBEDDINGS else []
+    return Reply(OllamaShowResponse("", "", "", _details(context), facts, capabilities, STARTED_AT))
+
+
+def _listed(context: Context) -> OllamaModel:
+    name = context.served_name
+    reading = context.fingerprint
+    found = reading.result() if reading.done() else None
+    named = sha256(f"{context.model.model_id}@{context.model.revision}".encode()).hexdigest()
+    digest = named if found is None else found["id"] or named
+    return OllamaModel(name, name, STARTED_AT, _file_bytes(context), digest, _details(context))
+
+
+def _details(context: Context) -> OllamaDetails:
+    family = context.service.model.spec.model_type
+    return OllamaDetails("", "safetensors", family, [family], "", context.service.backend.dtype)
+
+
+def _file_bytes(context: Context) -> int:
+    """Of the weights; 0 where they lie elsewhere."""
+    files = (*context.service.model.spec.folder.glob("*.safetensors"), *context.service.model.spec.folder.glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
+EMBED_ROUTE = Route(
+    path="/api/embed",
+    handler=ollama_embed,
+    request=OllamaEmbedRequest,
+    response=OllamaEmbedResponse,
+    summary="Ollama embeddings",
+    capability=EMBED,
+    needs_content_type=False,
+)
+ROUTES = (
+    EMBED_ROUTE,
+    replace(
+        EMBED_ROUTE,
+        path="/api/embeddings",
+        handler=ollama_embeddings,
+        request=OllamaPromptRequest,
+        response=OllamaPromptResponse,
+        summary="Ollama embeddings of one text",
+    ),
+    Route(
+        path="/api/show",
+        handler=show,
+        request=OllamaShowRequest,
+        response=OllamaShowResponse,
+        summary="Facts of a model, as Ollama tells them",
+        capability=ANY,
+        role="any",
+        needs_content_type=False,
+        takes_permits=False,
+    ),
+    Route(
+        method="GET",
+        path="/api/tags",
+        handler=tags,
+        response=OllamaModels,
+        summary="The models, as Ollama lists them",
+        role="any",
+    ),
+    Route(
+        method="GET",
+        path="/api/version",
+        handler=version,
+        response=OllamaVersion,
+        summary="The version, as Ollama tells it",
+        role="any",
+    ),
+)

@@ -1,0 +1,243 @@
+"""Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole of it.
+
+Offsets are code points, the end exclusive. A token belongs to the spans that hold its first character, white space before a
+word not counted; special tokens and those of a prompt belong to none. Source: Günther et al. 2024, "Late Chunking".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hybridtei.backends.graph.host import dense, rounded
+from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of
+from hybridtei.checkpoint.layers import ClassifierLayer, step_layer
+from hybridtei.checkpoint.modules import StepModule
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+from hybridtei.tasks.base import ListTask, Model
+from hybridtei.tasks.embed import Embed, prompt_of, strongest
+from hybridtei.text.reader import locate_side
+
+Spans = Sequence[tuple[int, int]]
+ENDS, LARGEST = 2, 2**32
+MAX_COVERAGE = 4  # tokens of all spans, for each token of the text
+
+
+@dataclass(frozen=True, slots=True)
+class SpanText:
+    """A text and its parts, each (first code point, the one after its last)."""
+
+    text: str
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SpanEncoding(Encoding):
+    """An encoding with the places of each span's tokens in it."""
+
+    places: Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSpans(ListTask):
+    """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name the inputs."""
+
+    inputs: Sequence[SpanText]
+    task: Embed
+    field: str = "inputs"
+    first: int = 0
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        """What the pass is to give: dense vectors of spans are means of states."""
+        heads = self.task.heads
+        return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
+        self.task.check(spec)
+        if Head.DENSE in self.task.heads and spec.pooling != ("mean",):
+            raise UnsupportedHead(
+                f"`spans`: the dense vector of a span is the mean of its tokens' states, but the model pools by "
+                f"{', '.join(spec.pooling)}: leave `dense` out of `outputs`"
+            )
+        if Head.SPARSE in self.task.heads and spec.sparse is not None and spec.sparse.kind in ("splade", "code"):
+            raise UnsupportedHead("`spans`: the model's sparse vectors are of whole texts, not of tokens")
+        side = self.task.side(spec)
+        if side is not None and side.expansion is not None:
+            raise UnsupportedHead("`spans`: the model expands its queries, which have no spans; send `input_type` document")
+
+    def split(self, max_inputs: int) -> Iterator[EmbedSpans]:
+        """See `ListTask.split`."""
+        for begin in range(0, len(self.inputs), max_inputs):
+            yield replace(self, inputs=self.inputs[begin : begin + max_inputs], first=self.first + begin)
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and offsets."""
+        self.task.check_width(model.spec)
+        for place, item in enumerate(self.inputs):
+            self._check(place, item, MAX_COVERAGE * model.reader.max_input_length)
+        located = zip(self.inputs, self._locate(model), strict=True)
+        return [self._spanned(place, item, encoding) for place, (item, encoding) in enumerate(located)]
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+        """Reduce the outputs of the pass to the spans: one row each."""
+        spec, heads = model.spec, self.task.heads
+        input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+        cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+        spans = _flat(encodings, cu_seqlens)
+        states = outputs.tokens
+        return Embeddings(
+            dense=self.task.scaled(_dense(spec, encodings, states)) if Head.DENSE in heads and states is not None else None,
+            sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
+            multivector=self._multivector(spec, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
+            tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,
+        )
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """See `ListTask.join`."""
+        return Embeddings.concat(answers)
+
+    def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
+        """See `ListTask.max_numbers`."""
+        rows = sum(len(item.spans) for item in self.inputs)
+        covered = max(min(_depth(item.spans), MAX_COVERAGE) for item in self.inputs)
+        # The states that are pooled are no part of the answer, but are held until it is made.
+        pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
+        return pooled + self.task.max_numbers(spec, tokens * covered)
+
+    def numbers(self, answer: Embeddings) -> int:
+        """See `ListTask.numbers`."""
+        return answer.numbers
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        return True
+
+    def _check(self, place: int, item: SpanText, most: int) -> None:
+        name = f"{self.field}[{self.first + place}].spans"
+        if not item.spans:
+            raise InvalidInput(f"`{name}` names no span")
+        if len(item.spans) > most:
+            raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: they have a token each")
+
+    def _locate(self, model: Model) -> list[LocatedEncoding]:
+        task, reader = self.task, model.reader
+        texts = [item.text for item in self.inputs]
+        side = task.side(model.spec)
+        if side is not None and task.prompt_name is None:
+            return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction)
+        name = task.prompt_name or prompt_of(task.input_type, reader.prompts.table or ())
+        prompt, adapter = reader.prompts.named(name) or "", reader.prompts.adapter(name)
+        return reader.locate(texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter)
+
+    def _spanned(self, place: int, item: SpanText, located: LocatedEncoding) -> SpanEncoding:
+        name = f"{self.field}[{self.first + place}].spans"
+        own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
+        starts = np.maximum.accumulate(_first_characters(item.text, located.offsets[own]))
+        spans = np.array(item.spans, dtype=np.int64)
+        edges = np.searchsorted(starts, spans)
+        counts = edges[:, 1] - edges[:, 0]
+        wrong = (counts < 1) | (spans[:, 1] > len(item.text))
+        if wrong.any():
+            index = int(wrong.argmax())
+            begin, end = spans[index].tolist()
+            why = "holds no token" if end <= len(item.text) else "ends beyond the text"
+            raise InvalidInput(
+                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code points, of which {len(own)} tokens "
+                "are read"
+            )
+        total, most = int(counts.sum()), MAX_COVERAGE * len(own)
+        if total > most:
+            raise InvalidInput(f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's")
+        offsets = offsets_of(counts)
+        places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(total)]
+        return SpanEncoding(
+            located.input_ids, located.token_type_ids, located.unseen, located.adapter, places=Ragged(places, offsets)
+        )
+
+    def _multivector(
+        self, spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
+    ) -> Ragged | None:
+        assert spec.multivector is not None
+        assert outputs.multivector is not None
+        special = np.array(sorted(spec.removed_ids), dtype=np.int64)
+        kept, _ = kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)
+        row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
+        if side is not None:
+            kept = kept & ~np.isin(input_ids, list(side.skipped))
+            side = replace(side, pooling=None if side.pooling is None else replace(side.pooling, protected=0))
+        has_vector = kept[spans.values]
+        rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
+        lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
+        return self.task.merged(side, Ragged(rows, offsets_of(lengths)))
+
+
+def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
+    """Return texts with the spans of each. Raises InvalidInput for what is no text, or no pair of numbers."""
+    if len(lists) != len(texts):
+        raise InvalidInput(f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own")
+    for place, (text, spans) in enumerate(zip(texts, lists, strict=True)):
+        if not isinstance(text, str):
+            raise InvalidInput(f"`{field}[{place}]` is of type {type(text).__name__}; only a text has spans")
+        for index, span in enumerate(spans):
+            if len(span) != ENDS or not all(type(end) is int and 0 <= end < LARGEST for end in span):
+                wrong = f"`{field}[{place}].spans[{index}]` is {span!r}"
+                raise InvalidInput(f"{wrong}; a span is two whole numbers from 0 to {LARGEST - 1}")
+    return [SpanText(text, list(spans)) for text, spans in zip(texts, lists, strict=True)]
+
+
+def _first_characters(text: str, offsets: Ids) -> Ids:
+    """Return where tokens begin, int64[t], behind the white space that some tokenizers count to a word."""
+    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
+    places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
+    following = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
+    starts = np.maximum(offsets[:, 0], 0)
+    found = following[np.minimum(starts, len(characters))]
+    return np.where(found < offsets[:, 1], found, offsets[:, 0])
+
+
+def _depth(spans: Spans) -> int:
+    """Return how many spans overlap at most."""
+    places = np.array(spans, dtype=np.int64)
+    steps = np.repeat([1, -1], len(places))
+    edges = places.T.ravel()
+    return int(np.cumsum(steps[np.lexsort((steps, edges))]).max())
+
+
+def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
+    """Return the tokens of every span of all encodings, as rows of the pass."""
+    parts = []
+    for encoding, begin in zip(encodings, cu_seqlens[:-1], strict=True):
+        assert isinstance(encoding, SpanEncoding)
+        parts.append(Ragged(encoding.places.values + begin, encoding.places.offsets))
+    return Ragged.concat(parts)
+
+
+def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
+    """Pool the states text by text, since spans may hold them four times over."""
+    steps, parts = _steps(spec.dense_modules), []
+    for encoding, rows in zip(encodings, states, strict=True):
+        assert isinstance(encoding, SpanEncoding)
+        parts.append(dense(rows[encoding.places.values], encoding.places.offsets, spec.pooling, steps))
+    vectors = np.concatenate(parts)
+    return rounded(vectors) if spec.is_rounded else vectors
+
+
+def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:
+    assert outputs.token_weights is not None
+    weights = outputs.token_weights.values[spans.values]
+    return strongest(input_ids[spans.values], weights, spans.offsets, spec.removed_ids, spec.vocab_size)
+
+
+@lru_cache(maxsize=8)
+def _steps(modules: tuple[StepModule, ...]) -> tuple[ClassifierLayer, ...]:
+    """Return the layers behind the pooling, read once."""
+    return tuple(map(step_layer, modules))

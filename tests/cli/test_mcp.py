@@ -1,0 +1,191 @@
+"""`mcp` against the SDK's own client: both transports, what is refused, and clients that leave midway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import httpx
+import httpx2
+import pytest
+import uvicorn
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from hybridtei.agents import MAX_CALLS, CollectionTools, mcp_server
+from hybridtei.cli import main
+from hybridtei.cli.mcp import application, check
+from hybridtei.config import ServerConfig
+from hybridtei.errors import UsageError
+from hybridtei.server.run import settings_of
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.server.live import HANG, ROOT
+
+KEY = "a-key"
+# anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11 once failed at that, with
+# "AST constructor recursion depth mismatch".
+OPEN_PROCESS = anyio.open_process
+HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+
+
+class Slow:
+    """An encoder whose passes wait for an event."""
+
+    def __init__(self, encoder):
+        self.encoder, self.begun, self.go_on, self.spec = encoder, asyncio.Event(), asyncio.Event(), encoder.spec
+        self.loop = asyncio.get_running_loop()
+
+    def encode(self, *arguments, **options):
+        self.loop.call_soon_threadsafe(self.begun.set)
+        asyncio.run_coroutine_threadsafe(self.go_on.wait(), self.loop).result(HANG)
+        return self.encoder.encode(*arguments, **options)
+
+
+@asynccontextmanager
+async def listening(tools: CollectionTools, *, writable: bool = False, key: str | None = None) -> AsyncIterator[str]:
+    """The URL of a server over HTTP."""
+    server = mcp_server(tools, "papers", writable=writable)
+    settings = settings_of(application(server, "127.0.0.1", key, ["http://friend.example"]), ServerConfig(drain_seconds=1))
+    settings.lifespan, settings.loop = "on", "asyncio"
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        serving = uvicorn.Server(settings)
+        task = asyncio.create_task(serving._serve([port]))
+        try:
+            yield f"http://127.0.0.1:{port.getsockname()[1]}/mcp"
+        finally:
+            serving.should_exit = True
+            await task
+
+
+def client_of(url: str, key: str | None = None) -> Client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return Client(streamable_http_client(url, http_client=httpx2.AsyncClient(headers=headers, trust_env=False)))
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return encoder_of(spec_in(tmp_path))
+
+
+def test_find_and_store_over_http_with_a_key(encoder):
+    async def work():
+        store = await filled(encoder)
+        tools = CollectionTools(encoder, MODEL, store, "papers")
+        async with listening(tools, writable=True, key=KEY) as url, client_of(url, KEY) as client:
+            listed = await client.list_tools()
+            assert [tool.name for tool in listed.tools] == ["find", "store"]
+            found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
+            hits = found.structured_content["hits"]
+            assert len(hits) == 3
+            assert all(hit["payload"]["text"] in TEXTS for hit in hits)
+            assert all("highlights" in hit for hit in hits)
+            even = {"must": [{"key": "metadata.even", "match": {"value": True}}]}
+            hits = (await client.call_tool("find", {"query": TEXTS[1], "filter": even})).structured_content["hits"]
+            assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
+            kept = await client.call_tool("store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"})
+            assert not kept.is_error
+            mine = {"must": [{"key": "document_id", "match": {"value": "mine"}}]}
+            found = await client.call_tool("find", {"query": "one engine", "filter": mine})
+            assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [{"year": 1}]
+            for wrong in (
+                {"query": ""},
+                {"query": "x", "limit": 51},
+                {"query": "x", "filter": {"must": 1}},
+                {"query": "x" * 10_001},
+            ):
+                assert (await client.call_tool("find", wrong)).is_error
+            assert (await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})).is_error
+
+    run(work())
+
+
+def test_what_is_refused_before_it_is_read(encoder):
+    async def work():
+        tools = CollectionTools(encoder, MODEL, await filled(encoder), "papers")
+        async with listening(tools, key=KEY) as url, httpx.AsyncClient(trust_env=False) as client:
+
+            async def status(**headers):
+                return (await client.post(url, json=LIST, headers={**HEADERS, **headers})).status_code
+
+            keyed = {"authorization": f"Bearer {KEY}"}
+            assert await status() == 401
+            assert await status(authorization=f"Bearer {KEY}x") == 401
+            assert await status(**keyed, origin="http://evil.example") == 403
+            assert await status(origin="http://evil.example") == 403
+            assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (403, 421)  # DNS rebinding
+            assert await status(**keyed, origin="http://friend.example") not in (401, 403)
+            assert (await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})).status_code == 413
+
+    run(work())
+
+
+def test_without_writable_nothing_is_stored(encoder):
+    async def work():
+        store = await filled(encoder)
+        before = await store.count("papers")
+        async with listening(CollectionTools(encoder, MODEL, store, "papers")) as url, client_of(url) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
+            with suppress(MCPError):
+                assert (await client.call_tool("store", {"text": "one"})).is_error
+        assert await store.count("papers") == before
+
+    run(work())
+
+
+def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(encoder):
+    async def work():
+        slow = Slow(encoder)
+        tools = CollectionTools(slow, MODEL, await filled(encoder), "papers")
+        async with listening(tools) as url:
+            async with client_of(url) as client:
+                leaving = asyncio.create_task(client.call_tool("find", {"query": "one"}))
+                await slow.begun.wait()
+                leaving.cancel()
+                await asyncio.wait([leaving])
+            waiting = [asyncio.create_task(tools.find("two")) for _ in range(MAX_CALLS - 1)]
+            await asyncio.sleep(0)
+            async with client_of(url) as client:
+                refused = await client.call_tool("find", {"query": "three"})
+                assert refused.is_error
+                assert "at work already" in refused.content[0].text
+                slow.go_on.set()
+                assert all(answer["hits"] for answer in await asyncio.gather(*waiting))
+                assert not (await client.call_tool("find", {"query": "three"})).is_error
+
+    run(work())
+
+
+def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(shipped, tmp_path):
+    words = ["mcp", "notes", "--writable", "--model-id", str(shipped), "--qdrant-path", str(tmp_path / "qdrant")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = StdioServerParameters(command=sys.executable, args=["-m", "hybridtei", *words], env=environment)
+
+    async def work():
+        async with Client(command) as client:
+            missing = await client.call_tool("find", {"query": "boka"})
+            assert missing.is_error
+            assert "no collection" in missing.content[0].text
+            assert not (await client.call_tool("store", {"text": "boka lomi"})).is_error
+            found = await client.call_tool("find", {"query": "boka"})
+            assert [hit["payload"]["text"] for hit in found.structured_content["hits"]] == ["boka lomi"]
+
+    run(work())
+
+
+def test_addresses(capsys):
+    check("127.0.0.1", None)
+    check("0.0.0.0", KEY)
+    for hostname, key in (("0.0.0.0", None), ("example", KEY), ("127.0.0.1", " ")):
+        with pytest.raises(UsageError):
+            check(hostname, key)
+    with pytest.raises(SystemExit) as ended:
+        main(["mcp", "papers", "--http", "--hostname", "0.0.0.0"])
+    assert ended.value.code == 2
+    assert "--api-key" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""`hybridtei compare` over real servers: a planted fault is named, and backends in float32 differ in nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from hybridtei import cli
+from hybridtei.checkpoint.files import embedded_model
+from tests import tiny
+from tests.server.live import commanded
+
+PROMPTS = {"question": "Find what answers this question: ", "text": "A text of the collection: "}
+PROMPTED = {"prompts": PROMPTS, "default_prompt_name": "question"}
+DENSE = ((tiny.HIDDEN, tiny.HIDDEN, "torch.nn.modules.activation.Tanh"),)
+
+
+def write(folder: Path, *, cased: bool = True, **modules: Any) -> Path:
+    """A tiny BERT with the words of the embedded model."""
+    tiny.write_family(folder, "bert", vocab_size=30522)
+    source, _ = embedded_model()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(source / name, folder / name)
+    words = json.loads((folder / "tokenizer.json").read_text())
+    words["normalizer"]["lowercase"] = not cased
+    tiny.write_json(folder / "tokenizer.json", words)
+    return tiny.write_modules(folder, layout="old", **{"max_seq_length": tiny.LONGEST, **modules})
+
+
+@contextmanager
+def rewriting(url: str, **changes: Any) -> Iterator[str]:
+    """A server in front of another that sets fields of every request: what a wrong client or proxy does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(httpx.get(url + self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self._answer(httpx.post(url + self.path, json={**body, **changes}, timeout=60))
+
+        def _answer(self, answer: httpx.Response) -> None:
+            self.send_response(answer.status_code)
+            self.send_header("content-length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def other_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return {name: tensor + 0.05 * tensor.std() * torch.randn(tensor.shape, generator=draw) for name, tensor in tensors.items()}
+
+
+def of_commands(folder: Path, stack: ExitStack, *flags: str) -> str:
+    return stack.enter_context(commanded("--model-id", str(folder), "--auto-truncate", *flags))
+
+
+def report_of(capsys: pytest.CaptureFixture[str], a: str, b: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    status = cli.main(["compare", a, b, "--json"])
+    return status, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+NAMED = "--default-prompt-name"
+# name: (modules of A, modules of B or None for A's, changes of requests to B, flags of A, flags of B, the cause named)
+Fault = tuple[Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any], tuple[str, ...], tuple[str, ...], str]
+FAULTS: Mapping[str, Fault] = {
+    "gelu": ({}, None, {}, (), ("--gelu", "tanh"), "activation: "),
+    "prompt left out": (PROMPTED, {}, {}, (NAMED, "question"), (), "prompt: B leaves out 'Find what"),
+    "another prompt": (PROMPTED, None, {}, (NAMED, "question"), (NAMED, "text"), "prompt: B puts what A names `text`"),
+    "first token": ({}, None, {}, (), ("--pooling", "cls"), "pooling: A takes the mean, B the first token"),
+    "no normalisation": ({}, None, {"normalize": False}, (), (), "normalisation: B does not"),
+    "shorter": ({}, {"max_seq_length": 64}, {}, (), (), "truncation: B is cut shorter"),
+    "from the left": ({}, None, {"truncation_direction": "left"}, (), (), "truncation: B cuts texts from the left"),
+    "uncased": ({}, {"cased": False}, {}, (), (), "tokenizer: that of B is uncased"),
+    "int8": ({}, None, {}, (), ("--dtype", "int8"), "dtype: float32 of A, int8 of B"),
+    "another revision": ({}, None, {}, (), (), "weights: another revision"),
+    "cut dimension": ({}, None, {"dimensions": 20}, (), (), "dimensions: B has the first 20 of the 32"),
+    "no Dense module": ({"dense": DENSE}, {}, {}, (), (), "modules: B leaves out the Dense module with tanh of A"),
+}
+QUICK = "prompt left out"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in FAULTS])
+def test_a_planted_fault_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules, others, changes, flags_a, flags_b, cause = FAULTS[name]
+    first = second = write(tmp_path / "a", **modules)
+    if others is not None or name == "another revision":
+        second = write(tmp_path / "b", **(modules if others is None else others))
+    if name == "another revision":
+        tiny.change(second, other_weights)
+    if name == "int8":
+        monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))  # its graph is kept
+    with ExitStack() as stack:
+        a, b = of_commands(first, stack, *flags_a), of_commands(second, stack, *flags_b)
+        if changes:
+            b = stack.enter_context(rewriting(b, **changes))
+        status, report = report_of(capsys, a, b)
+    assert [found[: len(cause)] for found in report["causes"]] == [cause], report
+    assert status == (0 if report["keeps_index"] else 3)
+    if name not in ("gelu", "no normalisation", "int8"):
+        assert not report["keeps_index"]
+
+
+@pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.slow)])
+def test_backends_in_float32_agree(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "a", dense=DENSE, **PROMPTED)
+    with ExitStack() as stack:
+        a = of_commands(folder, stack, "--backend", "ort", "--dtype", "float32")
+        b = of_commands(folder, stack, "--backend", backend, "--dtype", "float32")
+        status, report = report_of(capsys, a, b)
+    assert (status, report["causes"], report["overlap"]) == (0, [], 1.0)
