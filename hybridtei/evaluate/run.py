@@ -159,7 +159,7 @@ def run_evaluation(
         tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
         # judgements are of whole documents, and published figures of what a model reads of each
         ingesting = IngestOptions(
-            source=str(options.folder), collection=options.collection, chunking=False, quiet=options.quiet, model_named=True
+            source=str(options.folder), collection=options.collection, no_chunking=True, quiet=options.quiet, model_named=True
         )
         summary = run_ingest(ingesting, model, engine, store, tell=tell)
         tell(summary.in_words())

@@ -18,22 +18,25 @@ The indexed text of a document is its title, a line feed, then its text. Two doc
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import orjson
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, offsets_of
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.windows import window_of_each, windows_over
 
 TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, DIGEST, TITLE, METADATA = (
     *("text", "document_id", "source", "chunk", "chunks", "start", "digest", "title", "metadata"),
@@ -81,12 +84,19 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document; `tokens`: as the model reads it, special tokens included."""
+    """A piece of a document; `tokens`: as the model reads it, special tokens included. `window`: first and last edge of the
+    part of the document's indexed text that is read with it; None: it is read alone."""
 
     number: int
     text: str
     start: int
     tokens: int
+    window: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the chunk ends in the document's indexed text."""
+        return self.start + len(self.text)
 
 
 def document_key(source: str, document_id: str) -> str:
@@ -129,33 +139,44 @@ def digest_of(payload: Mapping[str, Any]) -> bytes | None:
 
 
 DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show
+LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # of what the model reads, a late chunk is at most a half, and by default a quarter
 OVERLAP_SHARE = 8  # by default, a chunk repeats at most an eighth of the one before
 MIN_TOKENS = 8
+WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # where windows of late chunks may begin and end
 CHARACTERS_PER_TOKEN = 32
 SECTION_CHARACTERS = 50_000  # a longer text is cut before it is split: splitting a book in one go takes minutes
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
-    """`tokens`: of a chunk, special tokens included. `overlap`: most tokens that a chunk repeats. `whole`: do not cut."""
+    """`tokens`: of a chunk, special tokens included. `overlap`: most tokens that a chunk repeats. `whole`: do not cut.
+    `late`: chunks are read with the text around them."""
 
     tokens: int
     overlap: int
     whole: bool = False
+    late: bool = False
 
 
-def settings_for(model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False) -> ChunkSettings:
-    """The settings of chunks; by default what the model reads, 512 tokens at most. Raises InvalidInput."""
-    longest = longest_document(model)
-    tokens = min(longest, DEFAULT_TOKENS) if tokens is None else tokens
-    room = tokens - tokens_around(model)
-    if not whole and (tokens > longest or room < MIN_TOKENS):
-        least = MIN_TOKENS + tokens_around(model)
-        raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {least} and {longest}, what the model reads")
-    overlap = room // OVERLAP_SHARE if overlap is None else overlap
+def settings_for(
+    model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False, late: bool = False
+) -> ChunkSettings:
+    """The settings of chunks; by default what the model reads, 512 tokens at most, of late ones a quarter of it without
+    overlap. Raises InvalidInput."""
+    longest, around = longest_document(model), tokens_around(model)
+    own = longest - around
+    most = around + own // LATE_SHARE if late else longest
+    if tokens is None:
+        tokens = min(around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS)
+    room = tokens - around
+    if not whole and (tokens > most or room < MIN_TOKENS):
+        reason = "half of what the model reads" if late else "what the model reads"
+        raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}")
+    if overlap is None:
+        overlap = 0 if late else room // OVERLAP_SHARE
     if not 0 <= overlap <= room // 2 and not whole:
         raise InvalidInput(f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk")
-    return ChunkSettings(tokens, overlap, whole)
+    return ChunkSettings(tokens, overlap, whole, late)
 
 
 def longest_document(model: Model) -> int:
@@ -197,7 +218,12 @@ class Chunker:
         flat = [section for per_text in sections for section in per_text]
         counts = self._counts([text for _, text in flat])
         pieces = iter(self._threads.map(self._pieces, flat, counts))
-        return [_numbered([piece for _ in per_text for piece in next(pieces)]) for per_text in sections]
+        chunks = [_numbered([piece for _ in per_text for piece in next(pieces)]) for per_text in sections]
+        if not self.settings.late:
+            return chunks
+        tokens = iter(counts)
+        totals = [sum(next(tokens) for _ in per_text) for per_text in sections]
+        return [self._within(*one) for one in zip(texts, chunks, totals, strict=True)]
 
     def close(self) -> None:
         """Ends the threads that cut."""
@@ -219,6 +245,24 @@ class Chunker:
         ]
         lengths = self._counts([piece for _, piece in cuts])
         return [(at, piece, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
+
+    def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
+        """The chunks with their windows, of a text of so many `tokens`; windows begin and end with words or chunks."""
+        room = self._longest - self.around
+        if tokens <= room or len(chunks) < 2:
+            return [replace(chunk, window=(0, len(text))) for chunk in chunks]
+        words = [word.start() for word in WORD.finditer(text)][::WORDS_BETWEEN_EDGES]
+        edges = sorted({0, len(text), *words, *(chunk.start for chunk in chunks), *(chunk.end for chunk in chunks)})
+        places = offsets_of(self._counts([text[begin:end] for begin, end in pairwise(edges)]))
+        spans = np.searchsorted(edges, [(chunk.start, chunk.end) for chunk in chunks])
+        windows = windows_over(places[:-1], places[1:], room)
+        firsts = np.searchsorted(places, windows[:, 0])
+        lasts = np.searchsorted(places, windows[:, 1], "right") - 1
+        chosen = window_of_each(windows, places[spans]).tolist()
+        return [
+            replace(chunk, window=(edges[firsts[place]], edges[lasts[place]]) if place >= 0 else (chunk.start, chunk.end))
+            for chunk, place in zip(chunks, chosen, strict=True)
+        ]
 
     def _short(self, piece: str) -> Iterator[tuple[int, str]]:
         most = self._room * CHARACTERS_PER_TOKEN

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import numpy as np
@@ -26,7 +26,9 @@ from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.failures import Retries
 from hybridtei.tasks.embed import InputType, prompt_of
 from hybridtei.tasks.pooling import MultivectorBudget
+from hybridtei.tasks.spans import Spans, SpanText
 
+T = TypeVar("T")
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TEXTS = 16
 REQUEST_BYTES = 1_000_000  # half of what a server takes by default
@@ -52,15 +54,15 @@ def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> fro
     return frozenset(known[name] for name in names)
 
 
-def embed_each(embed: Callable[[Sequence[str]], Embeddings], texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
-    """(rows of the texts that could be embedded, for each text the error's message or None).
+def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -> tuple[Embeddings, list[str | None]]:
+    """(rows of the texts, or texts with spans, that could be embedded, for each the error's message or None).
 
     Raises BackendError where none of several texts could be embedded: then the engine is at fault.
     """
     parts: list[Embeddings] = []
     errors: list[HybridTeiError | None] = []
 
-    def halve(texts: Sequence[str]) -> None:
+    def halve(texts: Sequence[T]) -> None:
         try:
             parts.append(embed(texts))
             errors.extend([None] * len(texts))
@@ -119,8 +121,15 @@ class RemoteEmbedder:
         self.budget = MultivectorBudget()  # of documents' multi-vectors
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="embed")
 
-    def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
-        """Rows in the order of `texts`, by the server's prompt for that type of inputs, if it has one."""
+    def encode(
+        self,
+        texts: Sequence[str],
+        outputs: Iterable[str],
+        *,
+        input_type: InputType,
+        spans: Sequence[Spans] | None = None,
+    ) -> Embeddings:
+        """Rows in the order of `texts` and their `spans`, by the server's prompt for that type of inputs, if it has one."""
         heads = frozenset(Head(name) for name in outputs)
         body: dict[str, Any] = {"outputs": sorted(heads), "sparse_format": "qdrant", "truncate": True}
         if Head.MULTIVECTOR in heads:  # a full one too: the server may have another of its own
@@ -128,30 +137,45 @@ class RemoteEmbedder:
         if (prompt_name := prompt_of(input_type, self.facts.prompts)) is not None:
             body["prompt_name"] = prompt_name
         request = partial(self._request, heads=heads, body=body)
-        return Embeddings.concat(list(self._threads.map(request, list(self._requests(texts)))))
+        inputs = texts if spans is None else [SpanText(*one) for one in zip(texts, spans, strict=True)]
+        return Embeddings.concat(list(self._threads.map(request, list(self._requests(inputs)))))
 
     def close(self) -> None:
         """Closes the connections."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def _requests(self, texts: Sequence[str]) -> Iterator[list[str]]:
-        request: list[str] = []
-        size = 0
-        for text in texts:
+    def _requests(self, inputs: Sequence[str | SpanText]) -> Iterator[list[str | SpanText]]:
+        request: list[str | SpanText] = []
+        size = rows = 0
+        for item in inputs:
+            text, rows_here = (item, 1) if isinstance(item, str) else (item.text, len(item.spans))
             bytes_here = len(text.encode())
-            if request and (size + bytes_here > REQUEST_BYTES or len(request) == min(REQUEST_TEXTS, self.facts.max_texts)):
+            if request and (
+                size + bytes_here > REQUEST_BYTES
+                or rows + rows_here > REQUEST_TEXTS
+                or len(request) == min(REQUEST_TEXTS, self.facts.max_texts)
+            ):
                 yield request
-                request, size = [], 0
-            request.append(text)
-            size += bytes_here
+                request, size, rows = [], 0, 0
+            request.append(item)
+            size, rows = size + bytes_here, rows + rows_here
         if request:
             yield request
 
-    def _request(self, texts: list[str], heads: frozenset[Head], body: dict[str, Any]) -> Embeddings:
-        rows = self._client.ask("POST", "/embed_hybrid", {"inputs": texts, **body})
-        _check_rows(rows, len(texts), heads, self._client.url)
-        return _read_rows(rows, heads, self._client.url, self.budget.dtype)
+    def _request(self, inputs: list[str | SpanText], heads: frozenset[Head], body: dict[str, Any]) -> Embeddings:
+        url, asked = self._client.url, {"inputs": inputs, **body}
+        rows = self._client.ask("POST", "/embed_hybrid", asked)
+        counts = [len(item.spans) for item in inputs if isinstance(item, SpanText)]
+        rows = _flat(rows, counts) if counts else rows
+        _check_rows(rows, sum(counts) or len(inputs), heads, url)
+        return _read_rows(rows, heads, url, self.budget.dtype)
+
+
+def _flat(rows: Any, counts: Sequence[int]) -> Any:
+    """The rows of spans, text after text; the answer itself where it is no such lists."""
+    is_nested = isinstance(rows, list) and [len(some) if isinstance(some, list) else 0 for some in rows] == counts
+    return [row for some in rows for row in some] if is_nested else rows
 
 
 def _check_rows(rows: Any, count: int, heads: frozenset[Head], url: str) -> None:

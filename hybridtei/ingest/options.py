@@ -31,9 +31,17 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     ] = None
     url_api_key: Annotated[str | None, Meta(description="its key")] = None
     outputs: tuple[str, ...] | None = None
-    chunk_tokens: Annotated[int | None, Meta(description="[default: what the model reads, 512 at most]")] = None
-    chunk_overlap: Annotated[int | None, Meta(description="tokens a chunk may repeat [default: an eighth of it]")] = None
-    chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts what is too long")] = True
+    chunk_tokens: Annotated[
+        int | None, Meta(description="[default: what the model reads, or of that a quarter for late chunks, 512 at most]")
+    ] = None
+    chunk_overlap: Annotated[
+        int | None, Meta(description="tokens a chunk may repeat [default: an eighth of it, or none for late chunks]")
+    ] = None
+    chunking: Annotated[
+        Literal["plain", "late"],
+        Meta(description="late: chunks are read with the text around them, for models that pool by mean"),
+    ] = "plain"
+    no_chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts what is too long")] = False
     source_name: Annotated[
         str | None, Meta(description="SOURCE's name in ids and payloads [default: its file name]", extra=NAME)
     ] = None

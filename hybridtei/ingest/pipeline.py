@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 from hybridtei.batch import Head
@@ -26,12 +27,13 @@ from hybridtei.ingest.identity import agree, new_id
 from hybridtei.ingest.indexing import deferred_indexing
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import Outcome, Progress
-from hybridtei.ingest.prepare import Batch, Preparation
+from hybridtei.ingest.prepare import Batch, PendingChunk, Preparation
 from hybridtei.ingest.write import Writer, missing_documents
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import heads_of
 from hybridtei.tasks.embed import Embedder
+from hybridtei.tasks.spans import SpanText
 
 log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
@@ -213,11 +215,29 @@ async def _flow(
     show(0)
 
 
-def _embedded(encode: Callable[[Sequence[str]], Embeddings], batch: Batch) -> Embedded:
-    texts = [piece.chunk.text for piece in batch.pieces]
-    if not texts:
+def _embedded(encode: Callable[..., Embeddings], batch: Batch) -> Embedded:
+    if not batch.pieces:
         return batch, Embeddings(), []
-    return batch, *embed_each(encode, texts)
+    if batch.pieces[0].chunk.window is None:
+        return batch, *embed_each(encode, [piece.chunk.text for piece in batch.pieces])
+    parts = span_texts_of(batch.pieces)
+
+    def embed(parts: Sequence[SpanText]) -> Embeddings:
+        return encode([part.text for part in parts], spans=[part.spans for part in parts])
+
+    embeddings, reasons = embed_each(embed, parts)
+    return batch, embeddings, [reason for part, reason in zip(parts, reasons, strict=True) for _ in part.spans]
+
+
+def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
+    """The windows of late chunks, each with the chunks that follow each other in it."""
+    parts = []
+    for (pending, window), group in groupby(pieces, lambda piece: (piece.pending, piece.chunk.window)):
+        assert window is not None
+        begin, end = window
+        spans = [(piece.chunk.start - begin, piece.chunk.end - begin) for piece in group]
+        parts.append(SpanText(pending.document.indexed_text[begin:end], spans))
+    return parts
 
 
 async def _together(*stages: Any) -> None:

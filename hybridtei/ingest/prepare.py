@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import zip_longest
 
 from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key, source_of
 from hybridtei.ingest.files import SourceFile, documents_of
@@ -108,10 +109,10 @@ class Preparation:
             for group, read_bytes in self._groups(file, unseen.pop(file.label, set())):
                 documents += len(group)
                 for pieces in self._cut(group):
-                    for piece in pieces:
+                    for piece, following in zip_longest(pieces, pieces[1:]):
                         batch.pieces.append(piece)
                         batch.tokens += piece.chunk.tokens
-                        if batch.is_full:
+                        if batch.is_full and not _read_together(piece, following):
                             yield batch
                             batch = Batch(done_bytes=batch.done_bytes)
                 batch.done_bytes = before + read_bytes
@@ -195,3 +196,8 @@ class Preparation:
                 self._reject(pending.document, "its text becomes no token of the model's")
                 continue
             yield [PendingChunk(pending, chunk) for chunk in chunks]
+
+
+def _read_together(one: PendingChunk, following: PendingChunk | None) -> bool:
+    """Whether two chunks of a document come from one pass, which two batches would each run."""
+    return following is not None and one.chunk.window is not None and one.chunk.window == following.chunk.window

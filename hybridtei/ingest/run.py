@@ -19,7 +19,15 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, LoadError, StoreError, StoreUnavailable
+from hybridtei.errors import (
+    BackendError,
+    CollectionMismatch,
+    InvalidInput,
+    LoadError,
+    StoreError,
+    StoreUnavailable,
+    UnsupportedHead,
+)
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import RemoteEmbedder, vector_heads
 from hybridtei.ingest.files import QUARANTINE, label_of, source_files
@@ -35,8 +43,10 @@ from hybridtei.store import CollectionPlan, open_store, place_of, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits, check_name
 from hybridtei.store.plan import planned_schema, settled, signed, spread, tokenizer_sha256, with_budget
-from hybridtei.tasks.embed import Embedder
+from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embed, Embedder
 from hybridtei.tasks.pooling import MultivectorBudget, budget_of
+from hybridtei.tasks.spans import EmbedSpans
 
 Tell = Callable[[str], None]
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
@@ -61,7 +71,7 @@ def run_ingest(
     spec = _spec(model, remote)
     heads = vector_heads(spec.heads, options.outputs)
     text = text_model(spec, engine)
-    chunks = settings_for(text, options.chunk_tokens, options.chunk_overlap, whole=not options.chunking)
+    chunks = _chunk_settings(options, text, heads)
 
     def embedder_for(plan: CollectionPlan) -> Embedder | Pipeline:
         embedder = _embedder(options, remote, heads, _with_budget(model, plan), engine)
@@ -226,6 +236,21 @@ def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
     return spec
 
 
+def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]) -> ChunkSettings:
+    """Raises InvalidInput for late chunks of what reads or embeds no parts of texts."""
+    is_late = options.chunking == "late"
+    if is_late:
+        if options.no_chunking or options.engine == "ray":
+            raise InvalidInput(
+                f"--chunking late and {'--no-chunking' if options.no_chunking else '--engine ray'} exclude each other"
+            )
+        try:
+            EmbedSpans((), Embed((), heads, input_type="document")).check(model.spec)
+        except UnsupportedHead as error:
+            raise InvalidInput(f"--chunking late: {error}") from error
+    return settings_for(model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late)
+
+
 def _with_budget(model: ModelConfig, plan: CollectionPlan) -> ModelConfig:
     return msgspec.structs.replace(
         model, multivector_tokens=plan.multivector_tokens, multivector_dtype=plan.multivector_dtype or "float"
@@ -267,7 +292,7 @@ def _settings(
         model.revision,
         tokenizer_sha256(spec),
         sorted(heads),
-        asdict(chunks),
+        {name: value for name, value in asdict(chunks).items() if name != "late" or value},  # ledgers from before lack it
         msgspec.structs.asdict(reading),
     ]
     return blake2b(orjson.dumps(made_of), digest_size=32).digest()
@@ -276,4 +301,5 @@ def _settings(
 def _in_words(chunks: ChunkSettings) -> str:
     if chunks.whole:
         return f"one a document, cut at {chunks.tokens} tokens"
-    return f"at most {chunks.tokens} tokens, {chunks.overlap} of them repeated"
+    late = ", late: read with the text around them" if chunks.late else ""
+    return f"at most {chunks.tokens} tokens, {chunks.overlap} of them repeated{late}"

@@ -34,8 +34,16 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
 class Embedder(Protocol):
     """Embeds texts: an `Encoder`, or a server by its URL (`ingest.embedders.RemoteEmbedder`)."""
 
-    def encode(self, texts: Sequence[str], outputs: Iterable[str], *, input_type: InputType) -> Embeddings:
-        """Rows in the order of `texts`. Raises RequestError or BackendError where a text is or may be at fault."""
+    def encode(
+        self,
+        texts: Sequence[str],
+        outputs: Iterable[str],
+        *,
+        input_type: InputType,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
+    ) -> Embeddings:
+        """Rows in the order of `texts` and, with `spans`, of the parts of each. Raises RequestError or BackendError where a
+        text is or may be at fault."""
         ...
 
     def close(self) -> None: ...

@@ -62,6 +62,7 @@ class Ingest:
     backend: Mapping[str, Any] = field(default_factory=dict)
     options: ReadOptions = field(default_factory=ReadOptions)
     chunk_tokens: int | None = None
+    late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -75,7 +76,7 @@ class Ingest:
         """Once; the ledger is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
         self.stats = IngestStats()
-        chunks = settings_for(model, self.chunk_tokens, None)
+        chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
         ledger, chunker = Ledger(self.folder / "ledger.jsonl"), Chunker(model, raw(path), chunks)
         preparation = Preparation(
             files=list(source_files(source)),

@@ -130,3 +130,32 @@ def test_defaults(model_and_path):
     long = small.model(small.model_spec(max_input_length=8192))
     assert longest_document(long) == 8192
     assert settings_for(long, None, None).tokens == chunking.DEFAULT_TOKENS
+
+
+LONG = " ".join(f"{one} {two} {three}." for one in small.WORDS for two in small.WORDS[:6] for three in ("meaning", "text"))
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+def test_late_chunks_are_cut_as_others_and_know_what_is_read_with_them(model_and_path, overlap):
+    model, path = model_and_path
+    plain, late = (Chunker(model, raw(path), settings_for(model, 18, overlap, late=kind)) for kind in (False, True))
+    ((plain,), (chunks, short)) = plain.chunks_of([LONG]), late.chunks_of([LONG, "one two"])
+    assert [(chunk.text, chunk.start, chunk.tokens) for chunk in chunks] == [(one.text, one.start, one.tokens) for one in plain]
+    assert [chunk.window for chunk in short] == [(0, 7)]
+    assert len({chunk.window for chunk in chunks}) > 10
+    for chunk in chunks:
+        begin, end = chunk.window
+        assert begin <= chunk.start < chunk.end <= end
+        assert read_tokens(model, LONG[begin:end]) <= small.LONGEST
+        assert begin == 0 or end == len(LONG) or read_tokens(model, LONG[begin:end]) > small.LONGEST - 12
+        poorer = min(chunk.start - begin if begin else end, end - chunk.end if end < len(LONG) else end)
+        assert poorer > 0, "no chunk stands at a window's edge that is not the text's"
+
+
+def test_late_chunks_are_half_of_what_the_model_reads_at_most(model_and_path):
+    model, _ = model_and_path
+    found = settings_for(model, None, None, late=True)
+    assert (found.tokens, found.overlap) == (2 + (small.LONGEST - 2) // 4, 0)
+    assert settings_for(model, 33, None, late=True).tokens == 33
+    with pytest.raises(InvalidInput, match="between 10 and 33, half of what the model reads"):
+        settings_for(model, 34, None, late=True)

@@ -55,6 +55,18 @@ def test_a_server_gives_what_the_engine_gives():
         remote.close()
 
 
+def test_a_servers_spans_are_the_engines():
+    spans = [[(0, 4), (5, 6)] * (1 + i % 4) for i in range(len(TEXTS))]
+    with serving(server={"max_client_batch_size": 3}) as server:
+        remote = RemoteEmbedder(server.url)
+        wanted = local()(TEXTS, spans=spans)
+        assert len(wanted) == sum(map(len, spans))
+        assert_equal(documents_by(remote, HEADS)(TEXTS, spans=spans), wanted)
+        with pytest.raises(InvalidInput, match=r"spans\[1\]. is \[4, 5\], which holds no token"):
+            documents_by(remote, HEADS)(["text one"], spans=[[(0, 4), (4, 5)]])
+        remote.close()
+
+
 @pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
 def test_a_servers_own_budget_is_not_the_collections(model):
     with serving(model=model) as server:

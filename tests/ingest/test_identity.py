@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest import run as running
 from hybridtei.ingest.chunking import DIGEST
@@ -102,6 +104,24 @@ def test_another_address_and_another_machine_embed_nothing_again(
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
     back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose ledger has the old version of one
     assert (back.stats.documents, back.stats.skipped, back.outcome.points) == (0, COUNT, COUNT)
+
+
+def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (a, _) = nodes
+    lines: list[str] = []
+    assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
+    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late", tell=lines.append).stats.documents == COUNT
+    assert any(line.startswith("chunks    at most 65 tokens") and "late" in line for line in lines)
+    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late").stats.documents == 0
+    for other, why in (({"no_chunking": True}, "--no-chunking"), ({"engine": "ray"}, "--engine ray")):
+        with pytest.raises(InvalidInput, match=f"--chunking late and {why} exclude each other"):
+            run(source, a, tmp_path / "m1", monkeypatch, chunking="late", **other)
+    find = running.find_model
+    monkeypatch.setattr(running, "find_model", lambda model: replace(find(model), pooling=("cls",)))
+    with pytest.raises(InvalidInput, match=r"--chunking late: .* the model pools by cls"):
+        run(source, a, tmp_path / "m1", monkeypatch, chunking="late")
 
 
 def test_a_collection_made_anew_is_not_taken_for_the_old_one(

@@ -18,7 +18,7 @@ from qdrant_client.models import PointStruct
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, CollectionMismatch, InvalidInput, StoreUnavailable
 from hybridtei.ingest import prepare as preparing
-from hybridtei.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE
+from hybridtei.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
 from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.records import ReadOptions
@@ -26,7 +26,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.server import ServerStore
 from tests.engine import small
-from tests.ingest.small_ingest import NAME, Ingest, plan, points, written
+from tests.ingest.small_ingest import NAME, Ingest, plan, points, raw, written
 from tests.server.test_serve import until
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, speaking
@@ -74,6 +74,40 @@ def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source)
             assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
             assert len(record.vector["multivector"]) == len(wanted.multivector.row(row))
         assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("batch", [2, 16])
+def test_late_chunks_are_slices_of_the_windows_they_are_read_in(tmp_path, monkeypatch, batch):
+    """Wherever batches end: a window's chunks come from one pass."""
+    monkeypatch.setattr(preparing, "BATCH_CHUNKS", batch)
+    texts = {
+        f"d{i}": " ".join(f"{one} two {three} {i}." for one in small.WORDS for three in small.WORDS[:i]) for i in (1, 2, 4)
+    }
+
+    async def run():
+        store, passes = MemoryStore(), []
+        ingest = Ingest(tmp_path, {"gate": lambda batch: passes.extend(batch.lengths.tolist())}, chunk_tokens=20, late=True)
+        outcome = await ingest.run(write(tmp_path / "long.jsonl", texts), store)
+        records = await points(store, with_vectors=True)
+        assert outcome.points == outcome.expected == len(records) > 20
+        model, _ = written(tmp_path / "model")
+        assert max(passes) <= small.LONGEST
+        (chunker,) = [Chunker(model, raw(tmp_path / "model/tokenizer.json"), settings_for(model, 20, None, late=True))]
+        windows = {name: chunker.chunks_of([text])[0] for name, text in texts.items()}
+        assert len(passes) == sum(len({chunk.window for chunk in chunks}) for chunks in windows.values())
+        encoder = ingest.embedder(model)
+        for record in records:
+            chunk = windows[record.payload[DOCUMENT_ID]][record.payload[CHUNK]]
+            assert (record.payload[TEXT], record.payload[START]) == (chunk.text, chunk.start)
+            begin, end = chunk.window
+            span = (chunk.start - begin, chunk.end - begin)
+            part = texts[record.payload[DOCUMENT_ID]][begin:end]
+            wanted = encoder.encode([part], VECTORS, input_type="document", spans=[[span]])
+            assert record.vector["dense"] == pytest.approx(wanted.dense[0].tolist(), abs=1e-5)
+            assert record.vector["sparse"].indices == wanted.sparse.row(0)[0].tolist()
+            assert len(record.vector["multivector"]) == len(wanted.multivector.row(0))
 
     asyncio.run(run())
 

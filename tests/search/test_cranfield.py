@@ -39,7 +39,7 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     request = IngestOptions(
         source=str(FOLDER),
         collection="cranfield",
-        chunking=False,
+        no_chunking=True,
         quiet=True,
         model_named=True,
         plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
