@@ -2,7 +2,8 @@
 
 On a GPU launching a pass and waiting for it are two things: while one thread waits for its arrays, another packs the next
 batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
-freed in the order of the stream, so two that are under way need the memory of one.
+freed in the order of the stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read
+once the pass is over).
 
 What makes passes faster and takes time to make (`accelerate`) is made behind their backs: see `cuda_graphs` and `compiling`.
 """
@@ -10,16 +11,28 @@ What makes passes faster and takes time to make (`accelerate`) is made behind th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hybridtei.backends.torch import memory
 from hybridtei.backends.torch.acceleration import Acceleration, AccelerationOptions
 from hybridtei.backends.torch.cuda_graphs import padded
-from hybridtei.backends.torch.heads import KEPT, HeadWeights, States, Wanted, compute, outputs_of, wanted, wants_words
+from hybridtei.backends.torch.heads import (
+    ENTRIES,
+    KEPT,
+    HeadWeights,
+    States,
+    Wanted,
+    compute,
+    entries_of,
+    outputs_of,
+    wanted,
+    wants_words,
+)
 from hybridtei.backends.torch.memory import Arrays, TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
 from hybridtei.backends.torch.trunk import Trunk
 from hybridtei.batch import PackedBatch, Padding
@@ -70,6 +83,7 @@ class TorchBackend:
         self._trunk, self._heads = loaded
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.catch_up()
         self.faster = Acceleration(self, acceleration or AccelerationOptions())
 
@@ -148,17 +162,29 @@ class TorchBackend:
     def _pass(self, batch: PackedBatch) -> HeadOutputs:
         """Raises TooLarge where memory is short."""
         try:
+            asked = wanted(batch, self.spec)
             with self.alone():
-                asked = wanted(batch, self.spec)
-                wait = self._launch(batch, asked)
-            return outputs_of(wait(), batch, asked, self.spec.sparse_width)
+                found = self.launch(batch, asked)
+                rows = found.pop(ENTRIES, None)
+                wait = start_copy(found, self.device)
+            arrays = wait()
+            if rows is not None:
+                arrays |= self._entries(rows)
+            return outputs_of(arrays, batch, asked, self.spec.sparse_width)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             fault = f"{error}".splitlines()[0]
         raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
 
-    def _launch(self, batch: PackedBatch, asked: Wanted) -> Callable[[], Arrays]:
+    def _entries(self, rows: Tensor) -> Arrays:
+        """What `entries_of` finds in rows that are computed already. How many they are is asked on a stream of its own: on
+        that of passes the answer would come behind the next pass."""
+        with torch.inference_mode(), nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            return start_copy(entries_of(rows), self.device)()
+
+    def launch(self, batch: PackedBatch, asked: Wanted) -> dict[str, Tensor]:
+        """What `compute` gives, launched and not waited for: no line of it may ask the device for a number. Within `alone`."""
         graphs = self.faster.graphs
         bucket = None if graphs is None else graphs.find(batch)
         bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
@@ -174,7 +200,7 @@ class TorchBackend:
             self.forwards += 1
         embeddings = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
         states = States(hidden, layout, embeddings, there.get(KEPT))
-        return start_copy(compute(states, batch.heads, self.spec, self._heads), self.device)
+        return compute(states, batch.heads, self.spec, self._heads)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

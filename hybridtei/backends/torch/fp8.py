@@ -64,7 +64,7 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def product(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows [n, k] times weight [m, k], each with scales [n, 1] and [m, 1] -> dtype[n, m]."""
-    if rows.device.type == "cuda":
+    if rows.device.type != "cpu":
         return torch._scaled_mm(
             rows, weight.t(), scale_a=row_scales, scale_b=weight_scales.t(), out_dtype=dtype, use_fast_accum=True
         )

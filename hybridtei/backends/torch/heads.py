@@ -191,6 +191,7 @@ def _slices(lengths: list[int]) -> Iterator[tuple[int, int, list[int]]]:
 
 LogitsOf = Callable[[Tensor], Tensor]  # hidden states float[t, h] -> logits float[t, v]
 KEPT = "kept"  # among a batch's integers: rows of the tokens that have a vector
+ENTRIES = "entries"  # among what is computed: rows of which `entries_of` travels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,16 +240,19 @@ class States:
 
 
 def compute(states: States, heads: frozenset[Head], spec: ModelSpec, weights: HeadWeights) -> dict[str, Tensor]:
-    """Each head that is wanted, by the name of its column in `HeadOutputs`; SPLADE's vectors in three parts."""
+    """Each head that is wanted, by the name of its column in `HeadOutputs`; SPLADE's vectors float32[n, v] as ENTRIES.
+
+    Nothing here waits for the device, so that the next pass can be launched behind this one.
+    """
     hidden, layout, found = states.hidden, states.layout, dict[str, Tensor]()
     if Head.DENSE in heads:
         vectors = dense(hidden, layout, spec.pooling, weights.dense)
         found["dense"] = rounded(vectors) if spec.is_rounded else vectors
     if Head.SPARSE in heads and spec.is_splade:
         assert weights.logits_of is not None
-        found |= _sparse(splade(hidden, layout, weights.logits_of))
+        found[ENTRIES] = splade(hidden, layout, weights.logits_of)
     elif Head.SPARSE in heads and weights.code is not None:
-        found |= _sparse(code(dense(hidden, layout, spec.pooling, weights.dense), weights.code))
+        found[ENTRIES] = code(dense(hidden, layout, spec.pooling, weights.dense), weights.code)
     elif Head.SPARSE in heads:
         assert spec.sparse is not None
         assert weights.lexical is not None
@@ -282,11 +286,14 @@ def outputs_of(arrays: Arrays, batch: PackedBatch, wanted: Wanted, vocab_size: i
     return HeadOutputs(dense=arrays.get("dense"), splade=entries, multivector=vectors, scores=arrays.get("scores"), **of_tokens)
 
 
-def _sparse(rows: Tensor) -> dict[str, Tensor]:
-    """The entries of float[n, v] that are not zero: they are few, and all of it would be hundreds of megabytes to copy."""
+def entries_of(rows: Tensor) -> dict[str, Tensor]:
+    """The entries of float[n, v] that are not zero: they are few, and all of it would be hundreds of megabytes to copy.
+
+    Waits for the device, which alone knows how many they are.
+    """
     row, column = rows.nonzero(as_tuple=True)
     return {
         "splade_indices": column,
         "splade_values": rows[row, column],
-        "splade_lengths": rows.count_nonzero(dim=1),  # unlike a count of `row`, it does not wait for the device
+        "splade_lengths": rows.count_nonzero(dim=1),
     }

@@ -198,7 +198,7 @@ def test_whatever_a_pass_raises_is_a_backend_error(
     def fail(*_: object) -> None:
         raise kind("of the model's own")
 
-    monkeypatch.setattr(m3_backend, "_launch", fail)
+    monkeypatch.setattr(m3_backend, "launch", fail)
     with pytest.raises(BackendError, match="of the model's own"):
         run(m3_backend, [Encoding(np.array([0, 7, 2]))])
 
