@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -87,6 +88,22 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
         raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
     if server.api_key is not None and not is_sendable(server.api_key):
         raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
+    if server.shadow is not None:
+        _check_shadow(server.shadow, server.shadow_api_key)
+
+
+def _check_shadow(url: str, key: str | None) -> None:
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number
+        is_valid = False
+    if not is_valid or parts.query or parts.fragment:
+        raise UsageError(f"--shadow: {url!r} should be the URL of a server, such as http://new:8080")
+    if parts.username is not None:
+        raise UsageError("--shadow: a URL with a user is written to the log; use --shadow-api-key")
+    if key is not None and not is_sendable(key):
+        raise UsageError("--shadow-api-key: no header can carry it; it should be printable ASCII without a space at either end")
 
 
 def address(hostname: str) -> str:

@@ -19,6 +19,7 @@ REQUEST_TEXTS = 32
 TIMEOUT_S = 120.0
 NEIGHBOURS = 10
 KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index is kept up to this 1 - cosine, from this overlap on
+VERDICTS = {True: "keep the index", False: "embed again"}
 SAMPLES = tuple(
     """\
 The Treaty of Versailles was signed in June 1919 in the Hall of Mirrors.
@@ -160,7 +161,12 @@ class Comparison:
         )
         lines = [f"{name:<20}{'-' if value is None else f'{value:.7f}'}" for name, value in rows]
         lines += [f"{'likely cause':<20}{cause}" for cause in self.causes or ("none: they agree",)]
-        return "\n".join([*lines, f"{'verdict':<20}{'keep the index' if self.keeps_index else 'embed again'}"])
+        return "\n".join([*lines, f"{'verdict':<20}{VERDICTS[self.keeps_index]}"])
+
+
+def keeps_index(worst: float, shared: float) -> bool:
+    """Whether queries by B find in A's index what A's own find: `worst`: the largest 1 - cosine; `shared`: the overlap."""
+    return worst <= KEPT_APART and shared >= KEPT_OVERLAP
 
 
 def compare(a: signs.Server, b: signs.Server) -> Comparison:
@@ -179,7 +185,7 @@ def compare(a: signs.Server, b: signs.Server) -> Comparison:
     of_long, of_whole = signs.of_truncation(a, b, words)
     causes += of_long
     worst = max(float(distances.max()), of_whole)
-    keeps = worst <= KEPT_APART and shared >= KEPT_OVERLAP
+    keeps = keeps_index(worst, shared)
     long_cosine = None if np.isinf(of_whole) else 1 - of_whole
     return Comparison(1 - float(distances.max()), 1 - base, long_cosine, shared, tuple(causes), keeps)
 
@@ -209,3 +215,43 @@ def overlap(left: Vectors, right: Vectors, count: int = NEIGHBOURS) -> float:
         np.fill_diagonal(scores, -np.inf)
         found.append(np.argsort(-scores, axis=1)[:, :count])
     return float(np.mean([len({*one} & {*other}) / count for one, other in zip(*map(np.ndarray.tolist, found), strict=True)]))
+
+
+MAX_KEPT_TEXTS = 256  # the last different ones, among which neighbours are looked for
+MIN_TEXTS = len(SAMPLES)  # for a verdict: among fewer, most are neighbours
+
+
+class Agreement:
+    """How far two servers agree in texts that come one by one, such as live traffic: bounded, however many come."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+        self._worst = 0.0
+        self._kept: dict[bytes, tuple[Vectors, Vectors]] = {}
+
+    def add(self, left: Vectors, right: Vectors) -> Vectors:
+        """1 - cosine of each pair of rows of both servers, which are of one width."""
+        distances = apart(left, right)
+        self.texts += len(left)
+        self._worst = max(self._worst, float(distances.max()))
+        for mine, other in zip(left[-MAX_KEPT_TEXTS:], right[-MAX_KEPT_TEXTS:], strict=True):
+            self._kept[mine.tobytes()] = mine.copy(), other.copy()
+        for oldest in [*self._kept][:-MAX_KEPT_TEXTS]:
+            del self._kept[oldest]
+        return distances
+
+    def of_other_widths(self) -> None:
+        """Count a text whose vectors are of two widths."""
+        self.texts += 1
+        self._worst = np.inf
+
+    def in_a_line(self) -> str | None:
+        """The figures and the verdict; None before there are texts enough."""
+        if np.isinf(self._worst):
+            return f"vectors of another width: {VERDICTS[False]}"
+        if len(self._kept) < MIN_TEXTS:
+            return None
+        left, right = (np.stack(side) for side in zip(*self._kept.values(), strict=True))
+        shared, middle = overlap(left, right), signs.median(apart(left, right))
+        figures = f"cosine least {1 - self._worst:.7f}, median {1 - middle:.7f}, overlap@{NEIGHBOURS} {shared:.4f}"
+        return f"{self.texts} texts, {figures}: {VERDICTS[keeps_index(self._worst, shared)]}"

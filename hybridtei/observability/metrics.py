@@ -30,6 +30,12 @@ HELP = {
     "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
     "hybridtei_running_batches": "Batches in a forward pass now.",
+    "hybridtei_shadow_bytes": "Bytes of requests and answers held for the server of --shadow.",
+    "hybridtei_shadow_cosine": "Cosines of vectors with those of the server of --shadow.",
+    "hybridtei_shadow_dropped_total": "Requests not sent to the server of --shadow, by the bound that was reached.",
+    "hybridtei_shadow_failed_total": "Requests that the server of --shadow did not answer comparably, by reason.",
+    "hybridtei_shadow_sent_total": "Requests sent to the server of --shadow.",
+    "hybridtei_shadow_waiting": "Requests that wait to be sent to the server of --shadow.",
     "hybridtei_shared_inputs_total": "Inputs identical to one that waited already, computed once.",
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }

@@ -62,6 +62,7 @@ from hybridtei.server.vectors import ranges_in
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
+    from hybridtei.server.http.shadow import Shadow
     from hybridtei.store.collection import CollectionSchemas
 
 log = logging.getLogger(__name__)
@@ -124,12 +125,14 @@ def create_fleet_app(
     store_bounds = StoreBounds.of(models)
     capacity = Capacity(routes, models, store_bounds if schemas else None, only_tei_routes=server.only_tei_routes)
     origins = Origins(server.cors_allow_origin)
+    shadow = None if server.shadow is None else _shadow(server, models.registry)
     app = Litestar(
         [litestar_route(route, server) for route in routes],
         exception_handlers=dict(HANDLERS),
         after_exception=[count],
-        on_startup=[models.start, *([rpc.start] if rpc else [])],
+        on_startup=[models.start, *([rpc.start] if rpc else []), *([shadow.start] if shadow else [])],
         on_shutdown=[
+            *([shadow.stop] if shadow else []),
             *([rpc.stop] if rpc else []),
             models.stop,
             *on_stop,
@@ -155,8 +158,15 @@ def create_fleet_app(
         openapi_config=None,
         logging_config=None,
     )
-    app.asgi_handler = _with_middleware(app, routes, server)
+    handle = _past_the_router(app, routes)
+    app.asgi_handler = _with_middleware(handle if shadow is None else shadow.over(handle), routes, server)
     return app
+
+
+def _shadow(server: ServerConfig, registry: Registry) -> Shadow:
+    from hybridtei.server.http.shadow import Shadow  # an HTTP client, which other servers need not load
+
+    return Shadow(server, registry)
 
 
 def rpc_server_class() -> type[RpcServer]:
@@ -168,12 +178,12 @@ def rpc_server_class() -> type[RpcServer]:
     return RpcServer
 
 
-def _with_middleware(app: Litestar, routes: Sequence[Route], server: ServerConfig) -> ASGIApp:
+def _with_middleware(app: ASGIApp, routes: Sequence[Route], server: ServerConfig) -> ASGIApp:
     methods: dict[str, set[str]] = defaultdict(set)
     for method, path in [*((route.method, route.path) for route in routes), *ALIASES]:
         methods[path].add(method)
     return HttpMiddleware(
-        _past_the_router(app, routes),
+        app,
         server.cors_allow_origin,
         {path: frozenset(names) for path, names in methods.items()},
         below_aliases=not server.only_tei_routes,

@@ -1,4 +1,4 @@
-"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER PAUSE WORKERS [SETTING=NUMBER]...`.
+"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER PAUSE WORKERS [SETTING=VALUE]...`.
 
 WORKERS may be 0. PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its
 pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
@@ -33,7 +33,7 @@ def wait(pause: str) -> None:
         time.sleep(float(pause))
 
 
-def serve(folder: str, pause: str, workers: int, settings: dict[str, int]) -> None:
+def serve(folder: str, pause: str, workers: int, settings: dict[str, int | str]) -> None:
     model = ModelConfig(model_id=folder)
     of_engine = {name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__}
     of_server = {name: value for name, value in settings.items() if name not in of_engine}
@@ -60,6 +60,7 @@ def serve(folder: str, pause: str, workers: int, settings: dict[str, int]) -> No
 
 if __name__ == "__main__":
     folder, pause, workers, *settings = sys.argv[1:]
-    numbers = {name: int(value) for name, _, value in (setting.partition("=") for setting in settings)}
-    serving.run = lambda _: serve(folder, pause, int(workers), numbers)  # so errors end it as they end the command
+    pairs = (setting.partition("=") for setting in settings)
+    values = {name: int(value) if value.isdigit() else value for name, _, value in pairs}
+    serving.run = lambda _: serve(folder, pause, int(workers), values)  # so errors end it as they end the command
     sys.exit(cli.main(["serve"]))
