@@ -276,6 +276,7 @@ def search(draw: Random) -> Any:
         "score_threshold": draw.uniform(-1, 1),
         "with_payload": draw.choice((True, False, ["text"])),
         "highlights": draw.random() < 0.5,
+        "relevant_spans": some(draw, {"mode": draw.choice(("enabled", "disabled")), "threshold": 0.2, "max_spans": 3}),
         "explain": draw.random() < 0.5,
     }
     return {"collection": draw.choice(COLLECTIONS), "query": text(draw), **some(draw, options)}

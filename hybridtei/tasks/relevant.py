@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from hybridtei.batch import Encoding, Ids, LocatedEncoding, kept_tokens, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
@@ -18,9 +20,8 @@ MAX_SPANS = 32  # of a document; each is written out
 MAX_PREFIX_TOKENS = 512  # before a document's own: a prompt, a marker
 
 
-@dataclass(frozen=True, slots=True)
-class RelevantSpan:
-    """`text[start:end]` and its share of the document's MaxSim, of 0 to 1."""
+class RelevantSpan(Struct, frozen=True):
+    """Characters `start` to `end` of what is read of a document, in code points, and their share of its MaxSim, of 0 to 1."""
 
     start: int
     end: int
@@ -33,6 +34,24 @@ class SpanOptions:
 
     threshold: float = 0.1
     max_spans: int = MAX_SPANS
+
+
+class RelevantSpans(Struct, frozen=True):
+    """Which spans of documents are listed; Cohere's field."""
+
+    mode: Literal["enabled", "disabled"]
+    threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Least score of one [default: 0.1].")] = (
+        None
+    )
+    max_spans: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="The best so many of each document [default: 32].")
+    ] = None
+
+    @property
+    def options(self) -> SpanOptions | None:
+        if self.mode == "disabled":
+            return None
+        return SpanOptions(0.1 if self.threshold is None else self.threshold, self.max_spans or MAX_SPANS)
 
 
 def relevant_spans(

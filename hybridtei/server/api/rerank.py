@@ -36,7 +36,7 @@ from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.label import best_first
-from hybridtei.tasks.relevant import MAX_SPANS, SpanOptions
+from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
 
 
@@ -75,24 +75,6 @@ class Rank(Struct, frozen=True, omit_defaults=True):
     index: int
     score: float
     text: str | None = None
-
-
-class RelevantSpans(Struct, frozen=True):
-    """Which spans of documents are listed."""
-
-    mode: Literal["enabled", "disabled"]
-    threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Least score of one [default: 0.1].")] = (
-        None
-    )
-    max_spans: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="The best so many of each document [default: 32].")
-    ] = None
-
-    @property
-    def options(self) -> SpanOptions | None:
-        if self.mode == "disabled":
-            return None
-        return SpanOptions(0.1 if self.threshold is None else self.threshold, self.max_spans or MAX_SPANS)
 
 
 class DocumentsRequest(Struct, frozen=True, kw_only=True):
@@ -136,21 +118,13 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(names))
 
 
-class Stretch(Struct, frozen=True):
-    """Characters `start` to `end` of what is read of a document, in code points, and their share of its score by MaxSim."""
-
-    start: int
-    end: int
-    score: float
-
-
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
     """A document's place among those given, and its score."""
 
     index: int
     relevance_score: float
     document: dict[str, Any] | str | None = None
-    relevant_spans: list[Stretch] | None = None
+    relevant_spans: list[RelevantSpan] | None = None
 
 
 class DocumentsResponse(Struct, frozen=True, omit_defaults=True):
@@ -237,7 +211,7 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
                 item["document"] = _returned(raw[item["index"]], plain=plain)
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
-                item["relevant_spans"] = [Stretch(span.start, span.end, span.score) for span in spans]
+                item["relevant_spans"] = spans
         return _object(context, request, items, scores, usage)
 
     return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs + 3 * sum(map(len, scored.spans)))

@@ -22,13 +22,16 @@ from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pai
 from hybridtei.server.registry import Models, StoreContext
 from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.rerank import rerank_task
+from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
+from hybridtei.tasks.rerank import Weights, rerank_task
 
 if TYPE_CHECKING:
     from hybridtei.search.searcher import Rank
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
+Spans = Sequence[Sequence[RelevantSpan]]  # of each hit
+TEXT = "text"  # in a payload, as `SearchOptions.text_field` says
 
 
 class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +47,14 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         bool | str, Meta(description="Rank the best anew by a loaded reranker: the first, or the one of this name.")
     ] = False
     filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's words.")] = None
+    relevant_spans: Annotated[
+        RelevantSpans | None,
+        Meta(description="List the sentences of each hit's text that match the query best, by multi-vectors of another pass."),
+    ] = None
+
+    @property
+    def spans(self) -> SpanOptions | None:
+        return None if self.relevant_spans is None else self.relevant_spans.options
 
     @property
     def texts(self) -> list[str]:
@@ -57,12 +68,18 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         return texts
 
 
+class SpannedHit(SearchHit, frozen=True, omit_defaults=True):
+    """A hit, and on request where its text matches best."""
+
+    relevant_spans: list[RelevantSpan] | None = None
+
+
 class SearchResponse(Struct, frozen=True):
     """Of one query."""
 
     model: str
     mode: str
-    hits: list[SearchHit]
+    hits: list[SpannedHit]
     stages: list[Stage]
     query_encoder: Annotated[
         str | None, Meta(description="table: the query's sparse vector was looked up, as asked or under load.")
@@ -86,6 +103,8 @@ BY_TABLE: dict[str, Any] = {
     "legs": None,
 }
 MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
+MAX_SPANNED = 100  # hits of a request whose texts are embedded for `relevant_spans`
+MAX_SPANNED_CHARACTERS = 2_000_000  # of these texts together
 
 
 @handler("search")
@@ -106,6 +125,8 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
     texts = request.texts
     schema = await stores.copy_of(request.collection)
     context = stores.embedder(schema)
+    if request.spans is not None and Head.MULTIVECTOR not in context.heads:
+        raise InvalidInput(f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give")
     usages: list[Usage] = []
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
@@ -139,20 +160,45 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
     except Overloaded:
         has_table = spec.sparse is not None and spec.sparse.can_look_up and Head.SPARSE in common_heads(schema, spec)
         by_table = structs.replace(options, **BY_TABLE)
-        if not (stores.server.table_under_load and has_table) or options == by_table:
+        if not (stores.server.table_under_load and has_table) or options == by_table or request.spans:
             raise
         options = by_table
         embedded = await searcher.embed(request.collection, texts, options)
     finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
     found = await asyncio.gather(*finding)
+    spans = [] if request.spans is None else await _spans(context, request, found, request.spans)
 
     def written() -> list[dict[str, Any]]:
-        return [_result(context, one, usages[-1], options) for one in found]
+        results = [_result(context, one, usages[-1], options) for one in found]
+        for result, of_hits in zip(results, spans, strict=False):
+            _add_spans(result["hits"], of_hits, request.with_payload)
+        return results
 
     results = await stores.bounds.run_aside(written) if options.highlights else written()
-    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits)
+    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits) + sum(len(one) for of in spans for one in of)
     numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
     return Reply(results[0] if request.query is not None else {"results": results}, usages[-1], numbers)
+
+
+async def _spans(context: Context, request: SearchRequest, found: Sequence[SearchResult], options: SpanOptions) -> list[Spans]:
+    """The spans of each query's hits, from one more pass over their texts. Raises InvalidInput where no hit has a text."""
+    texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
+    count = sum(map(len, texts))
+    if count and not any(map(any, texts)):
+        raise InvalidInput(f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in its payload")
+    most = MAX_SPANNED_CHARACTERS // max(count, 1)
+
+    async def of_hits(query: str, texts: Sequence[str]) -> Spans:
+        documents = [text[:most] for text in texts if text]
+        if not documents:
+            return [()] * len(texts)
+        weights = Weights(0.0, 0.0, 1.0)
+        task = rerank_task(context.service.model.spec, query, documents, weights=weights, spans=options)
+        scored, _ = await context.rank(task, load_of_pairs(query, documents))
+        spans = iter(scored.spans)
+        return [next(spans) if text else () for text in texts]
+
+    return await asyncio.gather(*map(of_hits, request.texts, texts))
 
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
@@ -161,7 +207,10 @@ def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
 
     request.check_page()
     _check_candidates(request, server.max_search_points)
-    return SearchOptions.of(request, query_filter=filter_from(request.filter))
+    options = SearchOptions.of(request, query_filter=filter_from(request.filter))
+    if request.spans is None or options.with_payload is True:
+        return options
+    return structs.replace(options, with_payload=[*(options.with_payload or ()), TEXT])
 
 
 def _check_candidates(request: SearchRequest, most: int) -> None:
@@ -176,9 +225,11 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
     if queries * value > most:
         of_all = f" for each of {queries} `queries`" if queries > 1 else ""
         raise TooManyCandidates(f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)")
-    if request.highlights and queries * request.limit > MAX_HIGHLIGHTED:
-        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
-        raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `highlights`, {MAX_HIGHLIGHTED} hits are the most")
+    bounds = {"highlights": (request.highlights, MAX_HIGHLIGHTED), "relevant_spans": (request.spans is not None, MAX_SPANNED)}
+    for field, (is_asked, hits) in bounds.items():
+        if is_asked and queries * request.limit > hits:
+            of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+            raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `{field}`, {hits} hits are the most")
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
@@ -209,6 +260,15 @@ def _result(context: Context, results: SearchResult, usage: Usage, options: Sear
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
     by_table = {"query_encoder": "table"} if options.query_encoder == "table" else {}
     return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]], **by_table}
+
+
+def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | list[str]) -> None:
+    """Put spans beside payloads, which are cut back to what was asked for."""
+    for hit, spans in zip(hits, of_hits, strict=True):
+        if with_payload is not True:
+            hit["payload"] = {name: value for name, value in hit["payload"].items() if with_payload and name in with_payload}
+        if spans:
+            hit["relevant_spans"] = spans
 
 
 ROUTES = (

@@ -44,6 +44,24 @@ def test_tei_is_answered_with_a_list_the_best_first(reranker):
     )
 
 
+@pytest.mark.parametrize("truncation", [{}, {"truncate": True, "truncation_direction": "Left"}])
+def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
+    """Milvus' rerank function with `"provider": "tei"` runs in its server, which no package registry has: these are its bytes.
+
+    Go writes the keys in order, and `<`, `>` and `&` escaped. It reads `index` and `score` of each item of a list, and needs
+    each index once. Source: milvus-io/milvus, `internal/util/function/models/tei/tei.go` (commit 059bfd6) and
+    `internal/util/function/rerank/tei_rerank_provider.go` (commit 1bf3af6).
+    """
+    texts = [*TEXTS, "<one> & two"]
+    body = json.dumps({"query": "one", "texts": texts, **truncation}, sort_keys=True, separators=(",", ":"))
+    for mark in "<>&":
+        body = body.replace(mark, f"\\u{ord(mark):04x}")
+    headers = {"user-agent": "Go-http-client/1.1", "content-type": "application/json", "accept-encoding": "gzip"}
+    scores = dict(ranks(reranker.post("/rerank", body.encode(), headers=headers)))
+    assert scores == dict(ranks(reranker.post("/rerank", {"query": "one", "texts": texts})))
+    assert sorted(scores) == [0, 1, 2, 3]
+
+
 def test_ties_come_in_reverse_order(reranker):
     assert [index for index, _ in ranks(reranker.post("/rerank", {"query": "one", "texts": ["two"] * 4}))] == [3, 2, 1, 0]
 

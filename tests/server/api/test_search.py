@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hybridtei.batch import Head
+from hybridtei.server.api import search as api
 from hybridtei.store.collection import CollectionSchemas
 from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
@@ -12,6 +15,7 @@ from tests.server.live import serving
 from tests.store.memory_store import MemoryStore
 
 QUERY = "the search engine"
+SPANS = {"mode": "enabled", "threshold": 0.0}
 POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]
 
 
@@ -79,6 +83,59 @@ def test_everything_at_once(shelf):
         for mark in hit["highlights"]:
             assert TEXTS[hit["id"]][mark["start"] : mark["end"]] == mark["text"]
     assert [stage["name"] for stage in answer["stages"]] == ["embed", "dense", "sparse", "rrf", "search"]
+
+
+def test_relevant_spans_are_those_of_rerank(shelf):
+    """One more pass a query, whatever payload is asked for; without a hit, none."""
+    body = {"collection": "papers", "queries": [QUERY, "one two"], "limit": 5, "with_payload": ["document_id"]}
+    plain = shelf.post("/search", body).json()["results"]
+    off = shelf.post("/search", {**body, "relevant_spans": {"mode": "disabled"}}).json()["results"]
+    assert [one["hits"] for one in off] == [one["hits"] for one in plain]
+    before = shelf.backend.forwards
+    results = shelf.post("/search", {**body, "relevant_spans": SPANS}).json()["results"]
+    assert shelf.backend.forwards > before + 1
+    for query, one, without in zip(body["queries"], results, plain, strict=True):
+        texts = [TEXTS[hit["id"]] for hit in one["hits"]]
+        ranked = shelf.post("/v2/rerank", {"query": query, "documents": texts, "relevant_spans": SPANS}).json()["results"]
+        of_text = {item["index"]: item["relevant_spans"] for item in ranked if "relevant_spans" in item}
+        assert of_text
+        assert [hit.pop("relevant_spans", None) for hit in one["hits"]] == [of_text.get(i) for i in range(len(texts))]
+        assert one["hits"] == without["hits"]
+    bare = shelf.post("/search", {**body, "relevant_spans": SPANS, "with_payload": False}).json()["results"]
+    assert [hit["payload"] for one in bare for hit in one["hits"]] == [{}] * 10
+    nothing = {"must": [{"key": "metadata.place", "match": {"value": 99}}]}
+    found = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": nothing, "relevant_spans": SPANS}).json()
+    assert found["hits"] == []
+
+
+def test_relevant_spans_of_long_texts_are_cut(shelf, monkeypatch):
+    monkeypatch.setattr(api, "MAX_SPANNED_CHARACTERS", 20)
+    body = {"collection": "papers", "query": "engine", "limit": 2, "relevant_spans": SPANS}
+    hits = shelf.post("/search", body).json()["hits"]
+    assert len(hits) == 2
+    assert all(span["end"] <= 10 for hit in hits for span in hit["relevant_spans"])
+
+
+def test_relevant_spans_need_texts_and_multivectors(spec):
+    body = {"collection": "papers", "query": QUERY, "relevant_spans": SPANS}
+    encoder = encoder_of(spec)
+    some = run(filled(encoder, payload_of=lambda place: {"text": TEXTS[place]} if place else {"text": ""}))
+    none = run(filled(encoder, payload_of=lambda place: {"text": None}))
+    for store, answered in ((some, True), (none, False)):
+        with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+            answer = running.post("/search", body)
+            assert answer.status_code == (200 if answered else 422)
+            if answered:
+                assert {hit["id"] for hit in answer.json()["hits"] if "relevant_spans" not in hit} >= {0}
+            else:
+                assert "`relevant_spans`: nothing that was found in `papers` has a `text`" in answer.json()["error"]
+    lean = replace(spec, multivector=None)
+    with serving(lean, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
+        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        before = running.backend.forwards
+        answer = running.post("/search", body)
+        assert (answer.status_code, running.backend.forwards) == (422, before)
+        assert "`relevant_spans` needs multi-vectors" in answer.json()["error"]
 
 
 def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
@@ -265,6 +322,8 @@ def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
         ({"queries": ["one"] * 30, "limit": 200}, "`offset` + `limit` is 200 for each of 30 `queries`; one search"),
         ({"query": "one", "limit": 201, "highlights": True}, "`limit` is 201; with `highlights`, 200 hits are the most"),
         ({"queries": ["one"] * 3, "limit": 67, "highlights": True}, "`limit` is 67 for each of 3 `queries`; with `highl"),
+        ({"query": "one", "limit": 101, "relevant_spans": SPANS}, "`limit` is 101; with `relevant_spans`, 100 hits"),
+        ({"queries": ["one"] * 3, "limit": 34, "relevant_spans": SPANS}, "`limit` is 34 for each of 3 `queries`; with `rel"),
     ],
 )
 def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(shelf, more, message):
