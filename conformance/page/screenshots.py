@@ -2,9 +2,9 @@
 
     hybridtei serve & python conformance/page/screenshots.py --url http://127.0.0.1:3000 --out shots --readme notebooks/pictures
 
-`--readme` writes the two of the README, light and dark: what a window shows first, as WebP. Needs a Chromium on the PATH and the
-package `playwright`, which drives it; downloads nothing. Fails if the page logs anything, asks another host for anything, or is
-wider than its window.
+`--readme` writes the two of the README, light and dark: what a window shows first, as WebP. Needs a Chromium on the
+PATH and the package `playwright`, which drives it; downloads nothing. Fails if the page logs anything, asks another
+host for anything, or is wider than its window.
 """
 
 from __future__ import annotations
