@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     from hybridtei.outputs import HeadOutputs
 
 
+def anchor_of(error: BaseException) -> str:
+    """The section of `notebooks/errors.md`, which the server has at `/page/errors.html`, that has an error's cause and cure."""
+    return next((kind.__name__.lower() for kind in type(error).__mro__ if kind.__module__ == __name__), "bodyerror")
+
+
 class HybridTeiError(Exception):
     """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose.
 

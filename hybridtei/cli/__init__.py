@@ -9,10 +9,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
-from hybridtei.errors import HybridTeiError, UsageError
+from hybridtei.errors import HybridTeiError, UsageError, anchor_of
+
+HELP = Path(__file__).parents[1] / "server/page/errors.html"
 
 # command -> what adds it and its flags, in the order of the help; its module is imported where it is needed.
 COMMANDS = {
@@ -71,6 +74,8 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         parser.error(str(error))
     except (HybridTeiError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
+        if isinstance(error, HybridTeiError):
+            print(f"Cause and cure: {HELP.as_uri()}#{anchor_of(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -29,7 +29,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import HybridTeiError, LoadError, Overloaded
+from hybridtei.errors import HybridTeiError, LoadError, Overloaded, anchor_of
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import as_handler, recorder_for
@@ -57,7 +57,7 @@ from hybridtei.server.http.security import Authenticator, Keyring, Origins, cert
 from hybridtei.server.http.writers import encode
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Capacity, Models, StoreBounds
-from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait
+from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait, help_link
 from hybridtei.server.vectors import ranges_in
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ def work_of(route: Route) -> Work:
 
 def litestar_route(route: Route, server: ServerConfig) -> BaseRouteHandler:
     """What Litestar serves for a route. Other methods never reach it: see `HttpMiddleware`."""
-    errors: Any = error_handlers(route.error, asks_to_wait=asks_to_wait(route, only_tei_routes=server.only_tei_routes))
+    waits = asks_to_wait(route, only_tei_routes=server.only_tei_routes)
+    errors: Any = error_handlers(route.error, asks_to_wait=waits, has_help=not route.is_tei)
     work = work_of(route)
 
     async def response_of(scope: Any, receive: Receive) -> ASGIResponse:
@@ -268,23 +269,24 @@ def _response(body: bytes, headers: Iterable[tuple[bytes, bytes]], status: int =
 CLOSING = (408, 413)  # the rest of the body is not read
 
 
-def error_handlers(kind: Any, *, asks_to_wait: bool) -> dict[Any, Any]:
-    """Of a route whose errors are of a struct such as `routing.ErrorResponse`; `asks_to_wait`: at capacity."""
-    handlers: dict[Any, Any] = {HybridTeiError: error_handler(kind, asks_to_wait=asks_to_wait)}
-    if kind.takes_body_errors:
-        handlers[BodyError] = handlers[HybridTeiError]
-    return handlers
+def error_handlers(kind: Any, *, asks_to_wait: bool, has_help: bool) -> dict[Any, Any]:
+    """Of a route whose errors are of a struct such as `routing.ErrorResponse`; `asks_to_wait`: at capacity; `has_help`: they
+    link to the page on errors."""
+    handler = error_handler(kind, asks_to_wait=asks_to_wait, has_help=has_help)
+    return {HybridTeiError: handler, BodyError: handler if kind.takes_body_errors else body_error_handler(has_help=has_help)}
 
 
-def error_handler(kind: Any, *, asks_to_wait: bool = False) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+def error_handler(
+    kind: Any, *, asks_to_wait: bool = False, has_help: bool = False
+) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
     """A handler that writes errors as a struct of this kind."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         if isinstance(error, HybridTeiError):
-            log.error("%.1000s", error)
+            log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
         status, body = kind.of(error)
         clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
-        headers = {}
+        headers = dict([help_link(error)]) if has_help else {}
         if isinstance(error, BodyError) and status in (*CLOSING, 503):
             headers["connection"] = "close"
         if asks_to_wait and isinstance(error, Overloaded):
@@ -295,11 +297,17 @@ def error_handler(kind: Any, *, asks_to_wait: bool = False) -> Callable[[Request
     return handle
 
 
-def body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
-    """Write the error of a body as plain text."""
-    clear_frames(error.__traceback__)
-    headers = {"connection": "close"} if error.status in CLOSING else None
-    return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
+def body_error_handler(*, has_help: bool) -> Callable[[Request[Any, Any, Any], BodyError], Response[str]]:
+    """A handler that writes the error of a body as plain text."""
+
+    def handle(request: Request[Any, Any, Any], error: BodyError) -> Response[str]:
+        clear_frames(error.__traceback__)
+        headers = dict([help_link(error)]) if has_help else {}
+        if error.status in CLOSING:
+            headers["connection"] = "close"
+        return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
+
+    return handle
 
 
 class StatusOnly(Response[bytes]):
@@ -332,7 +340,7 @@ def client_disconnected(request: Request[Any, Any, Any], error: ClientDisconnect
 
 
 HANDLERS: Mapping[Any, Any] = {
-    BodyError: body_error,
+    BodyError: body_error_handler(has_help=False),
     HybridTeiError: error_handler(ErrorResponse),
     HTTPException: framework_error,
     ClientDisconnected: client_disconnected,

@@ -25,8 +25,8 @@ from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, Overloaded, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
-from hybridtei.server.http.overload import Refusal
-from hybridtei.server.routing import ALIASES, Route, asks_to_wait, split_alias
+from hybridtei.server.http.overload import RETRY_AFTER, Refusal
+from hybridtei.server.routing import ALIASES, Route, asks_to_wait, help_link, split_alias
 
 if TYPE_CHECKING:
     from hybridtei.store.base import CollectionSchema
@@ -261,7 +261,7 @@ class Capacity:
         self._only = None if models.only is None or store is not None else (models.only.service.admission,)
         refused = (route for route in routes if route.method == "POST" and route.takes_permits)
         self._refusals = {
-            route.path: self._refusal(route, retry_after=asks_to_wait(route, only_tei_routes=only_tei_routes))
+            route.path: self._refusal(route, only_tei_routes=only_tei_routes)
             for route in refused
             if route.target != "store" or store is not None
         }
@@ -286,12 +286,18 @@ class Capacity:
         """Of everything that needs permits."""
         return self._only or (*self._of_models(), *self._of_store())
 
-    def _refusal(self, route: Route, *, retry_after: bool) -> Refusal:
-        _, answer = route.error.of(Overloaded())
+    def _refusal(self, route: Route, *, only_tei_routes: bool) -> Refusal:
+        error = Overloaded()
+        _, answer = route.error.of(error)
         body = msgspec.json.encode(answer)
+        name, link = help_link(error)
+        headers = (
+            *([RETRY_AFTER] if asks_to_wait(route, only_tei_routes=only_tei_routes) else []),
+            *([] if route.is_tei else [(name.encode(), link.encode())]),
+        )
         if route.target == "store":
-            return Refusal(body, retry_after, route.role, self._of_store, _ignore)
-        return Refusal(body, retry_after, route.role, self._of_models, self._count)
+            return Refusal(body, headers, route.role, self._of_store, _ignore)
+        return Refusal(body, headers, route.role, self._of_models, self._count)
 
     def _count(self) -> None:
         (self._models.only or self._models.default).metrics.refused()

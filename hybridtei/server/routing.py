@@ -157,6 +157,11 @@ def asks_to_wait(route: Route, *, only_tei_routes: bool) -> bool:
     return not route.is_tei or (route.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
+def help_link(error: Exception) -> tuple[str, str]:
+    """The header of errors of routes that are not TEI's: where cause and cure stand."""
+    return "link", f'<{PAGE}/errors.html#{errors.anchor_of(error)}>; rel="help"'
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """An answer of bytes, whose form the client does not choose."""

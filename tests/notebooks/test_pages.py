@@ -8,7 +8,7 @@ import pytest
 
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
-from notebooks import draw, write_flags
+from notebooks import draw, write_flags, write_reference
 from notebooks.execute import FOLDER
 
 FLAG = re.compile(r"`(--[a-z-]+)")
@@ -90,6 +90,11 @@ def test_links_lead_somewhere(page):
 def test_pictures_are_up_to_date():
     for path, drawing in draw.drawings().items():
         assert path.read_text(encoding="utf-8") == drawing, "run: python notebooks/draw.py"
+
+
+@pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
+def test_the_reference_is_up_to_date(path):
+    assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
 
 
 def test_the_readme_is_short():

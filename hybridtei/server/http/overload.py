@@ -53,11 +53,11 @@ def _left_to_others(admission: Admission) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What one path says at capacity: `body`, to who may use it by `role`. `admissions`: of every model that it can reach.
-    `count`: called for each refusal."""
+    """What one path says at capacity: `body`, to who may use it by `role`. `headers`: beside those of every answer.
+    `admissions`: of every model that it can reach. `count`: called for each refusal."""
 
     body: bytes
-    retry_after: bool
+    headers: tuple[tuple[bytes, bytes], ...]
     role: Role | Literal["any"] | None
     admissions: Callable[[], Sequence[Admission]]
     count: Callable[[], object]
@@ -185,14 +185,14 @@ class Overload:
         if default_headers is not self._dated:  # uvicorn makes them anew every second
             self._dated = default_headers
             self._answers.clear()
-        key = refusal.body, refusal.retry_after, self._origins.allowed(origin)
+        key = refusal.body, refusal.headers, self._origins.allowed(origin)
         answer = self._answers.get(key)
         if answer is None:
             headers = [
                 *default_headers,
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(refusal.body)),
-                *([RETRY_AFTER] if refusal.retry_after else []),
+                *refusal.headers,
                 *self._origins.headers(origin),
             ]
             lines = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -204,7 +204,7 @@ class Overload:
         if self._logging is not None:
             self._unlogged += 1
             return
-        log.error("%s", Overloaded())
+        log.error("%s (errors.md#overloaded)", Overloaded())
         self._logging = loop.call_later(LOG_SECONDS, self._log_rest, loop)
 
     def _log_rest(self, loop: AbstractEventLoop) -> None:

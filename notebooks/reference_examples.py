@@ -1,0 +1,65 @@
+"""Examples of reference.md, by the heading that they stand under. tests/test_snippets.py runs them from the page, in order."""
+
+EXAMPLES = {
+    "Embed": """
+from hybridtei import Encoder
+
+encoder = Encoder.load()
+vectors = encoder.encode(["lift of a thin wing", "a loaf of bread"], outputs=("dense", "sparse", "multivector"))
+assert vectors.dense.shape == (2, 384)
+indices, weights = vectors.sparse.row(0)
+assert vectors.sparse.to_scipy().shape[0] == 2
+assert vectors.multivector.row(0).shape[1] == 256
+piece, weight = encoder.tokens(vectors.sparse)[0][0]
+
+best = encoder.rerank("how wings carry", ["a loaf of bread", "lift of a thin wing"])[0]
+assert best.index == 1
+
+small = encoder.encode("a text", ("multivector",), multivector={"max_tokens": 8, "dtype": "binary"}, input_type="document")
+""",
+    "Search": """
+import asyncio
+
+from hybridtei import LocalSearch, Searcher, SearchOptions, StoreConfig, open_store, query_model, schema_for, to_points
+
+texts, kinds = ["lift of a thin wing", "a loaf of bread"], ("dense", "sparse", "multivector")
+
+
+async def store_and_find(query):
+    store = open_store(StoreConfig(qdrant_path="./qdrant"))
+    try:
+        await store.create("papers", schema_for(encoder.spec, "minilm-hybrid"))
+        points = to_points(encoder.encode(texts, kinds), ids=[1, 2], payloads=[{"text": text} for text in texts])
+        await store.upsert("papers", points)
+        return await Searcher(store, query_model(encoder, "minilm-hybrid")).search("papers", query)
+    finally:
+        await store.close()
+
+
+assert asyncio.run(store_and_find("how wings carry")).hits[0].id == 1
+
+with LocalSearch(encoder, "minilm-hybrid", StoreConfig(qdrant_path="./qdrant")) as search:  # the same without asyncio
+    hits = search("papers", "bread", SearchOptions(mode="dense", limit=1)).hits
+assert hits[0].payload["text"] == "a loaf of bread"
+""",
+    "Qdrant by its own client": """
+from qdrant_client import QdrantClient
+
+from hybridtei import as_lists, create_arguments, hybrid_query, point_id, query_arguments, schema_for, to_points
+
+schema = schema_for(encoder.spec, "minilm-hybrid")
+client = QdrantClient(":memory:")
+client.create_collection("notes", **create_arguments(schema))
+points = to_points(encoder.encode(["a text"], kinds), ids=[point_id("notes.txt", 0)], payloads=[{"text": "a text"}])
+client.upsert("notes", [as_lists(point) for point in points])
+query = hybrid_query(encoder.encode(["a query"], kinds), mode="rrf", k=61, limit=3)
+found = client.query_points("notes", **query_arguments(query)).points
+assert found[0].payload["text"] == "a text"
+""",
+    "Settings": """
+from hybridtei import EngineConfig, ModelConfig
+
+precise = Encoder.load(config=ModelConfig(dtype="float32"), engine=EngineConfig(max_batch_tokens=4096))
+assert precise.dtype == "float32"
+""",
+}
