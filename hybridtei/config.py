@@ -285,6 +285,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.", extra=OBSERVABILITY)] = False
+    log_format: Annotated[
+        Literal["text", "json"],
+        Meta(
+            description="Lines of the log: text, or one JSON object each, whose `facts` at start are for machines. "
+            "--json-output is TEI's word for json, with all settings in the first line.",
+            extra=OBSERVABILITY,
+        ),
+    ] = "text"
     disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.", extra=OBSERVABILITY)] = False
     log_level: Annotated[
         str,

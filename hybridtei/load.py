@@ -60,6 +60,16 @@ class LoadedModel:
     backend: Backend
     budget_tokens: int
 
+    def facts(self) -> list[dict[str, Any]]:
+        """What each line of `summary` says, for machines."""
+        spec, backend = self.model.spec, self.backend
+        return [
+            {"model_type": spec.model_type, "kind": spec.kind, "pooling": list(spec.pooling), "dense_width": spec.dense_width},
+            {"outputs": sorted(spec.heads)},
+            {"backend": backend.name, "dtype": backend.dtype, "padding": backend.padding, "lanes": list(backend.lanes)},
+            {"max_input_length": self.model.reader.max_input_length, "pass_tokens": self.budget_tokens},
+        ]
+
     def summary(self) -> list[str]:
         """Return lines for the log: model, outputs, backend and limits."""
         spec, backend, reader = self.model.spec, self.backend, self.model.reader

@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     from hybridtei.observability import logs, tracing
     from hybridtei.server import start
 
-    logs.configure(json_output=server.json_output, level=server.log_level, spans=not server.disable_spans)
+    is_json = server.json_output or server.log_format == "json"
+    logs.configure(json_output=is_json, level=server.log_level, spans=not server.disable_spans)
     as_tei = arguments.as_tei or server.only_tei_routes or server.json_output
     settings = described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)

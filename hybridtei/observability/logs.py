@@ -71,7 +71,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line with TEI's keys; with `spans`, lines of requests hold `span` and `spans`."""
+    """One JSON object a line with TEI's keys; with `spans`, lines of requests hold `span` and `spans`. A record's `facts`,
+    which are what its message says, stand beside it."""
 
     def __init__(self, *, spans: bool = True) -> None:
         super().__init__()
@@ -86,6 +87,8 @@ class JsonFormatter(logging.Formatter):
             "filename": record.filename,
             "line_number": record.lineno,
         }
+        if hasattr(record, "facts"):
+            entry["facts"] = record.facts
         span = CURRENT.get() if self._spans else None
         if span is not None:
             chain = [{**one.fields(), "name": one.name} for one in span.from_outermost()]

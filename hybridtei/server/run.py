@@ -127,7 +127,7 @@ class DrainingServer(uvicorn.Server):
 
 def announce(host: str, port: int) -> None:
     """Log that clients are answered from now on."""
-    log.info("Starting HTTP server: %s:%d", host, port)
+    log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
     log.info("Ready")
 
 

@@ -175,8 +175,8 @@ def _warn_if_open(server: ServerConfig) -> None:
 def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     """Load a model, and log what was chosen for it. Raises LoadError."""
     loaded = load_model(config, engine)
-    for line in loaded.summary():
-        log.info("%s", line)
+    for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
+        log.info("%s", line, extra={"facts": facts})
     return loaded
 
 

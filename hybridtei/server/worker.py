@@ -211,7 +211,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         setup: Setup = receive_now(control_end)
         spoken = setup.server
-        logs.configure(json_output=spoken.json_output, level=spoken.log_level, spans=not spoken.disable_spans)
+        is_json = spoken.json_output or spoken.log_format == "json"
+        logs.configure(json_output=is_json, level=spoken.log_level, spans=not spoken.disable_spans)
         registry = SharedRegistry()
         app = _application(setup, registry, socket.socket(fileno=engine), permits, place)
         send_now(control_end, Ready())

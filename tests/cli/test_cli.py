@@ -233,6 +233,19 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     assert (failed["level"], failed["span"]) == ("ERROR", {"name": "embed"})
 
 
+def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
+    flags = ["--model-id", str(shipped), "--log-format", "json", "--hostname", "127.0.0.1", "--port", "0"]
+    with process(["-m", "hybridtei", "serve", *flags]) as running:
+        port = int(running.wait_ready().rpartition(":")[2])
+        running.terminate()
+        assert running.wait() == 0
+    entries = [json.loads(line) for line in running.lines]
+    assert not entries[0]["message"].startswith("Args {")
+    facts = {name: value for entry in entries for name, value in entry.get("facts", {}).items()}
+    assert (facts["outputs"], facts["port"]) == (["dense", "multivector", "sparse", "tokens"], port)
+    assert {"model_type", "dense_width", "backend", "dtype", "lanes", "max_input_length", "pass_tokens", "host"} <= set(facts)
+
+
 TIMES = ("total_time", "tokenization_time", "queue_time", "inference_time")
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (ERROR| WARN| INFO|DEBUG) (\S.*: )?[\w.]+: \w+\.py:\d+: .*\n")
 

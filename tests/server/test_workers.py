@@ -212,7 +212,7 @@ def test_a_dead_engine_ends_all(hybrid, count):
         answer = WEB.post(f"{url}/embed", json={"inputs": MURDER})
         assert (answer.status_code, answer.json()["error"]) == (424, "Backend error: the engine stopped: murder")
         assert running.wait() == 1
-        assert running.errors == ["Error: the engine stopped: murder\n"]
+        assert running.errors[0] == "Error: the engine stopped: murder\n"
         assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
