@@ -291,16 +291,16 @@ class Encoder:
         if getattr(self._backend, "is_table", False) and heads == {Head.DENSE}:  # takes less time than the queue
             advance(len(encodings))
             return self._backend.forward(pack(encodings, heads, self.spec.positions))
-        callers = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
+        lanes = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
             max_sequences=self._engine.max_batch_requests,
             positions=self.spec.positions,
             padding=self._backend.padding,
-            lanes=(LaneKind.BULK,) * callers,
+            lanes=(LaneKind.BULK,) * lanes,
         )
         request = core.add(encodings, heads)
-        run_all(core, self._backend, callers, advance)
+        run_all(core, self._backend, lanes + getattr(self._backend, "ahead", 0), advance)
         return request.outputs()
 
 

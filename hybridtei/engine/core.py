@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.fairness import Arrivals, CallerPlace, FairQueue, Waiting
@@ -23,21 +24,34 @@ from hybridtei.engine.scheduler import (
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 
-LOOK_AHEAD = 512  # waiting sequences that one choice considers
+LOOK_AHEAD = 512  # waiting sequences that one choice considers, at least
+SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
-    """A packed batch, the callers of each of its sequences, and the lane whose queue they came from.
+    """The sequences of a pass, the callers of each, and the lane whose queue they came from.
 
     `use_all_cores`: nothing else runs or waits, so the pass may use every core and end sooner.
     """
 
-    packed: PackedBatch
+    encodings: Sequence[Encoding]
     rows: Sequence[Sequence[CallerPlace]]
     taken_ns: int
+    positions: Positions
     kind: LaneKind = LaneKind.BULK
     use_all_cores: bool = False
+
+    @cached_property
+    def packed(self) -> PackedBatch:
+        """As a backend takes it. Made when first asked for: call it without the device's lock."""
+        heads = frozenset[Head]().union(*(request.heads for request, _ in self.callers))
+        return pack(self.encodings, heads, self.positions)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all its sequences."""
+        return sum(map(len, self.encodings))
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
@@ -96,6 +110,7 @@ class EngineCore:
         self._padding = padding
         self._positions = positions
         self._cache = cache
+        self._look_ahead = max(LOOK_AHEAD, max_tokens // SHORT_TOKENS)
         self._arrivals = Arrivals()
         self._bulk = FairQueue(self._arrivals)
         self._express = FairQueue(self._arrivals) if LaneKind.EXPRESS in lanes else None
@@ -129,7 +144,7 @@ class EngineCore:
     @property
     def is_one_pass(self) -> bool:
         """Whether bulk lanes would not share what waits for them, on an idle device."""
-        lengths = [len(waiting) for waiting in self._bulk.head(LOOK_AHEAD)]
+        lengths = [len(waiting) for waiting in self._bulk.head(self._look_ahead)]
         waiting_tokens = self._bulk.tokens
         return share(lengths, waiting_tokens, self._lanes[LaneKind.BULK], self._max_tokens, idle=True) >= waiting_tokens
 
@@ -163,7 +178,7 @@ class EngineCore:
 
     def _take(self, kind: LaneKind, now_ns: int, *, device_idle: bool) -> Batch | None:
         queue = self._queue_of(kind)
-        head = queue.head(LOOK_AHEAD)
+        head = queue.head(self._look_ahead)
         if not head:
             return None
         lengths = [len(waiting) for waiting in head]
@@ -245,9 +260,8 @@ class EngineCore:
         return [order[place] for place in places]
 
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
-        heads = frozenset[Head]().union(*(request.heads for waiting in chosen for request, _ in waiting.callers))
-        packed = pack([waiting.encoding for waiting in chosen], heads, self._positions)
-        batch = Batch(packed, [waiting.callers for waiting in chosen], now_ns, kind, use_all_cores)
+        encodings, rows = [waiting.encoding for waiting in chosen], [waiting.callers for waiting in chosen]
+        batch = Batch(encodings, rows, now_ns, self._positions, kind, use_all_cores)
         for request, _ in batch.callers:
             request.queue_ns += now_ns - request.added_ns
         return batch

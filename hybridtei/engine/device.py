@@ -210,7 +210,7 @@ class Device:
         busy = [
             other.served_tokens for other in self._instances if other is not instance and (other.running or len(other.core))
         ]
-        instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + len(batch.packed.input_ids)
+        instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + batch.tokens
         instance.running += 1
         self.added(instance)  # one request may fill many batches; and lanes of another kind may have waited for this one
 
@@ -224,7 +224,7 @@ class Device:
         except PartlyFailed as error:
             return self._settle_partly(one, error)
         except Exception as error:  # whatever a backend raises fails this batch only
-            log.error("a batch of %d failed: %s", len(batch.packed), error)
+            log.error("a batch of %d failed: %s", len(batch.rows), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
             with self.lock:
                 self._ended(one, healthy=False)
@@ -239,7 +239,7 @@ class Device:
         """Settle the sequences that were computed; only the other requests fail."""
         batch, instance = one.batch, one.instance
         computed = set(error.rows)
-        log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.packed), error)
+        log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.rows), error)
         parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
         failed = replace(batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]).callers
         with self.lock:

@@ -53,12 +53,12 @@ class BatchMetrics:
 
     def taken(self, batch: Batch, budget_tokens: int) -> None:
         """A batch goes to a lane."""
-        tokens = len(batch.packed.input_ids)
+        tokens = batch.tokens
         batches, lane_tokens = self._of_lane[batch.kind]
         batches()
         lane_tokens(tokens)
         self.fill.observe(tokens / budget_tokens)
-        self.size.observe(len(batch.packed))
+        self.size.observe(len(batch.rows))
         self.tokens.observe(tokens)
         self.forwards.add()
 
@@ -205,7 +205,7 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
     if callers == 1 or core.is_one_pass:
         while (batch := core.take()) is not None:
             core.give(batch, backend.forward(batch.packed, use_all_cores=True))
-            advance(len(batch.packed))
+            advance(len(batch.rows))
         return
     lock = threading.Lock()
 
@@ -224,7 +224,7 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
                 raise
             with lock:
                 core.settle(batch, parts)
-                advance(len(batch.packed))
+                advance(len(batch.rows))
 
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
         for done in [pool.submit(work) for _ in range(callers)]:

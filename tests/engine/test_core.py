@@ -226,6 +226,13 @@ def test_a_shared_text_runs_while_anybody_waits_for_it():
     assert [ticket for ticket, _ in queue.take().callers] == [fifth]
 
 
+def test_short_texts_fill_a_pass_of_a_gpu():
+    queue = core(16384)
+    queue.add(different(2000, 16), DENSE)
+    batch = queue.take()
+    assert batch.tokens == len(batch.packed.input_ids) == 16384
+
+
 def test_types_tell_texts_apart():
     ids = np.array([1, 2, 3, 4], dtype=np.int64)
     pair, text = Encoding(ids[:2], ids[2:]), Encoding(ids)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hybridtei.backends.fake import FakeBackend
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions
+from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.engine import core as core_module
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.device import Device
 from hybridtei.engine.engine import Engine
@@ -146,5 +147,25 @@ def test_a_failing_model_leaves_the_others_healthy():
         for one in (bad, good):
             await one.stop()
         device.stop()
+
+    run(scenario())
+
+
+def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
+    async def scenario() -> None:
+        device, held = Device([LaneKind.BULK]), list[bool]()
+
+        def seen(*arguments: Any) -> PackedBatch:
+            held.append(device.lock.locked())
+            return pack(*arguments)
+
+        monkeypatch.setattr(core_module, "pack", seen)
+        one = new_engine(device)
+        await one.start()
+        device.start()
+        await one.run(encodings(3, 10), DENSE, 0)
+        await one.stop()
+        await asyncio.to_thread(device.stop)
+        assert held == [False]
 
     run(scenario())

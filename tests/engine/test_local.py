@@ -9,6 +9,8 @@ import pytest
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
 from hybridtei.engine.core import EngineCore
 from hybridtei.engine.engine import run_all
 from hybridtei.engine.scheduler import EngineRequest
@@ -74,3 +76,15 @@ def test_a_failure_ends_all_and_is_raised() -> None:
         run_all(core, backend, 2, lambda done: None)
     assert request.error is not None
     assert len(core) == core.running == 0
+
+
+def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things() -> None:
+    met = threading.Barrier(2, timeout=120)
+    backend = FakeBackend(small.model_spec(), gate=lambda batch: met.wait())
+    backend.fills_cores, backend.ahead = True, 1  # type: ignore[attr-defined]
+    encoder = Encoder(small.model(), backend, 8, EngineConfig())
+    texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
+    found = encoder.encode(texts).dense
+    assert backend.forwards == 4  # in pairs
+    expected = Encoder(small.model(), FakeBackend(small.model_spec()), 8, EngineConfig()).encode(texts).dense
+    np.testing.assert_array_equal(found, expected)
