@@ -230,7 +230,8 @@ def test_short_texts_fill_a_pass_of_a_gpu():
     queue = core(16384)
     queue.add(different(2000, 16), DENSE)
     batch = queue.take()
-    assert batch.tokens == len(batch.packed.input_ids) == 16384
+    sizes = batch.tokens, len(batch.packed.input_ids)
+    assert sizes == (16384, 16384)
 
 
 def test_types_tell_texts_apart():
