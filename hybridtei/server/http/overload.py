@@ -38,6 +38,7 @@ LATER_STEP_SECONDS = 0.05  # between two looks at who is to be read again: of ma
 PAUSE_SECONDS = 0.75  # above the bound of reading later, below the second that a patient client waits
 LOG_SECONDS = 1.0
 SHARE_LEFT = 2  # one permit of so many is not given to the impatient: half of them keep an engine busy, and wait half as long
+Headers = tuple[tuple[bytes, bytes], ...]
 RETRY_AFTER = (b"retry-after", b"1")  # seconds, the least that the header can say
 END = b"\r\n\r\n"
 UNUSUAL = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
@@ -57,7 +58,7 @@ class Refusal:
     `admissions`: of every model that it can reach. `count`: called for each refusal."""
 
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: Headers
     role: Role | Literal["any"] | None
     admissions: Callable[[], Sequence[Admission]]
     count: Callable[[], object]
@@ -121,7 +122,7 @@ class Overload:
         self._authenticator = authenticator
         self._count = refusals.counter_of(Overloaded.limit)
         self._origins = origins
-        self._answers: dict[tuple[bytes, bool, bytes | None], bytes] = {}  # of this second, by its `date`
+        self._answers: dict[tuple[bytes, Headers, bytes | None], bytes] = {}  # of this second, by its `date`
         self._dated: object = None
         self._later: deque[tuple[float, OverloadProtocol]] = deque()  # who is not read, and until when at most
         self._timer: TimerHandle | None = None
