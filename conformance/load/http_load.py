@@ -8,7 +8,8 @@ Servers are started one after the other, alternating over the rounds, so that a 
 named is what the others are divided by. `--url NAME=http://…` measures a server that runs already, without CPU and memory.
 Useful tokens are counted with the embedded model's tokenizer, special tokens included, no padding; no text is sent twice in one
 measurement by two clients at once, so nobody profits from repetition. The share of peak is against float32 matrix products of
-this machine, measured between the rounds. Prints medians over the rounds, and one line of JSON.
+this machine, measured between the rounds. Prints medians over the rounds, and one line of JSON. `--chart FILE` writes what
+`notebooks/draw.py` draws; kinds of traffic that it has already stay, so that short runs make one chart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import random
+import re
 import shlex
 import socket
 import statistics
@@ -26,8 +28,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -242,6 +245,7 @@ def main() -> None:
     parser.add_argument("--traffic", default=",".join(TRAFFIC), help=f"of: {', '.join(TRAFFIC)} [default: all]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--chart", type=Path, help="JSON file of tokens per second, for notebooks/draw.py")
     options = parser.parse_args()
     servers = dict(entry.split("=", 1) for entry in options.server)
     urls = dict(entry.split("=", 1) for entry in options.url)
@@ -258,6 +262,26 @@ def main() -> None:
             for kind in traffic:
                 runs.setdefault((kind, name), []).append(measure(url, kind, options.seconds, None))
     report(runs, [*servers, *urls], traffic, max(peaks))
+    if options.chart is not None:
+        write_chart(options.chart, runs)
+
+
+def write_chart(path: Path, runs: dict[tuple[str, str], list[dict[str, float]]]) -> None:
+    """The machine, and each server's median of tokens per second by kind of traffic; kinds that the file has already stay."""
+    rows: dict[str, dict[str, float]] = dict(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.exists() else {}
+    for (kind, name), found in runs.items():
+        rows.setdefault(name, {})[kind] = round(statistics.median(run["tokens_per_s"] for run in found), 1)
+    machine = f"{cpu_name()}, {os.cpu_count()} cores; {time.strftime('%B %Y')}"
+    path.write_text(json.dumps({"machine": machine, "rows": [*rows.items()]}, indent=1) + "\n", encoding="utf-8")
+
+
+def cpu_name() -> str:
+    """As the kernel spells the processor's model, or its architecture."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.machine()
 
 
 def report(
