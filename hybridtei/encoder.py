@@ -149,7 +149,7 @@ class Encoder:
             if query_encoder != "model":
                 raise InvalidInput('`spans` are not for `query_encoder` "table", which reads no text around a token')
             lists = [spans] if isinstance(texts, str) else spans
-            return self._run(EmbedSpans(span_texts(inputs, lists, "texts"), task, "texts"), show_progress)
+            return self._run(EmbedSpans(span_texts(inputs, lists, "texts"), task, "texts[{}].spans"), show_progress)
         if query_encoder == "model" or Head.SPARSE not in heads:
             return self._run(task, show_progress)
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)

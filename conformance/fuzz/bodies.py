@@ -131,12 +131,24 @@ def openai(draw: Random) -> Any:
         "task": "retrieval.query",
         "embedding_type": draw.choice(("float", "base64", "binary", ["ubinary"])),
         "normalized": draw.random() < 0.5,
+        "late_chunking": draw.random() < 0.5,
         "truncation": draw.random() < 0.5,
         "outputs": draw.sample(OUTPUTS, draw.randint(1, 3)),
         "sparse_format": draw.choice(("tei", "qdrant", "tokens", "ids")),
     }
     wrapped = [{"text": text(draw)} for _ in range(2)]
     return {"input": draw.choice((inputs(draw), wrapped)), **some(draw, options)}
+
+
+def contextualized(draw: Random) -> Any:
+    options = {
+        "input_type": draw.choice(("query", "document", None)),
+        "output_dimension": draw.choice((1, 8, 32)),
+        "output_dtype": draw.choice(PRECISIONS),
+        "encoding_format": draw.choice(("float", "base64", None)),
+        "enable_auto_chunking": draw.random() < 0.2,
+    }
+    return {"inputs": [texts(draw) for _ in range(draw.randint(1, 3))], "model": "any", **some(draw, options)}
 
 
 def cohere(draw: Random) -> Any:
@@ -322,6 +334,7 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/similarity": similarity,
     "/v1/embeddings": openai,
     "/embeddings": openai,
+    "/v1/contextualizedembeddings": contextualized,
     "/v1/embed": cohere,
     "/v2/embed": cohere,
     "/services/embeddings/text-embedding/text-embedding": dashscope,

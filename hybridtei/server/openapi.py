@@ -198,8 +198,8 @@ BOUNDS: dict[tuple[str, ...], Schema] = {
     ("query", "SearchRequest"): _any_of(FULL_TEXT, NULL),
     ("queries", "SearchRequest"): _any_of(TEXTS, NULL),
     ("dimensions", "EmbedRequest", "EmbedHybridRequest", "EmbedMultivectorRequest", "OllamaEmbedRequest"): DIMENSIONS,
-    ("output_dimension", "CohereEmbedRequest", "OpenAICompatRequest"): DIMENSIONS,
-    ("late_chunking", "OpenAICompatRequest"): {"enum": [False, None]},
+    ("output_dimension", "CohereEmbedRequest", "OpenAICompatRequest", "ContextualizedRequest"): DIMENSIONS,
+    ("inputs", "ContextualizedRequest"): _list_of(TEXTS),
 }
 ALSO_REQUIRED = {"CohereText": ["text"]}
 

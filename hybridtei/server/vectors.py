@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -170,14 +170,31 @@ async def embed_spanned(
         if len(spanned) < len(items):
             raise InvalidInput("`inputs` holds texts with spans and others: send them apart")
     texts = [SpanText(item.text, item.spans) for item in spanned]
-    load = Load(len(texts), sum(len(item.text) for item in texts), inputs.is_batch)
-    try:
-        answer, usage = await context.run(EmbedSpans(texts, task), load, refusal=refusal)
-    except EmptyInput as error:
-        raise error.named("inputs") if load.is_batch else error from None
 
     def nested(answer: Embeddings, usage: Usage) -> list[Any]:
-        rows = iter(write(answer, usage))
-        return [[*islice(rows, len(item.spans))] for item in texts]
+        return by_text(texts, write(answer, usage))
 
-    return await context.reply(nested, answer, usage, answer.numbers)
+    return await embed_spans(context, EmbedSpans(texts, task), nested, refusal, is_batch=inputs.is_batch)
+
+
+def by_text(texts: Sequence[SpanText], rows: Iterable[Any]) -> list[list[Any]]:
+    """What spans have, as a list for each text."""
+    following = iter(rows)
+    return [[*islice(following, len(item.spans))] for item in texts]
+
+
+async def embed_spans(
+    context: Context,
+    task: EmbedSpans,
+    write: Write[Embeddings],
+    refusal: HybridTeiError | None = None,
+    *,
+    is_batch: bool = True,
+) -> Reply:
+    """Embed spans of texts, which count as a request's inputs."""
+    load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
+    try:
+        answer, usage = await context.run(task, load, refusal=refusal)
+    except EmptyInput as error:
+        raise error.named("inputs") if is_batch else error from None
+    return await context.reply(write, answer, usage, answer.numbers)

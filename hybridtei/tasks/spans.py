@@ -1,7 +1,8 @@
 """Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole of it.
 
 Offsets are code points, the end exclusive. A token belongs to the spans that hold its first character, white space before a
-word not counted; special tokens and those of a prompt belong to none. Source: Günther et al. 2024, "Late Chunking".
+word not counted; special tokens and those of a prompt belong to none. A text that is longer than the model, and may be cut, is
+read by overlapping windows instead (`tasks.windows`). Source: Günther et al. 2024, "Late Chunking".
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from hybridtei.backends.graph.host import dense, rounded
 from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of
+from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.layers import ClassifierLayer, step_layer
 from hybridtei.checkpoint.modules import StepModule
 from hybridtei.checkpoint.spec import ModelSpec
@@ -22,11 +24,15 @@ from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.embed import Embed, prompt_of, strongest
-from hybridtei.text.reader import locate_side
+from hybridtei.tasks.windows import window_of_each, windows_over
+from hybridtei.text.reader import TextReader, locate_side
 
 Spans = Sequence[tuple[int, int]]
 ENDS, LARGEST = 2, 2**32
 MAX_COVERAGE = 4  # tokens of all spans, for each token of the text
+MAX_COMPARED = 1000  # spans of a text, on an event loop
+MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
+MAX_WINDOWS = 16  # a text is read up to so many times what the model reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +45,20 @@ class SpanText:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SpanEncoding(Encoding):
-    """An encoding with the places of each span's tokens in it."""
+    """An encoding with the places of each span's tokens in it, and which rows of the answer these spans are."""
 
     places: Ragged
+    rows: Ids
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpans(ListTask):
-    """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name the inputs."""
+    """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name an input's spans, by its
+    place."""
 
     inputs: Sequence[SpanText]
     task: Embed
-    field: str = "inputs"
+    field: str = "inputs[{}].spans"
     first: int = 0
 
     @property
@@ -81,10 +89,17 @@ class EmbedSpans(ListTask):
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and offsets."""
         self.task.check_width(model.spec)
+        reader, side = model.reader, self.task.side(model.spec)
+        longest = min(reader.max_input_length, (side and side.length) or reader.max_input_length)
+        times = MAX_WINDOWS if self.task.truncate else 1
         for place, item in enumerate(self.inputs):
-            self._check(place, item, MAX_COVERAGE * model.reader.max_input_length)
-        located = zip(self.inputs, self._locate(model), strict=True)
-        return [self._spanned(place, item, encoding) for place, (item, encoding) in enumerate(located)]
+            self._check(place, item, MAX_COVERAGE * times * reader.max_input_length)
+        encodings: list[Encoding] = []
+        row = 0
+        for place, (item, located) in enumerate(zip(self.inputs, self._locate(reader, side, times), strict=True)):
+            encodings += self._spanned(place, item, located, longest, row)
+            row += len(item.spans)
+        return encodings
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Reduce the outputs of the pass to the spans: one row each."""
@@ -92,13 +107,14 @@ class EmbedSpans(ListTask):
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
         spans = _flat(encodings, cu_seqlens)
-        states = outputs.tokens
-        return Embeddings(
+        states, rows = outputs.tokens, np.concatenate([_spans_of(encoding).rows for encoding in encodings])
+        answer = Embeddings(
             dense=self.task.scaled(_dense(spec, encodings, states)) if Head.DENSE in heads and states is not None else None,
             sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
             multivector=self._multivector(spec, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
             tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,
         )
+        return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
 
     def join(self, answers: Sequence[Embeddings]) -> Embeddings:
         """See `ListTask.join`."""
@@ -107,10 +123,10 @@ class EmbedSpans(ListTask):
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         """See `ListTask.max_numbers`."""
         rows = sum(len(item.spans) for item in self.inputs)
-        covered = max(min(_depth(item.spans), MAX_COVERAGE) for item in self.inputs)
+        covered = max(_depth(item.spans) for item in self.inputs) if Head.MULTIVECTOR in self.task.heads else 1
         # The states that are pooled are no part of the answer, but are held until it is made.
         pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
-        return pooled + self.task.max_numbers(spec, tokens * covered)
+        return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
 
     def numbers(self, answer: Embeddings) -> int:
         """See `ListTask.numbers`."""
@@ -121,24 +137,29 @@ class EmbedSpans(ListTask):
         return True
 
     def _check(self, place: int, item: SpanText, most: int) -> None:
-        name = f"{self.field}[{self.first + place}].spans"
+        name = self._name(place)
         if not item.spans:
             raise InvalidInput(f"`{name}` names no span")
         if len(item.spans) > most:
             raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: they have a token each")
 
-    def _locate(self, model: Model) -> list[LocatedEncoding]:
-        task, reader = self.task, model.reader
+    def _name(self, place: int) -> str:
+        return self.field.format(self.first + place)
+
+    def _locate(self, reader: TextReader, side: Side | None, times: int) -> list[LocatedEncoding]:
+        task = self.task
         texts = [item.text for item in self.inputs]
-        side = task.side(model.spec)
         if side is not None and task.prompt_name is None:
-            return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction)
+            return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction, times=times)
         name = task.prompt_name or prompt_of(task.input_type, reader.prompts.table or ())
         prompt, adapter = reader.prompts.named(name) or "", reader.prompts.adapter(name)
-        return reader.locate(texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter)
+        return reader.locate(
+            texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter, times=times
+        )
 
-    def _spanned(self, place: int, item: SpanText, located: LocatedEncoding) -> SpanEncoding:
-        name = f"{self.field}[{self.first + place}].spans"
+    def _spanned(self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int) -> Iterator[SpanEncoding]:
+        """The text as one encoding, or window by window; `row`: its first span's."""
+        name = self._name(place)
         own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
         starts = np.maximum.accumulate(_first_characters(item.text, located.offsets[own]))
         spans = np.array(item.spans, dtype=np.int64)
@@ -156,11 +177,24 @@ class EmbedSpans(ListTask):
         total, most = int(counts.sum()), MAX_COVERAGE * len(own)
         if total > most:
             raise InvalidInput(f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's")
-        offsets = offsets_of(counts)
-        places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(total)]
-        return SpanEncoding(
-            located.input_ids, located.token_type_ids, located.unseen, located.adapter, places=Ragged(places, offsets)
-        )
+        rows = np.arange(row, row + len(spans))
+        if len(located) <= longest:
+            yield _encoding(located, np.arange(len(located)), own, edges, rows)
+            return
+        head, tail = np.arange(own[0]), np.arange(own[-1] + 1, len(located))
+        room = longest - len(head) - len(tail)
+        windows = windows_over(np.arange(len(own)), np.arange(1, len(own) + 1), max(2, room))
+        chosen = window_of_each(windows, edges)
+        if (chosen < 0).any():
+            index = int(chosen.argmin())
+            raise InvalidInput(
+                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} tokens > maximum allowed "
+                f"{room // 2} of a text that is longer than the model reads"
+            )
+        for window in np.unique(chosen):
+            begin, end = windows[window].tolist()
+            held, kept = chosen == window, np.concatenate([head, own[begin:end], tail])
+            yield _encoding(located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held])
 
     def _multivector(
         self, spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
@@ -193,6 +227,34 @@ def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[S
     return [SpanText(text, list(spans)) for text, spans in zip(texts, lists, strict=True)]
 
 
+def joined(chunks: Sequence[str]) -> SpanText:
+    """Return the text of chunks in order, each a span of it. A blank is put between two that none separates."""
+    parts: list[str] = []
+    spans, end, last = [], 0, " "
+    for chunk in chunks:
+        blank = "" if last.isspace() or chunk[:1].isspace() else " "
+        begin, last = end + len(blank), chunk[-1:] or last
+        end = begin + len(chunk)
+        spans.append((begin, end))
+        parts += [blank, chunk]
+    return SpanText("".join(parts), spans)
+
+
+def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: Ids) -> SpanEncoding:
+    """Some of a text's tokens. `own`: which of those are its own; `edges` int64[n, 2]: of spans, among its own."""
+    counts = edges[:, 1] - edges[:, 0]
+    offsets, types = offsets_of(counts), located.token_type_ids
+    places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
+    return SpanEncoding(
+        located.input_ids[kept],
+        None if types is None else types[kept],
+        located.unseen,
+        located.adapter,
+        places=Ragged(places, offsets),
+        rows=rows,
+    )
+
+
 def _first_characters(text: str, offsets: Ids) -> Ids:
     """Return where tokens begin, int64[t], behind the white space that some tokenizers count to a word."""
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -205,28 +267,32 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
 
 
 def _depth(spans: Spans) -> int:
-    """Return how many spans overlap at most."""
+    """Return how many spans overlap at most, `MAX_COVERAGE` for more, and without looking where there are very many."""
+    if len(spans) > MAX_COMPARED:
+        return MAX_COVERAGE
     places = np.array(spans, dtype=np.int64)
     steps = np.repeat([1, -1], len(places))
     edges = places.T.ravel()
-    return int(np.cumsum(steps[np.lexsort((steps, edges))]).max())
+    return min(MAX_COVERAGE, int(np.cumsum(steps[np.lexsort((steps, edges))]).max()))
+
+
+def _spans_of(encoding: Encoding) -> SpanEncoding:
+    assert isinstance(encoding, SpanEncoding)
+    return encoding
 
 
 def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
     """Return the tokens of every span of all encodings, as rows of the pass."""
-    parts = []
-    for encoding, begin in zip(encodings, cu_seqlens[:-1], strict=True):
-        assert isinstance(encoding, SpanEncoding)
-        parts.append(Ragged(encoding.places.values + begin, encoding.places.offsets))
-    return Ragged.concat(parts)
+    places = [_spans_of(encoding).places for encoding in encodings]
+    return Ragged.concat([Ragged(one.values + begin, one.offsets) for one, begin in zip(places, cu_seqlens[:-1], strict=True)])
 
 
 def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
     """Pool the states text by text, since spans may hold them four times over."""
     steps, parts = _steps(spec.dense_modules), []
     for encoding, rows in zip(encodings, states, strict=True):
-        assert isinstance(encoding, SpanEncoding)
-        parts.append(dense(rows[encoding.places.values], encoding.places.offsets, spec.pooling, steps))
+        places = _spans_of(encoding).places
+        parts.append(dense(rows[places.values], places.offsets, spec.pooling, steps))
     vectors = np.concatenate(parts)
     return rounded(vectors) if spec.is_rounded else vectors
 

@@ -121,9 +121,19 @@ class TextReader:
         return self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
 
     def locate(
-        self, texts: Sequence[str], *, truncate: bool, direction: Direction = "right", prompt: str = "", adapter: int = 0
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        prompt: str = "",
+        adapter: int = 0,
+        times: int = 1,
     ) -> list[LocatedEncoding]:
-        """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does."""
+        """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does.
+
+        `times`: texts are cut to so many times what the model reads, for windows; their characters are bounded as ever.
+        """
         ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, direction)))
         bodies = [prompt + str(item.text) for item in ready]
         if self.lowercase:
@@ -133,7 +143,7 @@ class TextReader:
         for text, body, raw in zip(texts, bodies, raws, strict=False):
             self._check_length(raw, truncate)
             shift = len(text) - len(body) if direction == "left" else -len(prompt)
-            located = self.tokenizer.cut_located(raw, text, self.max_input_length, direction, shift=shift)
+            located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, direction, shift=shift)
             self._checked(located)
             encodings.append(replace(located, adapter=adapter) if adapter else located)
         if refused is not None:
@@ -300,11 +310,11 @@ def read_side(
 
 
 def locate_side(
-    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction
+    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction, times: int = 1
 ) -> list[LocatedEncoding]:
-    """Do what `read_side` does for a side without expansion, with each token's place in the text."""
+    """Do what `read_side` does for a side without expansion, with each token's place in the text; `times`: see `locate`."""
     limited, _ = _limited(reader, side)
-    encodings = limited.locate(texts, truncate=truncate, direction=direction, prompt=side.text)
+    encodings = limited.locate(texts, truncate=truncate, direction=direction, prompt=side.text, times=times)
     return [_marked(encoding, side, reader.tokenizer.leading_specials) for encoding in encodings]
 
 

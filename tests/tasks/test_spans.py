@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,15 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Head
+from hybridtei.checkpoint.late import LateInteraction, Side
+from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.tasks import spans
 from hybridtei.tasks.embed import Embed
+from hybridtei.tasks.pooling import MultivectorBudget
 from hybridtei.tasks.spans import EmbedSpans, SpanText
 from tests import tiny, vocabulary
 from tests.engine import small
@@ -84,7 +90,10 @@ def encoding_pieces(letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(direction: str) -> None:
+def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "MAX_WINDOWS", 1)
     words, room = "one " * 80, small.LONGEST - 2
     kept, cut = ((0, 3), (316, 319)) if direction == "right" else ((316, 319), (0, 3))
     (encoding,) = task(SpanText(words, [kept]), direction=direction).prepare(small.model())
@@ -108,7 +117,72 @@ def test_at_most_four_times_the_texts_tokens() -> None:
     with pytest.raises(InvalidInput, match=r"`inputs\[0\].spans` hold 13 tokens in all > maximum allowed 12"):
         task(SpanText(item.text, [*item.spans, (0, 3)])).prepare(small.model())
     with pytest.raises(InvalidInput, match=f"257 spans > maximum allowed {4 * small.LONGEST}"):
-        task(SpanText("one", [(0, 3)] * 257)).prepare(small.model())
+        task(SpanText("one", [(0, 3)] * 257), truncate=False).prepare(small.model())
+    with pytest.raises(InvalidInput, match=f"4097 spans > maximum allowed {4 * spans.MAX_WINDOWS * small.LONGEST}"):
+        task(SpanText("one", [(0, 3)] * 4097)).prepare(small.model())
+
+
+@pytest.mark.parametrize("prompt", [None, "query"])
+def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt: str | None) -> None:
+    model, words = small.model(), [small.WORDS[i * i % len(small.WORDS)] for i in range(200)]
+    text, edges = " ".join(words), np.cumsum([0, *(len(word) + 1 for word in words)])
+    asked = [(150, 160), (0, 20), (90, 91), (0, 3), (175, 200), (40, 60)]  # in words, in no order
+    item = SpanText(text, [(int(edges[begin]), int(edges[end]) - 1) for begin, end in asked])
+    encodings = task(SpanText("one", [(0, 3)]), item, prompt_name=prompt).prepare(model)
+    around = [small.PIECES[i] for i in encodings[0].input_ids]
+    around.remove("one")
+    room = small.LONGEST - len(around)
+    found: dict[int, list[str]] = {}
+    for encoding in encodings[1:]:
+        pieces = [small.PIECES[i] for i in encoding.input_ids]
+        assert [*pieces[: len(around) - 1], pieces[-1]] == around
+        assert len(pieces) == small.LONGEST, "windows are full"
+        for row, places in zip(encoding.rows, encoding.places, strict=True):
+            found[int(row)] = [pieces[place] for place in places]
+            begin, end = int(places[0]) - len(around) + 1, room - int(places[-1]) + len(around) - 2
+            at_edge = pieces[len(around) - 1 : -1] in (words[:room], words[-room:])
+            assert at_edge or min(begin, end) >= (room // 2 - len(places)) // 2
+    assert encodings[0].rows.tolist() == [0]
+    assert found == {1 + row: words[begin:end] for row, (begin, end) in enumerate(asked)}
+    wrong = SpanText(text, [(0, 3), (int(edges[30]), int(edges[90]) - 1)])
+    with pytest.raises(InvalidInput, match=rf"`inputs\[0\].spans\[1\]` is .* holds 60 tokens > .* allowed {room // 2} of"):
+        task(wrong, prompt_name=prompt).prepare(model)
+    with pytest.raises(InvalidInput, match=f"less than {small.LONGEST} tokens"):
+        task(item, truncate=False).prepare(model)
+
+
+def test_windows_answers_stand_in_the_order_of_spans() -> None:
+    encoder = Encoder(small.model(), FakeBackend(small.model_spec()), 256, EngineConfig())
+    text = " ".join(small.WORDS * 8)
+    places = [(begin, begin + 12) for begin in (600, 5, 300, 40, 610)]
+    heads = ("dense", "sparse", "multivector", "tokens")
+    together = encoder.encode([text, "one two"], heads, spans=[places, [(4, 7), (0, 3)]])
+    alone = [encoder.encode(text, heads, spans=[place]) for place in places]
+    assert len(together) == len(places) + 2
+    for row, one in enumerate(alone):
+        np.testing.assert_array_equal(together.dense[row], one.dense[0])
+        np.testing.assert_array_equal(together.multivector.row(row), one.multivector.row(0))
+        np.testing.assert_array_equal(together.tokens.row(row), one.tokens.row(0))
+        np.testing.assert_array_equal(together.sparse.row(row)[0], one.sparse.row(0)[0])
+
+
+def test_windows_of_a_late_interaction_model_keep_its_marker_and_length() -> None:
+    side = Side(marker=small.IDS["poison"], length=32)
+    spec = small.model_spec(late=LateInteraction(side, side), pooling=(), sparse=None, prompts=None)
+    encodings = task(SpanText("one " * 100, [(0, 3), (200, 203)]), heads=frozenset({Head.MULTIVECTOR})).prepare(
+        small.model(spec)
+    )
+    assert [len(encoding) for encoding in encodings] == [32, 32]
+    assert all(encoding.input_ids[1] == small.IDS["poison"] for encoding in encodings)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text"), [(["a", "b"], "a b"), (["a ", "b", "\nc"], "a b\nc"), (["a", "", "b"], "a  b"), ([" a"], " a")]
+)
+def test_chunks_are_joined_by_a_blank_where_none_separates_them(chunks: list[str], text: str) -> None:
+    made = spans.joined(chunks)
+    assert [made.text[begin:end] for begin, end in made.spans] == chunks
+    assert made.text == text
 
 
 @pytest.mark.parametrize("pooling", ["cls", "lasttoken", "max"])
@@ -129,3 +203,5 @@ def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap() -> No
     assert apart.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 4 * small.DIM
     twice = task(SpanText("one two", [(0, 7), (4, 7)]), heads=heads)
     assert twice.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 8 * small.DIM
+    merged = replace(apart, task=replace(apart.task, inputs=["one two"], multivector=MultivectorBudget(max_tokens=1)))
+    assert merged.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 2 * small.DIM, "a budget is one of each span"

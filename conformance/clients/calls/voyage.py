@@ -38,6 +38,14 @@ def _byte(numbers: list[float]) -> int:
 
 
 @call
+def contextualized_embed(server: Server) -> None:
+    (document,) = client(server).contextualized_embed([TEXTS], model=server.embed).results
+    (alone,) = client(server).contextualized_embed([TEXTS[:1]], model=server.embed).results
+    assert len(document.embeddings) == len(TEXTS)
+    assert document.embeddings[0] != alone.embeddings[0]
+
+
+@call
 def rerank_with_top_k(server: Server) -> None:
     answer = client(server).rerank(QUERY, TEXTS, model=server.rerank, top_k=2)
     wanted = server.ranks(return_text=True)[:2]

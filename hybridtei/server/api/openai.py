@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,8 +29,20 @@ from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED, EMBED_HYBRID
 from hybridtei.server.routing import OpenAICompatErrorResponse, Route, row_of
-from hybridtei.server.vectors import SPLADE_NORMALIZE, OutputDtype, Outputs, SparseFormat, heads_of, smaller_vectors, unspelled
+from hybridtei.server.vectors import (
+    SPLADE_NORMALIZE,
+    OutputDtype,
+    Outputs,
+    SparseFormat,
+    by_text,
+    embed_spans,
+    heads_of,
+    smaller_vectors,
+    unspelled,
+)
 from hybridtei.tasks.embed import Embed, InputType, Precision
+from hybridtei.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
+from hybridtei.text.reader import Input
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
@@ -66,7 +79,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     embedding_type: Annotated[JinaType | list[JinaType] | None, Meta(description="Jina's form of vectors; one.")] = None
     normalized: Annotated[bool | None, Meta(description="Of Jina's clients; false: as the model gives them.")] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
-    late_chunking: Annotated[bool | None, Meta(description="Of Jina's clients; true is refused.")] = None
+    late_chunking: Annotated[
+        bool | None, Meta(description="Of Jina's clients; true: texts are chunks of one text, in order, and read as that.")
+    ] = None
     outputs: Annotated[Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
     sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
 
@@ -109,8 +124,6 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises InvalidInput for what Jina offers and we do not."""
-        if self.late_chunking:
-            raise InvalidInput("`late_chunking` is true, but each input is embedded by itself here")
         if isinstance(self.embedding_type, list) and len(self.embedding_type) > 1:
             raise InvalidInput(f"`embedding_type` names {len(self.embedding_type)} forms, but one can be given")
 
@@ -161,7 +174,26 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         data = [_item(answer, i, request, pieces) for i in range(len(answer))]
         return {"object": "list", "data": data, "model": context.served_name, "usage": usage_of(usage)}
 
+    if request.late_chunking:
+        with context.counting_failures():
+            check_chunks(len(inputs.items), "input")
+            chunks = EmbedSpans([joined(only_texts(inputs.items))], task, "input")
+        return await embed_spans(context, chunks, write, refusal, is_batch=False)
     return await context.embed(task, inputs, write, refusal=refusal)
+
+
+def check_chunks(count: int, field: str) -> None:
+    """Raises InvalidInput for more chunks than are joined on the event loop."""
+    if count > MAX_CHUNKS:
+        raise InvalidInput(f"`{field}` holds {count} chunks > maximum allowed {MAX_CHUNKS}")
+
+
+def only_texts(items: Sequence[Input]) -> list[str]:
+    """The items. Raises InvalidInput for ids."""
+    place = next((place for place, item in enumerate(items) if not isinstance(item, str)), None)
+    if place is not None:
+        raise InvalidInput(f"`input[{place}]` holds ids; `late_chunking` takes texts")
+    return [item for item in items if isinstance(item, str)]
 
 
 def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
@@ -195,6 +227,74 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
         item["multivector"] = answer.multivector.row(i)
     item["index"] = i
     return item
+
+
+class ContextualizedRequest(Struct, frozen=True, kw_only=True):
+    """`/v1/contextualizedembeddings`, of Voyage."""
+
+    inputs: Annotated[
+        list[Annotated[list[str], Meta(min_length=1)]],
+        Meta(
+            min_length=1, description="Of each document its chunks, in order; each chunk is read with the others of its list."
+        ),
+    ]
+    model: ServedModel = None
+    input_type: Annotated[str | None, Meta(description="query and document matter to models that read these differently.")] = (
+        None
+    )
+    output_dimension: Dimensions = None
+    output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
+    encoding_format: Literal["float", "base64"] | None = None
+    enable_auto_chunking: Annotated[bool | None, Meta(description="Refused where it is true: lists are of chunks.")] = None
+
+
+class ContextualizedChunks(Struct, frozen=True):
+    """The chunks of one document."""
+
+    object: Literal["list"]
+    data: list[OpenAICompatEmbedding]
+    index: int
+
+
+class ContextualizedResponse(Struct, frozen=True):
+    """Answer of `/v1/contextualizedembeddings`."""
+
+    object: Literal["list"]
+    data: list[ContextualizedChunks]
+    model: str
+    usage: dict[str, int]
+
+
+@handler("contextualized_embed")
+async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
+    """`/v1/contextualizedembeddings`: normalised, a list of vectors a document."""
+    with context.counting_failures():
+        if request.enable_auto_chunking:
+            raise InvalidInput("`enable_auto_chunking` is true, but here `inputs` hold chunks, of each document its own list")
+        check_chunks(sum(map(len, request.inputs)), "inputs")
+    texts = [joined(chunks) for chunks in request.inputs]
+    side: InputType | None = "query" if request.input_type == "query" else "document" if request.input_type else None
+    heads, width = frozenset({Head.DENSE}), request.output_dimension
+    task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
+    smaller = smaller_vectors(context, heads, request.output_dtype, width)
+    written = writers.as_base64 if request.encoding_format == "base64" else _as_it_is
+
+    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
+        vectors = smaller(answer).dense
+        assert vectors is not None
+        rows = by_text(texts, map(written, vectors))
+        data = [{"object": "list", "data": _listed(some), "index": i} for i, some in enumerate(rows)]
+        return {"object": "list", "data": data, "model": context.served_name, "usage": {"total_tokens": usage.tokens}}
+
+    return await embed_spans(context, EmbedSpans(texts, task, "inputs[{}]"), write)
+
+
+def _listed(vectors: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
+
+
+def _as_it_is(row: Any) -> Any:
+    return row
 
 
 class DashScopeInput(Struct, frozen=True):
@@ -298,4 +398,13 @@ DASHSCOPE = Route(
     error=DashScopeError,
     needs_content_type=False,
 )
-ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), DASHSCOPE)
+CONTEXTUALIZED = replace(
+    OPENAI,
+    path="/v1/contextualizedembeddings",
+    handler=contextualized_embed,
+    request=ContextualizedRequest,
+    response=ContextualizedResponse,
+    summary="Embeddings of documents' chunks",
+    is_tei=False,
+)
+ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), CONTEXTUALIZED, DASHSCOPE)

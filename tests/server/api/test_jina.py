@@ -30,6 +30,29 @@ def test_normalized(server):
     assert vectors(server, normalized=True) == native(server)
 
 
+def test_late_chunks_are_spans_of_what_they_make_together(server):
+    chunks = ["the hybrid", "search finds\n", "text by words", " and meaning"]
+    text = "the hybrid search finds\ntext by words and meaning"
+    spans = [[0, 10], [11, 24], [24, 37], [37, 49]]
+    wanted = server.post("/embed_hybrid", {"inputs": {"text": text, "spans": spans}, "sparse_format": "qdrant"}).json()[0]
+    body = {"input": [{"text": chunk} for chunk in chunks], "late_chunking": True}
+    answer = server.post("/v1/embeddings", {**body, "outputs": ["dense", "sparse"]}).json()
+    assert [item["embedding"] for item in answer["data"]] == [item["dense"] for item in wanted]
+    assert [item["sparse_embedding"] for item in answer["data"]] == [item["sparse"] for item in wanted]
+    assert answer["usage"]["total_tokens"] == 2 + len(text.split())
+    assert vectors(server, **body) != vectors(server, input=chunks)
+
+
+def test_late_chunks_of_a_longer_text_than_the_model_reads(server):
+    chunks = [f"{word} " * 10 for word in (*small.WORDS, *small.WORDS)]
+    spans = np.cumsum([0, *map(len, chunks)])
+    item = {"text": "".join(chunks), "spans": np.stack([spans[:-1], spans[1:]], axis=1).tolist()}
+    wanted = server.post("/embed_hybrid", {"inputs": item, "outputs": ["dense"]}).json()[0]
+    assert vectors(server, input=chunks, late_chunking=True) == [one["dense"] for one in wanted]
+    refused = server.post("/v1/embeddings", {"input": chunks, "late_chunking": True, "truncate": False})
+    assert (refused.status_code, "less than 64 tokens" in refused.text) == (422, True)
+
+
 @pytest.mark.parametrize("form", ["base64", ["base64"]])
 def test_base64(server, form):
     unpacked = [np.frombuffer(base64.b64decode(text), "<f4") for text in vectors(server, embedding_type=form)]
@@ -58,7 +81,14 @@ def test_task_is_input_type(server, task, word):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"late_chunking": True}, "`late_chunking` is true"),
+        ({"late_chunking": True, "input": [[7, 8], [9]]}, "`input[0]` holds ids; `late_chunking` takes texts"),
+        ({"late_chunking": True, "input": ["one", " ", "two"]}, "`input[1]` is [3, 4], which holds no token"),
+        (
+            {"late_chunking": True, "input": ["one " * 20, "two " * 45, "six " * 20]},
+            "`input[1]` is [80, 260], which holds 45 tokens",
+        ),
+        ({"late_chunking": True, "input": ["one"] * 4097}, "`input` holds 4097 spans > maximum allowed 4096"),
+        ({"late_chunking": True, "input": ["one"] * 16001}, "`input` holds 16001 chunks > maximum allowed 16000"),
         ({"embedding_type": ["float", "binary"]}, "`embedding_type` names 2 forms"),
         ({"embedding_type": "int2"}, "embedding_type"),
         ({"input": [{"image": "x"}]}, "input"),

@@ -42,6 +42,53 @@ def test_it_embeds(dtype, tmp_path):
     np.testing.assert_array_equal(answer.embeddings, quantized(plain, dtype or "float", ranges))
 
 
+@pytest.mark.parametrize("dtype", [None, "ubinary"])
+def test_it_embeds_chunks_in_their_documents(server, dtype):
+    documents = [["one two", "three", "four five"], ["the hybrid search"]]
+    answer = client(server).contextualized_embed(documents, model="any", output_dtype=dtype, output_dimension=8)
+    inputs = [
+        {"text": "one two three four five", "spans": [[0, 7], [8, 13], [14, 23]]},
+        {"text": documents[1][0], "spans": [[0, len(documents[1][0])]]},
+    ]
+    body = {"inputs": inputs, "outputs": ["dense"], "dimensions": 8}
+    rows = server.post("/embed_hybrid", {**body, "output_dtype": dtype or "float"}).json()
+    for found, wanted in zip(answer.results, rows, strict=True):
+        np.testing.assert_array_equal(np.float32(found.embeddings), np.float32([one["dense"] for one in wanted]))
+    assert answer.total_tokens == 7 + 5
+    queries = client(server).contextualized_embed([["one"], ["two"]], model="any", input_type="query")
+    spans = [{"text": f"query: {text}", "spans": [[7, 10]]} for text in ("one", "two")]
+    rows = server.post("/embed_hybrid", {"inputs": spans, "outputs": ["dense"]}).json()
+    np.testing.assert_array_equal(
+        np.float32([one.embeddings for one in queries.results]), np.float32([[row[0]["dense"]] for row in rows])
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "status", "words"),
+    [
+        ([["one"], ["two", " "]], {}, 422, "`inputs[1][1]` is [3, 4], which holds no token"),
+        ([["one"], [""]], {}, 400, "`inputs[1]` cannot be empty"),
+        ([["one"], []], {}, 422, "length >= 1"),
+        ([["one"]], {"enable_auto_chunking": True}, 422, "`enable_auto_chunking` is true"),
+        ([["one"] * 8001] * 2, {}, 422, "`inputs` holds 16002 chunks > maximum allowed 16000"),
+        ([["one"]] * 33, {}, 422, "batch size 33 > maximum allowed batch size 32"),
+    ],
+)
+def test_chunks_that_cannot_be(server, inputs, more, status, words):
+    response = server.post("/v1/contextualizedembeddings", {"inputs": inputs, **more})
+    assert (response.status_code, words in response.text) == (status, True), response.text
+
+
+def test_models_without_a_mean_are_refused_by_name():
+    with serving(small.model_spec(pooling=("cls",))) as running:
+        for path, body in (
+            ("/v1/contextualizedembeddings", {"inputs": [TEXTS]}),
+            ("/v1/embeddings", {"input": TEXTS, "late_chunking": True}),
+        ):
+            response = running.post(path, body)
+            assert (response.status_code, "the model pools by cls" in response.text) == (424, True), response.text
+
+
 def test_it_cuts(server):
     answer = client(server).embed(TEXTS, model="any", output_dimension=4)
     plain = server.post("/embed", {"inputs": TEXTS, "dimensions": 4}).json()
