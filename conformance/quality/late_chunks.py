@@ -42,7 +42,7 @@ from hybridtei.outputs import Embeddings, SparseVectors
 
 OUTPUTS = ("dense", "sparse", "multivector")
 PARAGRAPHS = 5  # of an article
-MIN_WORDS, MAX_WORDS, PAGES = 400, 3000, 300
+MIN_WORDS, MAX_WORDS, PAGES = 300, 1200, 200
 
 
 @dataclass(frozen=True)
