@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -101,3 +102,9 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
 
     Thread(target=read, name="fingerprint", daemon=True).start()
     return made
+
+
+async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
+    """Return `model` of a fingerprint that `begin` makes, once it is there; a waiter that is cancelled leaves it to others."""
+    found = await asyncio.shield(asyncio.wrap_future(reading))
+    return None if found is None else found["model"]

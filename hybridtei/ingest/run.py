@@ -16,6 +16,7 @@ import orjson
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Head
+from hybridtei.checkpoint.files import sha256_of
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
@@ -49,6 +50,7 @@ from hybridtei.tasks.pooling import MultivectorBudget, budget_of
 from hybridtei.tasks.spans import EmbedSpans
 
 Tell = Callable[[str], None]
+FIRST_EMBEDDED_HEADS = "bba3482ef526a1f6e8f4a2515c8a773fb6eaa32eb21a11c3337db82fdd4abc5d"
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
 
@@ -120,7 +122,7 @@ class _Outputs:
         if existing is None:
             plan = spread(plan, nodes)
         schema = planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
-        return plan, schema if existing is not None else signed(schema, self.spec)
+        return plan, signed(schema, self.spec)
 
 
 async def _run(
@@ -286,7 +288,13 @@ def _read_options(options: IngestOptions) -> ReadOptions:
 def _settings(
     model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> bytes:
-    """32 bytes that change with whatever makes other points of the same files."""
+    """32 bytes that change with whatever makes other points of the same files.
+
+    Heads of our kind count by their file: a model keeps its name when they are trained anew. Those that releases before had
+    embedded do not, so that what was stored by them is not embedded again.
+    """
+    heads_file = next((head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own), None)
+    made_by = None if heads_file is None else sha256_of(heads_file)
     made_of: list[Any] = [
         model.model_id,
         model.revision,
@@ -294,6 +302,7 @@ def _settings(
         sorted(heads),
         {name: value for name, value in asdict(chunks).items() if name != "late" or value},  # ledgers from before lack it
         msgspec.structs.asdict(reading),
+        *([] if made_by in (None, FIRST_EMBEDDED_HEADS) else [made_by]),
     ]
     return blake2b(orjson.dumps(made_of), digest_size=32).digest()
 

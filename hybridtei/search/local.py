@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from hybridtei.batch import Head
+from hybridtei.checkpoint.fingerprint import begin, model_hash
 from hybridtei.config import EngineConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
@@ -38,7 +39,10 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     async def look_up(queries: Sequence[str]) -> Embeddings:
         return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")
 
-    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up)
+    async def files() -> str | None:
+        return await model_hash(begin(encoder, encoder.spec))
+
+    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up, fingerprint=files)
 
 
 def embed_queries_by(embedder: Embedder) -> EmbedQueries:

@@ -41,6 +41,7 @@ from hybridtei.store.base import (
 )
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.store.packed import packed_format, payload_of
+from hybridtei.store.plan import FINGERPRINT
 from hybridtei.store.points import fit_to_schema
 from hybridtei.tasks.rerank import declared_weights
 
@@ -65,6 +66,7 @@ class QueryModel:
     tokens_of: TokensOf | None = None
     aside: Aside = asyncio.to_thread
     look_up: LookUpQueries | None = None
+    fingerprint: Callable[[], Awaitable[str | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,15 @@ class Searcher:
         for schema in await self._schemas.copies(collection):
             try:
                 if self._searchable.get(collection) is not schema:
-                    check_searchable(schema, self.model.spec, self.model.model_id, collection, unlabelled=self._unlabelled)
+                    read = self.model.fingerprint if FINGERPRINT in schema.metadata else None
+                    check_searchable(
+                        schema,
+                        self.model.spec,
+                        self.model.model_id,
+                        collection,
+                        fingerprint=None if read is None else await read(),
+                        unlabelled=self._unlabelled,
+                    )
                     self._searchable[collection] = schema
                 return schema
             except CollectionMismatch as error:

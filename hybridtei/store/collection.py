@@ -16,7 +16,7 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
 from hybridtei.store.migration import copies, migration_of
 from hybridtei.store.packed import packed_format
-from hybridtei.store.plan import schema_for
+from hybridtei.store.plan import FINGERPRINT, schema_for
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
@@ -92,12 +92,14 @@ def check_names(name: str, schema: CollectionSchema) -> None:
 def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
     """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
 
-    It may have more vectors, and any index, quantisation and shards. `unlabelled` accepts a collection without a model's label:
-    made by other software, or by a server too old to keep labels.
+    It may have more vectors, any index, quantisation and shards, and no fingerprint of its model's files. `unlabelled` accepts
+    a collection without a model's label: made by other software, or by a server too old to keep labels.
     """
     there, here = dict(_facts(existing)), dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
         here = {field: value for field, value in here.items() if not field.startswith("metadata ")}
+    if FINGERPRINT not in existing.metadata:
+        here.pop(f"metadata {FINGERPRINT}", None)
     lines = [
         f"  {field}: there {_shown(there.get(field))}, wanted {_shown(value)}"
         for field, value in here.items()
@@ -105,6 +107,8 @@ def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str =
     ]
     if lines:
         title = f"collection {name!r}" if name else "the collection"
+        if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
+            lines.append(f"the model's files are others by now; `hybridtei migrate {name or 'NAME'}` makes the vectors anew")
         raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
 
 
@@ -214,8 +218,19 @@ def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
     return heads_of(schema) & spec.heads
 
 
-def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, name: str, *, unlabelled: bool = False) -> None:
-    """Raises CollectionMismatch unless this model's queries can be compared with the collection's vectors."""
+def check_searchable(
+    schema: CollectionSchema,
+    spec: ModelSpec,
+    model_id: str,
+    name: str,
+    *,
+    fingerprint: str | None = None,
+    unlabelled: bool = False,
+) -> None:
+    """Raises CollectionMismatch unless this model's queries can be compared with the collection's vectors.
+
+    `fingerprint`: of the model's files, which are not compared without it, nor where the collection has none.
+    """
     heads = common_heads(schema, spec)
     if not heads:
         there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
@@ -235,7 +250,8 @@ def check_searchable(schema: CollectionSchema, spec: ModelSpec, model_id: str, n
         sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
     )
     distances = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
-    check_fits(schema, replace(wanted, vectors=distances), name, unlabelled=unlabelled)
+    metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
+    check_fits(schema, replace(wanted, vectors=distances, metadata=metadata), name, unlabelled=unlabelled)
 
 
 def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
+from hybridtei.checkpoint.files import EMBEDDED_HEADS
+from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest import run as running
 from hybridtei.ingest.chunking import DIGEST
@@ -134,6 +138,34 @@ def test_a_collection_made_anew_is_not_taken_for_the_old_one(
     assert run(other, b, tmp_path / "m2", monkeypatch).stats.documents == 1
     summary = run(source, a, tmp_path / "m1", monkeypatch)
     assert (summary.stats.documents, summary.outcome.points) == (COUNT, COUNT + 1)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_heads_of_ours_that_were_trained_anew_are_told_apart(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch, is_signed: bool
+) -> None:
+    _, (a, _) = nodes
+    if not is_signed:  # as of a release that kept no fingerprint: the ledger alone can tell
+        monkeypatch.setattr(running, "signed", lambda schema, spec: schema)
+    run(source, a, tmp_path / "m1", monkeypatch)
+    other = tmp_path / "other.safetensors"
+    weights = {name: tensor * 0.5 for name, tensor in load_file(EMBEDDED_HEADS).items()}
+    with safe_open(EMBEDDED_HEADS, "np") as file:
+        save_file(weights, other, metadata=file.metadata())
+    find = running.find_model
+
+    def trained_anew(config: ModelConfig) -> ModelSpec:
+        spec = find(config)
+        assert spec.sparse is not None
+        assert spec.multivector is not None
+        return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
+
+    monkeypatch.setattr(running, "find_model", trained_anew)
+    if is_signed:
+        with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):
+            run(source, a, tmp_path / "m1", monkeypatch)
+    else:
+        assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
 
 
 def test_an_ingest_goes_on_across_a_failover(

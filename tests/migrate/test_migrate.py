@@ -30,7 +30,7 @@ from hybridtei.store.base import Store
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.migration import Copies, copies
-from hybridtei.store.plan import schema_for
+from hybridtei.store.plan import schema_for, signed
 from hybridtei.store.points import to_points
 from hybridtei.store.server import ServerStore
 from tests.store.memory_store import MemoryStore
@@ -118,6 +118,35 @@ def test_writes_while_it_is_filled_are_in_both_copies(kind: str, folders: tuple[
 
     with fresh(kind) as store:
         asyncio.run(story(store))
+
+
+def test_a_model_whose_files_have_changed_makes_its_vectors_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "KEPT_S", -1.0)
+    folder, store, said = write_bert(tmp_path, seed=0), MemoryStore(), []
+
+    async def found() -> list[Any]:
+        encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
+        searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
+        return (await searcher.search(NAME, "wing flow 3")).hits
+
+    async def story() -> None:
+        encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
+        await store.create(NAME, signed(schema_for(encoder.spec, str(folder)), encoder.spec))
+        await store.upsert(NAME, points(encoder, list(range(20)), texts(20)))
+        assert await found()
+        write_bert(tmp_path, seed=1)
+        with pytest.raises(CollectionMismatch, match=f"hybridtei migrate {NAME}"):
+            await found()
+        await step(store, said, sample=5)
+        assert any(line.startswith("not compared") for line in said)
+        assert await found()
+        await store.delete(NAME, [3])
+        with pytest.raises(CollectionMismatch, match="model_fingerprint"):  # nothing here can embed what the old copy lacks
+            await step(store, step="rollback")
+        await step(store, step="finish")
+        assert await found()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import filter_from
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.plan import schema_for, signed
 from tests.engine import small
 from tests.search.fusion import Ranking, rrf, weighted_sum
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
@@ -237,6 +238,21 @@ def test_only_the_model_of_the_collection_may_search_it(store, encoder):
         run(Searcher(store, query_model(encoder, MODEL)).search("nowhere", QUERY))
     with pytest.raises(InvalidInput, match="name"):
         run(Searcher(store, query_model(encoder, MODEL)).search("a/b", QUERY))
+
+
+def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
+    spec = spec_in(tmp_path)
+
+    async def scenario():
+        store = MemoryStore()
+        await store.create("papers", signed(schema_for(spec, MODEL), spec))
+        found = await Searcher(store, query_model(encoder_of(spec), MODEL)).search("papers", QUERY)
+        (tmp_path / "model.safetensors").write_bytes(b"others")
+        with pytest.raises(CollectionMismatch, match="hybridtei migrate papers"):
+            await Searcher(store, query_model(encoder_of(spec), MODEL)).search("papers", QUERY)
+        return found
+
+    assert run(scenario()).hits == []
 
 
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):

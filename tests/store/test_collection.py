@@ -9,11 +9,12 @@ import pytest
 from qdrant_client import models
 
 from hybridtei.batch import Head, Positions
+from hybridtei.checkpoint.fingerprint import fingerprint
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.store.collection import check_fits, check_name, schema_from_dict, schema_to_dict
-from hybridtei.store.plan import schema_for
+from hybridtei.store.collection import check_fits, check_name, check_searchable, schema_from_dict, schema_to_dict
+from hybridtei.store.plan import FINGERPRINT, schema_for, signed
 from tests.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {}}'
@@ -124,6 +125,22 @@ def test_every_difference_is_shown(spec: ModelSpec) -> None:
         "  sparse vector sparse, modifier: there idf, wanted none",
         "  metadata model_id: there one, wanted other",
     ]
+
+
+def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: ModelSpec) -> None:
+    bare, wanted = schema_for(spec, "m"), signed(schema_for(spec, "m"), spec)
+    check_fits(bare, wanted)  # of a release that kept no fingerprint
+    check_fits(wanted, bare)
+    check_fits(wanted, wanted)
+    old = dataclasses.replace(bare, metadata={**bare.metadata, FINGERPRINT: "old"})
+    with pytest.raises(CollectionMismatch) as refused:
+        check_fits(old, wanted, "docs")
+    difference, command = str(refused.value).splitlines()[1:]
+    assert difference == f"  metadata model_fingerprint: there old, wanted {fingerprint(spec)['model']}"
+    assert "`hybridtei migrate docs`" in command
+    check_searchable(old, spec, "m", "docs")  # whoever has not read the files compares nothing
+    with pytest.raises(CollectionMismatch, match="hybridtei migrate docs"):
+        check_searchable(old, spec, "m", "docs", fingerprint="new")
 
 
 def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:

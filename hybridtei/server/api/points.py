@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
@@ -124,11 +125,11 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 async def _embedded_for(stores: StoreContext, schema: CollectionSchema, texts: Sequence[str]) -> Embeddings | None:
     """Documents' vectors for another copy of a collection; None where its model is not loaded, or refuses one of them."""
     from hybridtei.store.collection import common_heads
-    from hybridtei.store.plan import MODEL_ID, budget_of_plan, plan_of
+    from hybridtei.store.plan import FINGERPRINT, MODEL_ID, budget_of_plan, plan_of
 
     model_id = schema.metadata.get(MODEL_ID)
     context = next((one for one in stores.models.ready if one.model.model_id == model_id), None)
-    if context is None:
+    if context is None or schema.metadata.get(FINGERPRINT) not in (None, await model_hash(context.fingerprint)):
         return None
     heads, budget = common_heads(schema, context.service.model.spec), budget_of_plan(plan_of(schema))
     task = Embed(list(texts), heads, True, input_type="document", multivector=budget)
@@ -141,7 +142,7 @@ async def _embedded_for(stores: StoreContext, schema: CollectionSchema, texts: S
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
     from hybridtei.store.collection import check_searchable
-    from hybridtei.store.plan import schema_for
+    from hybridtei.store.plan import FINGERPRINT, schema_for
 
     schemas, created = stores.schemas, False
     try:
@@ -152,9 +153,12 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
             raise UnknownCollection(f"{error}: send `create`: true to make it") from None
         context = stores.embedder(None)
         schema, created = schema_for(context.service.model.spec, context.model.model_id), True
+        if (files := await model_hash(context.fingerprint)) is not None:
+            schema = replace(schema, metadata={**schema.metadata, FINGERPRINT: files})
         await schemas.store.create(name, schema)
         schemas.forget(name)
-    check_searchable(schema, context.service.model.spec, context.model.model_id, name)
+    files = await model_hash(context.fingerprint) if FINGERPRINT in schema.metadata else None
+    check_searchable(schema, context.service.model.spec, context.model.model_id, name, fingerprint=files)
     return context, schema, created
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
+from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.config import ServerConfig
 from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
 from hybridtei.observability.tracing import handler
@@ -150,7 +151,7 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         usages.append(usage)
         return answer
 
-    model = replace(model, look_up=look_up)
+    model = replace(model, look_up=look_up, fingerprint=lambda: model_hash(context.fingerprint))
     budget = PayloadBudget(stores.server.max_search_bytes)
     pinned = CollectionSchemas.pinned(stores.schemas.store, request.collection, schema)  # it may flip between its two uses
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)

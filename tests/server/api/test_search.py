@@ -9,6 +9,7 @@ import pytest
 from hybridtei.batch import Head
 from hybridtei.server.api import search as api
 from hybridtei.store.collection import CollectionSchemas
+from hybridtei.store.plan import FINGERPRINT, schema_for, signed
 from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.server.live import serving
@@ -258,6 +259,23 @@ def test_points_need_a_collection(shelf):
     assert "`create`: true" in missing.json()["error"]
     assert shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
     assert shelf.get("/collections/papers/points").status_code == 405
+
+
+def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
+    spec, store = spec_in(tmp_path), MemoryStore()
+    schema = signed(schema_for(spec, MODEL), spec)
+    run(store.create("old", replace(schema, metadata={**schema.metadata, FINGERPRINT: "old"})))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 200
+        assert run(store.describe("papers")).metadata[FINGERPRINT] == schema.metadata[FINGERPRINT]
+        for path, body in (
+            ("/search", {"collection": "old", "query": "one"}),
+            ("/collections/old/points", {"points": POINTS}),
+        ):
+            response = running.post(path, body)
+            assert response.status_code == 409
+            assert "hybridtei migrate old" in response.json()["error"]
 
 
 def test_another_models_collection_is_refused(spec):
