@@ -61,7 +61,10 @@ def visit(browser: Any, tmp_path: Path) -> Open:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
-            "request", lambda request: None if request.url.startswith(url.partition("#")[0]) else complaints.append(request.url)
+            "request",
+            lambda request: (
+                None if request.url.startswith(url.partition("/page/")[0].partition("#")[0]) else complaints.append(request.url)
+            ),
         )
         if clock:
             page.clock.install()
@@ -449,6 +452,13 @@ def test_a_collection_is_searched(hybrid, visit, tmp_path):
             expect(page.locator("#hits li")).to_have_count(0)
         with visit(address) as page:
             expect(page.locator("#hits li")).to_have_count(len(wanted))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_errors_section_is_scrolled_to(server, visit, scheme):
+    with visit(server.url + "/page/errors.html#overloaded", width=360, color_scheme=scheme) as page:
+        assert page.locator("#overloaded").evaluate("one => one.getBoundingClientRect().top") < 800
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_without_a_store_nothing_offers_to_search(server, visit):

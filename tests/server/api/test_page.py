@@ -51,7 +51,7 @@ def test_every_file_is_there_and_nothing_else(server):
             response = server.get(f"/page/{name}")
             assert response.status_code == 200
             assert response.headers["x-content-type-options"] == "nosniff"
-            assert response.headers["content-type"].startswith(("text/javascript", "text/css", "image/svg+xml"))
+            assert response.headers["content-type"].startswith(("text/javascript", "text/css", "image/svg+xml", "text/html"))
     for name in ("nope.js", "..%2fapp.py", "index.html", "__init__.py"):
         assert server.get(f"/page/{name}").status_code == 404
 
