@@ -58,7 +58,7 @@ NANOSECONDS_PER_MS = 1e6
 @dataclass(frozen=True, slots=True)
 class QueryModel:
     """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop; `look_up`:
-    makes sparse vectors of queries without a pass."""
+    makes sparse vectors of queries without a pass; `fingerprint`: the hash of its files, to compare with a collection's."""
 
     model_id: str
     spec: ModelSpec
