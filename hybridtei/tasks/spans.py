@@ -257,12 +257,15 @@ def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: I
 
 def _first_characters(text: str, offsets: Ids) -> Ids:
     """Return where tokens begin, int64[t], behind the white space that some tokenizers count to a word."""
-    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    if not len(offsets):
+        return offsets[:, 0]
+    begin, end = max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max())  # the text itself may be far longer
+    characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
     spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
     following = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
-    starts = np.maximum(offsets[:, 0], 0)
-    found = following[np.minimum(starts, len(characters))]
+    starts = np.clip(offsets[:, 0] - begin, 0, len(characters))
+    found = begin + following[starts]
     return np.where(found < offsets[:, 1], found, offsets[:, 0])
 
 

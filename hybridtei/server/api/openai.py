@@ -104,7 +104,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def items(self) -> Any:
         """`input`, with Jina's objects as texts."""
-        if isinstance(self.input, str):
+        if isinstance(self.input, str) or JinaText not in set(map(type, self.input)):
             return self.input
         return [item.text if isinstance(item, JinaText) else item for item in self.input]
 
@@ -198,6 +198,8 @@ def only_texts(items: Sequence[Input]) -> list[str]:
 
 def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
     """Why lists of ids are refused that are not of this model's vocabulary. What else they hold is nonsense, too."""
+    if set(map(type, inputs.items)) == {str}:  # of half a million texts, in a tenth of the time
+        return None
     size = context.service.tokenizer.vocab_size
     largest = max((max(item, default=0) for item in inputs.items if not isinstance(item, str)), default=0)
     if largest < size:
