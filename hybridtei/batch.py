@@ -48,12 +48,14 @@ class Encoding:
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
     `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.sizes.Adapters`.
+    `shared`: how many tokens it begins with that others of its request begin with too; see `sharing`.
     """
 
     input_ids: Ids
     token_type_ids: Ids | None = None
     unseen: int = 0
     adapter: int = 0
+    shared: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -68,6 +70,11 @@ class Encoding:
         if self.unseen:
             ids = b"unseen" + self.unseen.to_bytes(4) + ids
         return b"lora" + self.adapter.to_bytes(8) + ids if self.adapter else ids
+
+    @property
+    def prefix(self) -> bytes:
+        """Return bytes that are equal for encodings whose `shared` tokens are the same; b"" where there are none."""
+        return b"" if not self.shared else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -84,6 +91,7 @@ class PackedBatch:
     """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads that their requests need.
 
     `unseen` int64[n], of each sequence, and `adapter_ids` int64[t], or None where there are none: see `Encoding`.
+    `prefix`: so many tokens at the begin of every sequence are the same, and no token sees a later one; 0 where nobody says.
     """
 
     input_ids: Ids
@@ -93,6 +101,7 @@ class PackedBatch:
     heads: frozenset[Head]
     unseen: Ids | None = None
     adapter_ids: Ids | None = None
+    prefix: int = 0
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -127,8 +136,8 @@ class Positions:
         return np.where(real, seen[1:] - before - 1 + self.offset, self.padding_id).astype(np.int64)
 
 
-def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions) -> PackedBatch:
-    """Lay encodings end to end. Every encoding must have at least one token."""
+def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions, prefix: int = 0) -> PackedBatch:
+    """Lay encodings end to end. Every encoding must have at least one token. `prefix`: see `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
     cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
@@ -144,6 +153,7 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
         heads,
         unseen if unseen.any() else None,
         np.repeat(adapters, np.diff(cu_seqlens)) if adapters.any() else None,
+        prefix,
     )
 
 
@@ -171,6 +181,39 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
             for encoding in encodings
         ]
     )
+
+
+MIN_SHARED = 16  # fewer tokens are computed again sooner than texts are kept apart for them
+
+
+def sharing(encodings: list[Encoding]) -> list[Encoding]:
+    """Return the encodings with `shared`, how many tokens all of them begin with, as far as it is worth it."""
+    if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
+        return encodings
+    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps a token of its own
+    for one in encodings[1:]:
+        differ = np.flatnonzero(first[:common] != one.input_ids[:common])
+        common = int(differ[0]) if len(differ) else common
+    return [replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Once:
+    """A batch whose common prefix is computed once. `kept` int64[c]: the tokens that are computed, ascending; `rows` int64[t]:
+    which of those stands for each token of the batch."""
+
+    kept: Ids
+    rows: Ids
+
+
+def computed_once(batch: PackedBatch) -> Once | None:
+    """Return which tokens of a batch are to be computed; None where all are."""
+    if not batch.prefix or len(batch) < 2:
+        return None
+    tokens = np.arange(len(batch.input_ids))
+    places = tokens - np.repeat(batch.cu_seqlens[:-1], batch.lengths)
+    own = (places >= batch.prefix) | (tokens < batch.cu_seqlens[1])
+    return Once(np.flatnonzero(own), np.where(own, np.cumsum(own) - 1, places))
 
 
 def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool_]]:

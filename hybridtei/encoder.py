@@ -16,7 +16,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
-from hybridtei.engine.core import EngineCore
+from hybridtei.engine.core import EngineCore, shared_tokens
 from hybridtei.engine.engine import run_all
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.load import configured, load_model
@@ -298,6 +298,7 @@ class Encoder:
             positions=self.spec.positions,
             padding=self._backend.padding,
             lanes=(LaneKind.BULK,) * lanes,
+            shared_tokens=shared_tokens(self._backend, self._engine),
         )
         request = core.add(encodings, heads)
         run_all(core, self._backend, lanes + getattr(self._backend, "ahead", 0), advance)

@@ -98,6 +98,19 @@ def test_the_instruction_is_the_requests_or_the_templates(original: Path) -> Non
     close(ours(original, instruction="naku naku"), expected(original, "naku naku"))
 
 
+@pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
+def test_an_instruction_is_computed_once_for_all_documents(original: Path, backend: str) -> None:
+    encoder, documents = Encoder.load(str(original), backend=backend), DOCUMENTS[:9]
+    loaded, scores = encoder._backend, []
+    assert loaded.shares_prefixes
+    for shares in (True, False):
+        loaded.shares_prefixes = shares
+        ranked = encoder.rerank(QUERY, documents, instruction="naku naku")
+        scores.append(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]))
+    for found in scores:
+        close(found, expected(original, "naku naku")[: len(documents)])
+
+
 def test_a_model_whose_words_are_its_head(tmp_path: Path) -> None:
     folder = causal(tmp_path, tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")

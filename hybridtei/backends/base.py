@@ -28,7 +28,8 @@ class Backend(Protocol):
 
     `padding`: what costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
     device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
-    `fills_cores`: a pass called outside a lane uses every core by itself. `forwards` counts passes of the trunk.
+    `fills_cores`: a pass called outside a lane uses every core by itself. `shares_prefixes`: it computes the `prefix` of a
+    batch once. `forwards` counts passes of the trunk.
     """
 
     spec: ModelSpec
@@ -38,6 +39,7 @@ class Backend(Protocol):
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
     fills_cores: bool
+    shares_prefixes: bool
     forwards: int
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
@@ -91,6 +93,7 @@ class Replicas:
         self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
         self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
         self.fills_cores = len(backends) == 1 and first.fills_cores
+        self.shares_prefixes = first.shares_prefixes
         self.replicas = [Replica(backend) for backend in backends]
         self._lock = threading.Lock()
 

@@ -40,6 +40,7 @@ class FakeBackend:
 
     name = "fake"
     fills_cores = False
+    shares_prefixes = False
     dtype = "float32"
 
     def __init__(

@@ -27,6 +27,7 @@ class StaticBackend:
     padding = Padding.NONE
     busy_tokens = 16_384
     fills_cores = True
+    shares_prefixes = False
     is_table = True
 
     def __init__(self, spec: ModelSpec) -> None:

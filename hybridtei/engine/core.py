@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
+from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
+from hybridtei.config import EngineConfig
 from hybridtei.engine.fairness import Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
     EngineRequest,
@@ -26,13 +29,19 @@ from hybridtei.system.machine import LaneKind
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers, at least
 SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes
+MAX_SHARED_TOKENS = 8192  # of a batch with a common prefix, which attention reads again for each sequence
+
+
+def shared_tokens(backend: Backend, config: EngineConfig) -> int:
+    """Return how many tokens a batch may have whose prefix is computed once, that prefix counted for each sequence."""
+    return min(MAX_SHARED_TOKENS, config.max_batch_tokens) if backend.shares_prefixes else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The sequences of a pass, the callers of each, and the lane whose queue they came from.
 
-    `use_all_cores`: nothing else runs or waits, so the pass may use every core and end sooner.
+    `use_all_cores`: nothing else runs or waits, so the pass may use every core and end sooner. `prefix`: see `PackedBatch`.
     """
 
     encodings: Sequence[Encoding]
@@ -41,12 +50,13 @@ class Batch:
     positions: Positions
     kind: LaneKind = LaneKind.BULK
     use_all_cores: bool = False
+    prefix: int = 0
 
     @cached_property
     def packed(self) -> PackedBatch:
         """As a backend takes it. Made when first asked for: call it without the device's lock."""
         heads = frozenset[Head]().union(*(request.heads for request, _ in self.callers))
-        return pack(self.encodings, heads, self.positions)
+        return pack(self.encodings, heads, self.positions, self.prefix)
 
     @cached_property
     def tokens(self) -> int:
@@ -93,6 +103,8 @@ class EngineCore:
     """The queues of one model. Not thread-safe: its users share a lock.
 
     `lanes`: the kind of each lane that calls `take`; where some are express, short requests are kept for those.
+    `shared_tokens`: see `shared_tokens`; 0 where no prefix is computed once. Sequences with one go with each other only, and
+    what counts of them against `max_tokens` is what they have beyond it.
     """
 
     def __init__(
@@ -104,6 +116,7 @@ class EngineCore:
         padding: Padding = Padding.NONE,
         lanes: Sequence[LaneKind] = (LaneKind.BULK,),
         cache: ResultCache | None = None,
+        shared_tokens: int = 0,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
@@ -111,6 +124,7 @@ class EngineCore:
         self._positions = positions
         self._cache = cache
         self._look_ahead = max(LOOK_AHEAD, max_tokens // SHORT_TOKENS)
+        self._shared_tokens = shared_tokens
         self._arrivals = Arrivals()
         self._bulk = FairQueue(self._arrivals)
         self._express = FairQueue(self._arrivals) if LaneKind.EXPRESS in lanes else None
@@ -181,9 +195,11 @@ class EngineCore:
         head = queue.head(self._look_ahead)
         if not head:
             return None
-        lengths = [len(waiting) for waiting in head]
+        alike, prefix = self._alike(head)
+        lengths = [len(waiting) - prefix for waiting in alike]
+        waiting_tokens = queue.tokens - prefix * len(alike)
         idle = device_idle and self._running == 0 and self.waiting_tokens == queue.tokens
-        budget = share(lengths, queue.tokens, self._lanes[kind], self._max_tokens, idle=idle)
+        budget = share(lengths, waiting_tokens, self._lanes[kind], self._max_tokens, idle=idle)
         if idle:  # what waits is one burst: the other lanes take parts as large as this one
             self._parts_left, self._part_tokens = self._lanes[kind] - 1, budget
         elif self._parts_left:
@@ -250,18 +266,30 @@ class EngineCore:
         return oldest if self._arrivals.allow(oldest) else []
 
     def _fitting(self, order: Sequence[Waiting], budget: int, *, skips: bool = True) -> Sequence[Waiting]:
+        alike, prefix = self._alike(order, skips=skips)
         places = choose(
-            [len(waiting) for waiting in order],
+            [len(waiting) - prefix for waiting in alike],
             max_tokens=budget,
             max_sequences=self._max_sequences,
             padding=self._padding,
             skips=skips,
+            prefix=prefix,
+            shared_tokens=self._shared_tokens,
         )
-        return [order[place] for place in places]
+        return [alike[place] for place in places]
+
+    def _alike(self, order: Sequence[Waiting], *, skips: bool = True) -> tuple[Sequence[Waiting], int]:
+        """Return what may run with the first, which shares its prefix or has none as it has, and the tokens of that prefix."""
+        if not self._shared_tokens:
+            return order, 0
+        prefix = order[0].encoding.prefix
+        pick = filter if skips else takewhile
+        return [*pick(lambda waiting: waiting.encoding.prefix == prefix, order)], order[0].encoding.shared
 
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
         encodings, rows = [waiting.encoding for waiting in chosen], [waiting.callers for waiting in chosen]
-        batch = Batch(encodings, rows, now_ns, self._positions, kind, use_all_cores)
+        prefix = encodings[0].shared if self._shared_tokens else 0
+        batch = Batch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
         for request, _ in batch.callers:
             request.queue_ns += now_ns - request.added_ns
         return batch

@@ -40,6 +40,7 @@ class RunMessage:
     lengths: list[int]
     unseen: list[int]
     adapters: list[int]
+    shared: list[int]
 
     @classmethod
     def of(cls, number: int, request: EngineRequest) -> RunMessage:
@@ -54,6 +55,7 @@ class RunMessage:
             [len(encoding) for encoding in encodings],
             [encoding.unseen for encoding in encodings],
             [encoding.adapter for encoding in encodings],
+            [encoding.shared for encoding in encodings],
         )
 
     def encodings(self) -> list[Encoding]:
@@ -61,8 +63,8 @@ class RunMessage:
         ids, types = self.input_ids, self.token_type_ids
         cuts = [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
         return [
-            Encoding(ids[cut], None if types is None else types[cut], unseen, adapter)
-            for cut, unseen, adapter in zip(cuts, self.unseen, self.adapters, strict=True)
+            Encoding(ids[cut], None if types is None else types[cut], unseen, adapter, shared)
+            for cut, unseen, adapter, shared in zip(cuts, self.unseen, self.adapters, self.shared, strict=True)
         ]
 
 
@@ -123,6 +125,7 @@ class RemoteBackend:
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
     fills_cores: bool = False
+    shares_prefixes: bool = False
     forwards: int = 0
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:

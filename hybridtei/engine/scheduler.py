@@ -103,12 +103,12 @@ def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: i
     return min(max_tokens, max(MIN_SHARE_TOKENS, part))
 
 
-def price(useful: int, sequences: int, longest: int, padding: Padding) -> float:
-    """Return the cost of a batch in tokens: the useful ones and those of padding."""
+def price(useful: int, sequences: int, longest: int, padding: Padding, prefix: int = 0) -> float:
+    """Return the cost of a batch in tokens: the useful ones and those of padding. `prefix`: see `choose`."""
     if padding is Padding.NONE:
         return useful
     wasted = sequences * longest - useful
-    return useful + (wasted if padding is Padding.ALL else wasted * longest / ATTENTION_TOKENS)
+    return useful + (wasted if padding is Padding.ALL else wasted * (prefix + longest) / ATTENTION_TOKENS)
 
 
 def choose(
@@ -118,11 +118,16 @@ def choose(
     max_sequences: int | None = None,
     padding: Padding = Padding.NONE,
     skips: bool = True,
+    prefix: int = 0,
+    shared_tokens: int = 0,
 ) -> list[int]:
     """Return the places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next, ascending.
 
     The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches. Without `skips` the
     batch ends before the first sequence that does not fit it.
+
+    `prefix`: of tokens before each sequence, which a batch computes once: padding may cost as much more, since another batch
+    would compute them again. What attention reads is at most `shared_tokens`, the prefix counted for each sequence.
     """
     if not waiting:
         return []
@@ -136,14 +141,15 @@ def choose(
             break
         if padding is Padding.NONE and useful >= max_tokens:
             break
-        tall = max(longest, waiting[i])
-        cost = price(useful + waiting[i], len(chosen) + 1, tall, padding)
-        if cost > max_tokens or (padding in ALLOWED and cost > ALLOWED[padding] * (useful + waiting[i])):
+        tall, tokens, sequences = max(longest, waiting[i]), useful + waiting[i], len(chosen) + 1
+        cost = price(tokens, sequences, tall, padding, prefix)
+        too_large = tokens > max_tokens or sequences * (prefix + tall) > shared_tokens if prefix else cost > max_tokens
+        if too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix):
             if skips:
                 continue
             break
         chosen.append(i)
-        useful, longest = useful + waiting[i], tall
+        useful, longest = tokens, tall
     return sorted(chosen)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from hybridtei.backends.base import Backend
 from hybridtei.config import EngineConfig
 from hybridtei.engine.admission import Admission, Bounds, Deadlines
-from hybridtei.engine.core import EngineCore
+from hybridtei.engine.core import EngineCore, shared_tokens
 from hybridtei.engine.device import Device
 from hybridtei.engine.engine import Engine, EngineClient
 from hybridtei.engine.scheduler import ResultCache
@@ -314,5 +314,6 @@ def _engine(backend: Backend, config: EngineConfig, budget_tokens: int, registry
         padding=backend.padding,
         lanes=backend.lanes,
         cache=cache,
+        shared_tokens=shared_tokens(backend, config),
     )
     return Engine(core, backend, device, registry, cache)

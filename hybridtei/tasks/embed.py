@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of
+from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of, sharing
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, InvalidInput, LoadError, UnsupportedHead
@@ -92,7 +92,7 @@ class Embed(ListTask):
         """Tokenise. Raises RequestError."""
         encodings = self.read(model, allow_empty=False)
         self.check_width(model.spec)
-        return encodings
+        return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
         """Raises InvalidDimensions where the model's vectors are shorter than asked for."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, Ragged
+from hybridtei.batch import Encoding, Head, Ragged, sharing
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
@@ -105,8 +105,10 @@ class Rerank(_Question):
         pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
-        return model.reader.ask(
-            model.spec.template, pairs, instruction=self.instruction, truncate=self.truncate, direction=self.direction
+        return sharing(
+            model.reader.ask(
+                model.spec.template, pairs, instruction=self.instruction, truncate=self.truncate, direction=self.direction
+            )
         )
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:

@@ -8,13 +8,14 @@ flat, `hidden[t, h]` with `cu_seqlens[n+1]`, and no sequence is empty. Tests hol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, Offsets, PackedBatch, Padding, Ragged, kept_tokens, pad, seen_mask
+from hybridtei.batch import Head, Ids, Offsets, Once, PackedBatch, Padding, Ragged, computed_once, kept_tokens, pad, seen_mask
 from hybridtei.checkpoint.classifiers import ScorePooling
 from hybridtei.checkpoint.layers import (
     ClassifierLayer,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Feed = dict[str, NDArray[np.int64]]
 Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of the rectangle that attention has
 ROWS = "rows"  # an input that only graphs of texts end to end have
+QUERIES = "queries"  # of those, one of graphs where no token sees a later one
+MIN_QUERIES = 32  # of a row that shares a prefix: the keys of each are a copy
 
 
 def padding_of(inputs: frozenset[str]) -> Padding:
@@ -52,21 +55,71 @@ def end_to_end(
 ) -> Floats:
     """Hidden states float32[t, h] of a batch from a graph that takes its texts end to end.
 
-    `inputs`: the names it takes. `grown`: sizes for which it is to be given more than there is.
+    `inputs`: the names it takes. `grown`: sizes for which it is to be given more than there is. Attention has a row for each
+    text, to which tokens that are computed once are copied.
     """
-    tokens = len(batch.input_ids)
-    all_tokens, n, longest = grown((tokens, len(batch), batch.max_seqlen))
-    places, rows, seen = _rectangle(batch, n, longest)
-    feed = {"input_ids": batch.input_ids, "places": places}
+    once = computed_once(batch)
+    shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
+    computed = len(shape.places)
+    all_tokens, *_ = grown((computed, *shape.seen.shape))
+    feed = {"input_ids": batch.input_ids}
     if "position_ids" in inputs:
         feed["position_ids"] = batch.position_ids
     for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
         if name in inputs:
-            feed[name] = np.zeros(tokens, dtype=np.int64) if ids is None else ids
-    if all_tokens > tokens:
-        more = all_tokens - tokens
+            feed[name] = np.zeros(len(batch.input_ids), dtype=np.int64) if ids is None else ids
+    if once is not None:
+        feed = {name: values[once.kept] for name, values in feed.items()}
+    feed["places"] = shape.places
+    if all_tokens > computed:
+        more = all_tokens - computed
         feed = {name: np.concatenate([values, np.repeat(values[:1], more)]) for name, values in feed.items()}
-    return run({**feed, ROWS: rows, "seen": seen})[:tokens]
+    feed |= {ROWS: shape.rows.reshape(-1), "seen": shape.seen}
+    if QUERIES in inputs:
+        feed |= {QUERIES: shape.queries, "starts": shape.starts}
+    hidden = run(feed)[:computed]
+    return hidden if once is None else hidden[once.rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attended:
+    """The rectangles of attention: see `ops`. `rows` and `queries` are those of tokens that are computed."""
+
+    places: Ids
+    rows: Ids
+    seen: Ids
+    queries: Ids
+    starts: Ids
+
+    @classmethod
+    def of(cls, batch: PackedBatch, grown: Callable[[Sizes], Sizes]) -> _Attended:
+        """A row for each text, and its queries as its keys."""
+        _, n, longest = grown((len(batch.input_ids), len(batch), batch.max_seqlen))
+        places, rows, seen = _rectangle(batch, n, longest)
+        rows = rows.reshape(n, longest)
+        return cls(places, rows, seen, rows, np.zeros(n, dtype=np.int64))
+
+    @classmethod
+    def shared(cls, batch: PackedBatch, once: Once, grown: Callable[[Sizes], Sizes]) -> _Attended:
+        """A row for each text, whose keys are the prefix and its own tokens and whose queries are its own; and rows that have
+        the prefix as keys and a part of it as queries."""
+        prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
+        width, computed = int(own.max()), len(once.kept)
+        _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
+        parts = -(-prefix // columns)
+        _, n, longest = grown((computed, texts + parts, prefix + width))
+        rows, seen = np.zeros((n, longest), dtype=np.int64), np.zeros((n, longest), dtype=np.int64)
+        queries, starts = np.zeros((n, columns), dtype=np.int64), np.zeros(n, dtype=np.int64)
+        rows[:, :prefix], seen[:, :prefix] = np.arange(prefix), 1
+        rest = np.arange(prefix, computed)  # the texts' own tokens, text after text
+        is_own = np.arange(width) < own[:, None]
+        rows[:texts, prefix : prefix + width][is_own] = rest
+        seen[:texts, prefix : prefix + width] = is_own
+        queries[:texts, :width][is_own] = rest
+        queries[texts:].reshape(-1)[:prefix] = np.arange(prefix)
+        starts[:texts], starts[texts : texts + parts] = prefix, columns * np.arange(parts)
+        own_places = np.flatnonzero(np.arange(columns) < own[:, None])
+        return cls(np.concatenate([texts * columns + np.arange(prefix), own_places]), rows, seen, queries, starts)
 
 
 def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -108,7 +108,7 @@ def int8_graph(spec: ModelSpec, weights: Weights, guard: Guard | None = None) ->
     graph = family_graph(spec)
     path = graphs_folder() / f"int8-{digest(graph, spec.folder, bytes([max_weight()]))}.zip"
     if guard is None and path.is_file():  # it passed the usual guard then
-        return Graph.read(path)
+        return replace(Graph.read(path), causal=graph.causal)
     made, fidelity = make_int8(spec, weights, guard or Guard())
     log.info("int8 against float32: %s", fidelity)
     try:

@@ -37,9 +37,11 @@ class OnnxBackend:
     name = "ort"
     fills_cores = False
     busy_tokens = BUSY_TOKENS
+    shares_prefixes = False
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
         """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well."""
+        self.shares_prefixes = graph.causal
         words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]

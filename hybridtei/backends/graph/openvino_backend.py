@@ -78,6 +78,7 @@ class OpenVinoBackend:
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
+        self.shares_prefixes = graph.causal
         cores = available_cores()
         self._counting = threading.Lock()
         self._lane = threading.local()

@@ -3,6 +3,8 @@
 Inputs: `input_ids`, `position_ids` and, where the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
 end; `rows` int64[n * s], the token at each place of the rectangle that attention has, any where there is none; `places`
 int64[t], where each token lies there; `seen` int64[n, s], which places are keys, as 0 and 1. Output: `hidden` float32[t, h].
+Where no token sees a later one, queries have a rectangle of their own: `queries` int64[n, q], the token at each place, and
+`starts` int64[n], the place of a row's first query among its keys; `places` are places of queries then.
 
 Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s] in,
 `last_hidden_state` float32[n, s, h] out.
@@ -41,16 +43,18 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     """Write a checkpoint's family by these operations. Raises as `family_graph`."""
     file = str(spec.folder / "config.json")
     hidden = run_family(ops, spec.model_type, spec.config, file, None if spec.adapters is None else spec.adapters.form)
-    return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices))
+    return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices), causal=ops.causal)
 
 
 class OnnxOps:
-    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by."""
+    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by.
+    `causal`: whether no token sees a later one."""
 
     def __init__(self, spec: ModelSpec, *, rectangle: bool = False) -> None:
         self.writer = OnnxWriter()
         self.weights: dict[str, tuple[int, ...]] = {}
         self.matrices: list[str] = []
+        self.causal = True
         self._tanh_gelu = spec.tanh_gelu
         self._is_rectangle = rectangle
         self._made: dict[Any, Any] = {}
@@ -179,12 +183,15 @@ class OnnxOps:
         window: int | None = None,
         bias: Any = None,
     ) -> Rows:
-        mask = self._mask(causal, window)
+        self.causal &= causal
+        apart = causal and not self._is_rectangle
+        mask = self._mask_apart(window) if apart else self._mask(causal, window)
         if bias is not None:
             mask = self._once(("bias", bias, mask), lambda: self._node("Where", mask, bias, self._float(MASKED)))
         attended = self._node(
             "Attention",
-            *(self._rectangle(one) for one in (q, k, v)),
+            self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),
+            *(self._rectangle(one) for one in (k, v)),
             mask,
             q_num_heads=heads.count,
             kv_num_heads=heads.key_count,
@@ -286,6 +293,29 @@ class OnnxOps:
             return mask
 
         return self._once(("mask", causal, window), make)
+
+    def _queries(self) -> tuple[str, str]:
+        return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))
+
+    def _mask_apart(self, window: int | None) -> str:
+        """Which keys each query of a rectangle of its own sees, none of them later: bool[n, 1, q, s]."""
+
+        def make() -> str:
+            queries, starts = self._queries()
+            q = self._node("Squeeze", self._node("Shape", queries, start=1, end=2))
+            first = self._node("Unsqueeze", starts, self._list(1, 2, 3))
+            places = self._node("Add", first, self._node("Unsqueeze", self._range(q), self._list(1)))
+            distance = self._node("Sub", places, self._range(self._node("Squeeze", self._sides()[1])))
+            keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
+            mask = self._node("And", keys, self._node("GreaterOrEqual", distance, self._int(0)))
+            if window is None:
+                return mask
+            return self._node("And", mask, self._node("Less", distance, self._int(window)))
+
+        return self._once(("apart", window), make)
+
+    def _range(self, end: str) -> str:
+        return self._node("Range", self._int(0), end, self._int(1))
 
     def _heads(self, x: Rows, dim: int) -> str:
         return self._node("Reshape", x.value, self._list(0, x.width // dim, dim))

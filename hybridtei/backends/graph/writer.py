@@ -162,13 +162,14 @@ class Graph:
     """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
     `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
-    only multiplies by, of which runtimes make a packed form of their own.
+    only multiplies by, of which runtimes make a packed form of their own. `causal`: no token sees a later one; not in the file.
     """
 
     body: bytes
     weights: Mapping[str, tuple[int, ...]]
     held: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
+    causal: bool = False
 
     @property
     def onnx(self) -> bytes:

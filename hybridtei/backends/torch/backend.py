@@ -35,7 +35,7 @@ from hybridtei.backends.torch.heads import (
 )
 from hybridtei.backends.torch.memory import Arrays, TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
 from hybridtei.backends.torch.trunk import Trunk
-from hybridtei.batch import PackedBatch, Padding
+from hybridtei.batch import PackedBatch, Padding, computed_once
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
@@ -81,6 +81,7 @@ class TorchBackend:
 
             loaded = load(spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code)
         self._trunk, self._heads = loaded
+        self.shares_prefixes = self._trunk.causal
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._side = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -185,14 +186,19 @@ class TorchBackend:
 
     def launch(self, batch: PackedBatch, asked: Wanted) -> dict[str, Tensor]:
         """What `compute` gives, launched and not waited for: no line of it may ask the device for a number. Within `alone`."""
-        graphs = self.faster.graphs
+        once = computed_once(batch) if self.shares_prefixes else None
+        graphs = self.faster.graphs if once is None else None
         bucket = None if graphs is None else graphs.find(batch)
         bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
         integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
-        there = to_device({**integers, "offsets": bucketed.cu_seqlens, **asked.integers}, self.device)
+        shared = {} if once is None else {"kept": once.kept, "rows": once.rows}
+        there = to_device({**integers, "offsets": bucketed.cu_seqlens, **shared, **asked.integers}, self.device)
         ids = {name: there[name][:count] for name in integers}
         layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
-        if graphs is None or bucket is None:
+        if once is not None:
+            layout.once, layout.prefix = (there["kept"], there["rows"]), batch.prefix
+            hidden = self._trunk(batch, layout, {name: one[there["kept"]] for name, one in ids.items()})[there["rows"]]
+        elif graphs is None or bucket is None:
             hidden = self._trunk(batch, layout, ids)
         else:
             hidden = graphs.play(bucket, there, there["offsets"])[:count]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.kernels import Kernel, Sequences, biased, per_sequence
+from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, biased, per_sequence
 from hybridtei.backends.torch.memory import placed
 from hybridtei.batch import Offsets
 
@@ -114,6 +114,8 @@ class PackedLayout:
     attends to.
 
     `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again. `bound`: see `Sequences`.
+    `once`: where the `prefix` is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows
+    of the tokens that are computed; the rest takes rows of all.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class PackedLayout:
         seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
         self._sequences = Sequences(self.lengths, offsets, seen, bound)
         self._kernel = kernel
+        self.once: tuple[Tensor, Tensor] | None = None
+        self.prefix = 0
         self._starts = offsets[:-1]
         self._ends = offsets[1:]
         self._counts = (self._ends - self._starts).unsqueeze(1)
@@ -139,6 +143,12 @@ class PackedLayout:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
     ) -> Tensor:
+        if self.once is not None:
+            kept, rows = self.once
+            if self._kernel is per_sequence:
+                return after_prefix(q, k, v, self.lengths, self.prefix, scale=scale, window=window)
+            q, k, v = (x[rows] for x in (q, k, v))
+            return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
         if bias is not None:
             return biased(q, k, v, self._sequences, bias, scale=scale, window=window, causal=causal)
         return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)

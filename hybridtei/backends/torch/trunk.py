@@ -33,12 +33,14 @@ class Trunk(Protocol):
     """A loaded encoder: packed batches in, last hidden states out.
 
     `padded`: a batch costs n * max_seqlen tokens. `packs`: passes can be compiled and recorded, since no shape in them but
-    attention's follows the lengths of texts. `attention`: what computes it, and why.
+    attention's follows the lengths of texts. `causal`: no token sees a later one, and prefixes can be computed once.
+    `attention`: what computes it, and why.
     """
 
     model: Any
     padded: bool
     packs: bool
+    causal: bool
     attention: Choice
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids | None = None) -> Tensor:
@@ -78,6 +80,7 @@ class PackedTrunk:
         self.model = model
         self.instead: Pass | None = None
         self.forms = forms
+        self.causal = all(form.causal for form in forms)
         self.dtype = dtype
         self._spec = spec
         self._device = device
@@ -131,6 +134,7 @@ class PaddedTrunk:
     on its neighbours."""
 
     packs = False
+    causal = False
     attention = Choice("transformers' own", "there is no file of the family")
 
     def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
