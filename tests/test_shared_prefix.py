@@ -76,16 +76,21 @@ def test_a_prefix_is_computed_once(own: list[int]) -> None:
 @pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
 @pytest.mark.parametrize("family", [*CAUSAL])
 def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str) -> None:
-    spec = read_spec(tiny.write_family(tmp_path, family, **CAUSAL[family]), pooling="last-token")
+    tiny.write_family(tmp_path, family, **CAUSAL[family])
+    tiny.write_own_heads(tmp_path)
+    spec = read_spec(tmp_path, pooling="last-token")
     backend = open_backend(ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec)
     assert backend.shares_prefixes
-    texts = encodings([3, 30, 1, 7])
-    shared = backend.forward(pack(texts, TOKENS, spec.positions, PREFIX)).tokens
-    whole = backend.forward(pack(texts, TOKENS, spec.positions)).tokens
-    assert shared is not None
-    assert whole is not None
-    assert np.array_equal(shared.offsets, whole.offsets)
-    np.testing.assert_allclose(shared.values, whole.values, atol=tolerances.HIDDEN["float32"], rtol=0)
+    texts, heads = encodings([3, 30, 1, 7]), spec.heads & {Head.TOKENS, Head.DENSE, Head.MULTIVECTOR}
+    shared = backend.forward(pack(texts, heads, spec.positions, PREFIX))
+    whole = backend.forward(pack(texts, heads, spec.positions))
+    tolerance = {"atol": tolerances.HIDDEN["float32"], "rtol": 0}
+    np.testing.assert_allclose(shared.dense, whole.dense, **tolerance)
+    for one, other in ((shared.tokens, whole.tokens), (shared.multivector, whole.multivector)):
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.offsets, other.offsets)
+        np.testing.assert_allclose(one.values, other.values, **tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 6])

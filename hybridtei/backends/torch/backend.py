@@ -191,13 +191,13 @@ class TorchBackend:
         bucket = None if graphs is None else graphs.find(batch)
         bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
         integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
-        shared = {} if once is None else {"kept": once.kept, "rows": once.rows}
+        shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
         there = to_device({**integers, "offsets": bucketed.cu_seqlens, **shared, **asked.integers}, self.device)
         ids = {name: there[name][:count] for name in integers}
         layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
         if once is not None:
-            layout.once, layout.prefix = (there["kept"], there["rows"]), batch.prefix
-            hidden = self._trunk(batch, layout, {name: one[there["kept"]] for name, one in ids.items()})[there["rows"]]
+            layout.once, layout.prefix = (there["computed"], there["rows"]), batch.prefix
+            hidden = self._trunk(batch, layout, {name: one[there["computed"]] for name, one in ids.items()})[there["rows"]]
         elif graphs is None or bucket is None:
             hidden = self._trunk(batch, layout, ids)
         else:
