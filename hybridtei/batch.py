@@ -48,6 +48,7 @@ class Encoding:
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
     `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.sizes.Adapters`.
+    `route`: 1 for what a model of its own for queries computes, see `checkpoint.modules.Routes`.
     `shared`: how many tokens it begins with that others of its request begin with too; see `sharing`.
     """
 
@@ -56,6 +57,7 @@ class Encoding:
     unseen: int = 0
     adapter: int = 0
     shared: int = 0
+    route: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -69,6 +71,8 @@ class Encoding:
             ids = b"typed" + ids + types.tobytes()
         if self.unseen:
             ids = b"unseen" + self.unseen.to_bytes(4) + ids
+        if self.route:
+            ids = b"routed" + ids
         return b"lora" + self.adapter.to_bytes(8) + ids if self.adapter else ids
 
     @property
@@ -91,6 +95,7 @@ class PackedBatch:
     """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads that their requests need.
 
     `unseen` int64[n], of each sequence, and `adapter_ids` int64[t], or None where there are none: see `Encoding`.
+    `routes` int64[n], of each sequence, or None where all are 0.
     `prefix`: so many tokens at the begin of every sequence are the same, and no token sees a later one; 0 where nobody says.
     """
 
@@ -102,6 +107,7 @@ class PackedBatch:
     unseen: Ids | None = None
     adapter_ids: Ids | None = None
     prefix: int = 0
+    routes: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -144,7 +150,9 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
     position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
-    adapters = np.array([encoding.adapter for encoding in encodings], dtype=np.int64)
+    adapters, routes = (
+        np.array(values, dtype=np.int64) for values in zip(*((one.adapter, one.route) for one in encodings), strict=True)
+    )
     return PackedBatch(
         input_ids,
         position_ids,
@@ -154,6 +162,7 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
         unseen if unseen.any() else None,
         np.repeat(adapters, np.diff(cu_seqlens)) if adapters.any() else None,
         prefix,
+        routes if routes.any() else None,
     )
 
 
@@ -169,6 +178,7 @@ def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> 
         heads,
         np.array([encoding.unseen], dtype=np.int64) if encoding.unseen else None,
         np.full(len(input_ids), encoding.adapter, dtype=np.int64) if encoding.adapter else None,
+        routes=np.array([encoding.route], dtype=np.int64) if encoding.route else None,
     )
 
 
@@ -315,6 +325,7 @@ def part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         adapter_ids=None if adapters is None else adapters[start:stop],
         cu_seqlens=batch.cu_seqlens[first : end + 1] - start,
         unseen=None if unseen is None else unseen[first:end],
+        routes=None if batch.routes is None else batch.routes[first:end],
     )
 
 

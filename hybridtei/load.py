@@ -31,6 +31,7 @@ import numpy as np
 
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Accelerated, Backend, Measured
+from hybridtei.backends.routed import Routed
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
@@ -95,7 +96,8 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
     if not measures:
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     try:
-        _self_test(backend, min(SELF_TEST_TOKENS, model.reader.max_input_length))
+        for one in backend.routes if isinstance(backend, Routed) else (backend,):
+            _self_test(one, min(SELF_TEST_TOKENS, one.spec.max_input_length, model.reader.max_input_length))
         budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
     except BackendError as error:
         raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
@@ -128,7 +130,8 @@ def _declared(config: ModelConfig) -> ModelSpec:
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
     """Return a model without its backend. Raises LoadError."""
-    return Model(spec, text_reader(spec, engine), query_table(spec))
+    queries = None if spec.query is None else text_model(spec.query, engine)
+    return Model(spec, text_reader(spec, engine), query_table(spec), queries)
 
 
 def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:

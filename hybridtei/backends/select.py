@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +58,11 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
         from hybridtei.backends.static import StaticBackend
 
         return StaticBackend(spec)
+    if spec.query is not None:
+        from hybridtei.backends.routed import Routed
+
+        parts = (replace(spec, query=None), spec.query)
+        return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
     failure: LoadError | None = None
     for choice in choices(config, spec):
         try:

@@ -52,6 +52,8 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
             if found := [*folder.glob(f"*{suffix}")]:
                 yield from found
                 break
+    if spec.query is not None:
+        yield from (*_weights(spec.query), spec.query.folder / "tokenizer.json")
     yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
 
 

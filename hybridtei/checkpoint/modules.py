@@ -72,7 +72,7 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
     modules = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
-    order = LATE_ORDER if late else ("Router",) if [name for name, _ in modules] == ["Router"] else ORDER
+    order = LATE_ORDER if late else ("Router", *ORDER) if modules[:1] and modules[0][0] == "Router" else ORDER
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
@@ -105,30 +105,62 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
     return ids[0], ids[1]
 
 
-def read_router(folder: Path, modules: Modules) -> tuple[Modules, Path | None]:
-    """Return the modules of documents, and the folder of the table in which queries are looked up; without a Router,
-    (modules, None). Raises UnsupportedArchitecture for other routes."""
-    if [name for name, _ in modules] != ["Router"]:
-        return modules, None
-    home = inside(folder, modules[0][1])
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Modules by route. `table`: the folder of the table in which queries are looked up, where no model reads them. `default`:
+    the route of texts of no declared kind, or None."""
+
+    document: Modules
+    query: Modules = ()
+    table: Path | None = None
+    default: str | None = None
+
+
+def read_router(folder: Path, modules: Modules) -> Routes:
+    """Return the routes of a Router, with what comes after it at the end of each; without one, `modules` are for documents.
+    Raises UnsupportedArchitecture for other routes than one of queries and one of documents."""
+    if not modules or modules[0][0] != "Router":
+        return Routes(modules)
+    prefix = modules[0][1]
+    home = inside(folder, prefix)
     file = home / "router_config.json"
     settings = read_object(file)
-    types, structure = settings.get("types"), settings.get("structure")
+    types, structure, parameters = (settings.get(key) for key in ("types", "structure", "parameters"))
     if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
         raise UnsupportedArchitecture(f"{file}: served are routers with a query and a document route")
+    if not all(isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in structure.values()):
+        raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
     routes = {
-        name: [(str(types.get(path, "?")).rsplit(".", 1)[-1], str(path)) for path in paths] for name, paths in structure.items()
+        name: [
+            *((str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path)) for path in paths),
+            *modules[1:],
+        ]
+        for name, paths in structure.items()
     }
     kinds = {name: [kind for kind, _ in route] for name, route in routes.items()}
-    if kinds["query"] != ["SparseStaticEmbedding"] or kinds["document"] not in [
-        [kind, "SpladePooling"] for kind in TRANSFORMERS
-    ]:
-        raise UnsupportedArchitecture(
-            f"{file}: routes {kinds}; served: a SparseStaticEmbedding for queries, SPLADE for documents"
-        )
-    prefix = modules[0][1]
-    documents = [(kind, str(Path(prefix) / path) if prefix else path) for kind, path in routes["document"]]
-    return documents, inside(home, routes["query"][0][1])
+    if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [[kind, "SpladePooling"] for kind in TRANSFORMERS]:
+        return Routes(routes["document"], table=inside(folder, routes["query"][0][1]))
+    for name, names in kinds.items():
+        if not {"Pooling", STATIC} & {*names} or not {*names} <= {*TRANSFORMERS, STATIC, "Pooling", *STEPS, "Normalize"}:
+            raise UnsupportedArchitecture(
+                f"{file}: the {name} route is {names}; served: a model of dense vectors in each, or a SparseStaticEmbedding "
+                "for queries and SPLADE for documents"
+            )
+        _check_order(file, names, ORDER, orphans=False)
+    return Routes(routes["document"], routes["query"], default=_default_route(file, parameters or {}, [*structure]))
+
+
+def _default_route(file: Path, parameters: object, names: list[str]) -> str | None:
+    if not isinstance(parameters, dict):
+        raise LoadError(f"{file}: `parameters` should be an object")
+    if parameters.get("route_mappings"):
+        raise UnsupportedArchitecture(f"{file}: `route_mappings` are not served, only routes by the names query and document")
+    default = parameters.get("default_route")
+    if default is None:
+        return names[0] if parameters.get("allow_empty_key", True) else None
+    if default not in names:
+        raise LoadError(f"{file}: `default_route` is {default!r}; the routes are {', '.join(names)}")
+    return str(default)
 
 
 def splade_activation(folder: Path, modules: Modules) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from hybridtei.checkpoint.sizes import (
     sentence_config,
 )
 from hybridtei.checkpoint.weights import Weights, has_weights
-from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
 # Count positions from the padding id on, which defaults to 1.
 OFFSET_FAMILIES = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "mpnet"})
@@ -66,6 +67,8 @@ class ModelSpec:
     `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
     for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
     the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
+    `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text of
+    no declared kind, "query", "document" or None.
     """
 
     folder: Path
@@ -93,6 +96,8 @@ class ModelSpec:
     tanh_gelu: bool = False
     adapters: Adapters | None = None
     is_rounded: bool = False
+    query: ModelSpec | None = None
+    default_route: str | None = None
 
     # What follows from these, asked for by every request and so computed once.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -121,6 +126,8 @@ class ModelSpec:
             return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
         if splade:
             return frozenset({Head.SPARSE})
+        if self.query is not None:  # of nothing else have both the same width
+            return frozenset({Head.DENSE})
         if self.late is not None:
             return frozenset({Head.MULTIVECTOR, Head.TOKENS})
         optional = {Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}
@@ -137,7 +144,29 @@ def read_spec(
     sentence = read_object(folder / "config_sentence_transformers.json", optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
-    modules, queries = read_router(folder, read_modules(folder, late=is_colbert))
+    routes = read_router(folder, read_modules(folder, late=is_colbert))
+    read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
+    if not routes.query:
+        return read(routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file)
+    document, query = read(routes.document), read(routes.query)
+    if document.dense_width != query.dense_width:
+        widths = f"{query.dense_width} numbers, those of documents {document.dense_width}"
+        raise WeightMismatch(f"{folder}: the router's vectors of queries have {widths}")
+    return replace(document, query=query, default_route=routes.default, sparse=None, multivector=None)
+
+
+def _read(
+    folder: Path,
+    modules: Modules,
+    *,
+    sentence: Mapping[str, Any],
+    pooling: str | None,
+    dense_path: str | None,
+    queries: Path | None = None,
+    is_colbert: bool = False,
+    heads_file: Path | None = None,
+) -> ModelSpec:
+    """Read a model of these modules. `queries`: a table in which its queries are looked up."""
     home = transformer_folder(folder, modules)
     if module_path(modules, STATIC) is not None:
         return _static(folder, home, modules, sentence)

@@ -41,6 +41,7 @@ class RunMessage:
     unseen: list[int]
     adapters: list[int]
     shared: list[int]
+    routes: list[int]
 
     @classmethod
     def of(cls, number: int, request: EngineRequest) -> RunMessage:
@@ -56,6 +57,7 @@ class RunMessage:
             [encoding.unseen for encoding in encodings],
             [encoding.adapter for encoding in encodings],
             [encoding.shared for encoding in encodings],
+            [encoding.route for encoding in encodings],
         )
 
     def encodings(self) -> list[Encoding]:
@@ -63,8 +65,8 @@ class RunMessage:
         ids, types = self.input_ids, self.token_type_ids
         cuts = [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
         return [
-            Encoding(ids[cut], None if types is None else types[cut], unseen, adapter, shared)
-            for cut, unseen, adapter, shared in zip(cuts, self.unseen, self.adapters, self.shared, strict=True)
+            Encoding(ids[cut], None if types is None else types[cut], *facts)
+            for cut, *facts in zip(cuts, self.unseen, self.adapters, self.shared, self.routes, strict=True)
         ]
 
 

@@ -16,11 +16,13 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model as tasks see it. `query_weights` float32[v]: of a model that looks its queries up."""
+    """A loaded model as tasks see it. `query_weights` float32[v]: of a model that looks its queries up. `query`: the model that
+    reads queries, see `ModelSpec.query`."""
 
     spec: ModelSpec
     reader: TextReader
     query_weights: Floats | None = None
+    query: Model | None = None
 
 
 class Chunk(Protocol[Answer]):

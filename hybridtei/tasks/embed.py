@@ -81,6 +81,10 @@ class Embed(ListTask):
         missing = self.heads - spec.heads
         if missing:
             raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
+        if spec.query is not None and self.route(spec) is None:
+            raise InvalidInput(
+                "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
+            )
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidDimensions("`dimensions` should be positive")
         if self.query_encoder == "table" and (self.heads != {Head.SPARSE} or self.input_type == "document"):
@@ -101,6 +105,8 @@ class Embed(ListTask):
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
+        if model.query is not None and self.route(model.spec) == "query":
+            return [replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)]
         side, reader = self.side(model.spec), model.reader
         if side is not None and self.prompt_name is None:
             return read_side(
@@ -113,6 +119,11 @@ class Embed(ListTask):
             prompt_name=self.prompt_name or prompt_of(self.input_type, reader.prompts.table or ()),
             allow_empty=allow_empty,
         )
+
+    def route(self, spec: ModelSpec) -> str | None:
+        """Return which model of a router reads the inputs: that of their type, or of their prompt where it is a type's."""
+        named = next((kind for kind, names in PROMPTS.items() if self.prompt_name in names), None)
+        return self.input_type or named or spec.default_route
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         """See `ListTask.max_numbers`."""
