@@ -205,6 +205,8 @@ class EngineCore:
         elif self._parts_left:
             self._parts_left -= 1
             budget = max(budget, self._part_tokens)
+        if prefix and sum(lengths) <= budget + prefix:  # another pass for the rest would compute the prefix again
+            budget = sum(lengths)
         chosen = self._choose(queue, head, budget)
         if not chosen:
             return None

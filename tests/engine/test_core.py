@@ -391,6 +391,12 @@ def test_what_has_another_prefix_or_none_waits_for_its_turn(padding):
         assert len({batch.packed.input_ids[start : start + prefix].tobytes() for start in starts}) == 1
 
 
+def test_no_pass_is_left_for_less_than_the_prefix():
+    queue = core(50, shared_tokens=10_000)
+    queue.add(sharing_prefix(32, 100, 5), DENSE)
+    assert [len(queue.take().packed) for _ in range(2)] == [10, 22]
+
+
 def test_what_attention_reads_again_is_bounded():
     queue = core(50, shared_tokens=4 * 105)
     queue.add(sharing_prefix(8, 100, 5), DENSE)
