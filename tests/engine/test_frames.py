@@ -100,19 +100,20 @@ def same_columns(one: Columns, other: Columns) -> bool:
     return True
 
 
-SHAPES = st.tuples(st.integers(1, 9), st.sampled_from([None, 0, 1]), st.integers(0, 3), st.integers(0, 2))
+NUMBERS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9), st.integers(0, 1))
+SHAPES = st.tuples(st.integers(1, 9), st.sampled_from([None, 0, 1]), NUMBERS)
 
 
 @given(st.lists(SHAPES, min_size=1))
 def test_encodings_mean_the_same(shapes):
     given_ = [
-        Encoding(np.arange(length), None if kind is None else np.full(length, kind, dtype=np.int64), unseen, adapter)
-        for length, kind, unseen, adapter in shapes
+        Encoding(np.arange(length), None if kind is None else np.full(length, kind, dtype=np.int64), *numbers)
+        for length, kind, numbers in shapes
     ]
     message = there_and_back(RunMessage.of(7, EngineRequest(given_, frozenset({Head.DENSE, Head.SPARSE}), 5)))
     assert (message.number, message.heads, message.now_ns) == (7, {Head.DENSE, Head.SPARSE}, 5)
-    assert [one.key for one in message.encodings()] == [one.key for one in given_]
+    assert [(one.key, one.shared) for one in message.encodings()] == [(one.key, one.shared) for one in given_]
 
 
 def test_every_field_of_an_encoding_is_sent():
-    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter"}
+    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}
