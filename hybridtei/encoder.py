@@ -5,6 +5,7 @@ A call that keeps several cores busy starts threads, and ends them before it ret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from hybridtei.text.tokenizer import Direction, Text
 T = TypeVar("T")
 MAX_ID = 2**32  # as on the wire
 CHUNK_SPANNED = 64  # inputs whose token states are held at a time
+THREADED_TOKENS = 2048  # whose heads may have products that numpy would give threads
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
 
 
@@ -282,7 +284,7 @@ class Encoder:
             except EmptyInput as error:
                 raise error.named(field, place) from None
             outputs = self._outputs(encodings, known.heads, advance)
-            with threadpool_limits(limits=1, user_api="blas"):  # further threads would only spin between small products
+            with _one_thread(encodings):
                 answers.append(known.finish(self._model, encodings, outputs))
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
@@ -303,6 +305,15 @@ class Encoder:
         request = core.add(encodings, heads)
         run_all(core, self._backend, lanes + getattr(self._backend, "ahead", 0), advance)
         return request.outputs()
+
+
+def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]:
+    """Keeps numpy's products to one thread, since further ones only spin between small products.
+
+    To find the libraries that have threads takes as long as a third of a query's pass, and a query has no product for them.
+    """
+    few = sum(map(len, encodings)) < THREADED_TOKENS
+    return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
