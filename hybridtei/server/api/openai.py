@@ -86,7 +86,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
 
     def __post_init__(self) -> None:
-        check_inputs(self.items, "input")
+        check_inputs(self.input, "input")
 
     @property
     def width(self) -> int | None:
