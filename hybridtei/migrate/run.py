@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from tqdm.auto import tqdm
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput, StoreError, UnknownCollection
+from hybridtei.evaluate.measures import Judgements, Way, evaluate, paired_bootstrap, read_judgements, require_measures
 from hybridtei.migrate import MigrateOptions
 from hybridtei.migrate.fill import Embed, Filler, text_of
 from hybridtei.outputs import Embeddings
@@ -97,6 +99,7 @@ class MigrationRun:
     async def _migrate(self, name: str, schema: CollectionSchema, migration: Migration | None) -> None:
         if migration is not None and migration.twin_answers:
             raise InvalidInput(f"{await self._described(name, migration)}: --finish or --rollback comes next")
+        judged = self._judgements()
         strange = {*schema.vectors, *schema.sparse} - set(NAMES)
         if strange:
             raise InvalidInput(f"collection {name!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
@@ -112,9 +115,7 @@ class MigrationRun:
             await self._filler(name, twin, bar.update).fill()
         migration = await self._note(name, migration, "both")
         self._tell(await self._described(name, migration))
-        overlap = await self._overlap(name, schema, twin)
-        if overlap is not None:
-            self._tell(f"overlap@{TOP} {overlap:.3f}: of the first {TOP} points of both, on average")
+        overlap = await self._compared(name, schema, twin, judged)
         least = self._options.require_overlap
         if least is not None and (overlap is None or overlap < least):
             raise InvalidInput(f"the overlap is {overlap}, --require-overlap {least}: not flipped, {name} answers as before")
@@ -247,14 +248,20 @@ class MigrationRun:
             check_fits(schema, signed(planned, self._encoders[key].spec))
         return self._encoders[key]
 
-    async def _overlap(self, name: str, old: CollectionSchema, new: CollectionSchema) -> float | None:
-        """The mean share of the first points that both copies find, for beginnings of stored texts."""
-        if self._options.sample < 1:
+    def _judgements(self) -> Judgements | None:
+        """Those of --judged, read before any work. Raises InvalidInput, LoadError."""
+        if self._options.judged is None:
             return None
-        count = await self._store.count(name)
-        records, _ = await self._store.scroll(name, limit=min(self._options.sample, max(count, 1)))
-        queries = [query_of(text_of(record.id, record.payload)) for record in records]
-        found = []
+        require_measures()
+        return read_judgements(Path(self._options.judged), self._options.split)
+
+    async def _compared(
+        self, name: str, old: CollectionSchema, new: CollectionSchema, judged: Judgements | None
+    ) -> float | None:
+        """Compare what both copies find, and say so; the overlap, None where it is not asked for or a model does not load."""
+        if self._options.sample < 1 and judged is None:
+            return None
+        searchers = []
         for schema in (replace(old, stored_as=name), new):
             model_id = str(schema.metadata.get(MODEL_ID))
             try:
@@ -268,11 +275,36 @@ class MigrationRun:
                 self._tell(f"not compared, since {model_id} does not load: {error}")
                 return None
             pinned = CollectionSchemas.pinned(self._store, name, schema)
-            searcher = Searcher(self._store, query_model(encoder, model_id), schemas=pinned)
-            options = SearchOptions(limit=TOP, with_payload=False)
-            found.append([{hit.id for hit in (await searcher.search(name, query, options)).hits} for query in queries])
+            searchers.append(Searcher(self._store, query_model(encoder, model_id), schemas=pinned))
+        if judged is not None:
+            self._tell(await _quality(searchers, name, judged))
+        return None if self._options.sample < 1 else await self._overlap(name, searchers)
+
+    async def _overlap(self, name: str, searchers: Sequence[Searcher]) -> float | None:
+        """The mean share of the first points that both copies find, for beginnings of stored texts."""
+        count = await self._store.count(name)
+        records, _ = await self._store.scroll(name, limit=min(self._options.sample, max(count, 1)))
+        queries = [query_of(text_of(record.id, record.payload)) for record in records]
+        options = SearchOptions(limit=TOP, with_payload=False)
+        found = [
+            [{hit.id for hit in (await searcher.search(name, query, options)).hits} for query in queries]
+            for searcher in searchers
+        ]
         shares = [len(a & b) / max(len(a), len(b), 1) for a, b in zip(*found, strict=True)]
-        return sum(shares) / len(shares) if shares else None
+        if not shares:
+            return None
+        overlap = sum(shares) / len(shares)
+        self._tell(f"overlap@{TOP} {overlap:.3f}: of the first {TOP} points of both, on average")
+        return overlap
+
+
+async def _quality(searchers: Sequence[Searcher], name: str, judged: Judgements) -> str:
+    """nDCG@10 of both copies by the default search, and their difference."""
+    way = Way("default", SearchOptions(), frozenset(), is_default=True)
+    old, new = [(await evaluate(searcher, name, judged, chosen=[way])).results[0].ndcg for searcher in searchers]
+    lead, low, high = paired_bootstrap(new - old)
+    interval = f"95 % interval {low:+.4f} to {high:+.4f}, {len(judged.queries)} judged queries"
+    return f"nDCG@10 {old.mean():.4f} old, {new.mean():.4f} new: {lead:+.4f} ({interval})"
 
 
 def query_of(text: str) -> str:

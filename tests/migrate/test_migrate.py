@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from hybridtei.migrate import MigrateOptions
 from hybridtei.migrate import run as running
 from hybridtei.migrate.run import MigrationRun
 from hybridtei.search.local import query_model
+from hybridtei.search.options import SearchOptions
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.base import Store
 from hybridtei.store.collection import CollectionSchemas
@@ -33,6 +36,7 @@ from hybridtei.store.migration import Copies, copies
 from hybridtei.store.plan import schema_for, signed
 from hybridtei.store.points import to_points
 from hybridtei.store.server import ServerStore
+from tests import vocabulary
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, Qdrant, speaking
 from tests.store.stores import STAND_INS, asked, plan, standing_in
@@ -189,6 +193,42 @@ def test_searches_follow_the_flip_and_the_way_back(
         await step(store, to=str(folders[0]), sample=0)  # again, of what is an alias now
         await step(store, step="finish")
         assert await found(old, folders[0]) == before
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_judged_queries_give_the_quality_of_both(kind: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of one relevant document a query, nDCG is 1 / log2(1 + its place)."""
+    rows = vocabulary.texts(60, most=12)
+    asked = {f"q{i}": " ".join(rows[i].split()[:2]) for i in range(12)}
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": i, "text": text}) + "\n" for i, text in asked.items()))
+    (tmp_path / "qrels.tsv").write_text("".join(f"{query}\t{query[1:]}\t1\n" for query in asked))
+
+    async def quality(store: Store, folder: Path) -> float:
+        searcher = Searcher(store, query_model(Encoder.load(config=ModelConfig(model_id=str(folder))), str(folder)))
+        gains = []
+        for query, text in asked.items():
+            hits = (await searcher.search(NAME, text, SearchOptions(limit=10))).hits
+            gains += [1 / math.log2(1 + place) for place, hit in enumerate(hits, 1) if hit.id == int(query[1:])]
+        return sum(gains) / len(asked)
+
+    async def story(store: Store) -> None:
+        (await filled(store, folders[0], rows)).close()
+        said: list[str] = []
+        with pytest.raises(InvalidInput, match="no judgements for 'test'"):
+            await step(store, to=str(folders[1]), judged=str(tmp_path / "nothing"))
+        assert await store.collections() == [NAME]  # nothing was begun
+        await step(store, said, to=str(folders[1]), sample=0, judged=str(tmp_path), no_flip=True)
+        line = next(line for line in said if line.startswith("nDCG@10 "))
+        assert "overlap" not in "".join(said)
+        found = [float(figure) for figure in re.findall(r"(\d\.\d+) (?:old|new)", line)]
+        wanted = [await quality(store, folder) for folder in folders]
+        assert found == pytest.approx(wanted, abs=1e-4)
+        assert wanted[0] != pytest.approx(wanted[1], abs=1e-3)
+        assert "12 judged queries" in line
         await store.close()
 
     with fresh(kind) as store:
