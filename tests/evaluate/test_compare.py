@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from hybridtei import cli
 from hybridtei.checkpoint.files import embedded_model
+from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, Agreement
 from tests import tiny
 from tests.server.live import commanded
 
@@ -134,3 +136,28 @@ def test_backends_in_float32_agree(backend: str, tmp_path: Path, capsys: pytest.
         b = of_commands(folder, stack, "--backend", backend, "--dtype", "float32")
         status, report = report_of(capsys, a, b)
     assert (status, report["causes"], report["overlap"]) == (0, [], 1.0)
+
+
+def test_agreement_in_live_texts_is_bounded_and_has_the_verdict_of_compare() -> None:
+    draw = np.random.default_rng(0)
+    rows = draw.standard_normal((3 * MAX_KEPT_TEXTS, 16))
+    few, same, far, near = (Agreement() for _ in range(4))
+    few.add(rows[: MIN_TEXTS - 1], rows[: MIN_TEXTS - 1])
+    few.add(rows[:1], rows[:1])  # a text that came before
+    assert few.in_a_line() is None
+    for begin in range(0, len(rows), 32):
+        some = rows[begin : begin + 32]
+        assert same.add(some, some).tolist() == [0.0] * 32
+    assert len(same._kept) == MAX_KEPT_TEXTS
+    figures = "cosine least 1.0000000, median 1.0000000, overlap@10 1.0000"
+    assert same.in_a_line() == f"{len(rows)} texts, {figures}: keep the index"
+    odd = rows[:1].copy()
+    odd[:, 0] += 1.0
+    far.add(rows[:1], odd)  # one text, which is not among the last
+    far.add(rows[1:], rows[1:])
+    line = far.in_a_line()
+    assert line is not None
+    assert line.endswith("median 1.0000000, overlap@10 1.0000: embed again")
+    near.add(rows[:MIN_TEXTS], rows[:MIN_TEXTS])
+    near.of_other_widths()
+    assert near.in_a_line() == "vectors of another width: embed again"
