@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -41,6 +42,7 @@ BEST, FP8 = "graphs+compiled", "fp8+compiled"
 STAGES = ("parity", "models", "large", "http")
 BREAKS = ("raises", "dies", "hangs")
 STDERR_LETTERS = 300
+PRELOADED = ("gpu_parity", "torch._dynamo", "torch._functorch.aot_autograd", "transformers.models.bert.configuration_bert")
 NO_DEVICE = "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the script with tiny models)"
 
 
@@ -105,27 +107,47 @@ def run(stage: str, options: Any) -> None:
 def measured(cell: Cell, left: float, options: Any) -> str | None:
     """Have a child measure a cell; why it did not to the end, or None."""
     settings = {name: getattr(options, name) for name in ("out", "device", "dtype", "budget", "pass_seconds", "cpu_smoke")}
-    command = [sys.executable, str(HERE.with_name("gpu_cell.py")), json.dumps({**asdict(cell), **settings})]
     limit, errors = min(cell.seconds, left), Path(options.out, cell.errors)
-    with errors.open("wb") as stderr:
-        child = subprocess.Popen(command, stdout=stderr, stderr=stderr, start_new_session=True)
-        try:
-            code = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            return f"took more than {limit:.0f} s"
-        finally:
-            _end(child)
+    errors.touch()
+    child = context(options.cpu_smoke).Process(target=_child, args=({**asdict(cell), **settings}, str(errors)))
+    child.start()
+    child.join(limit)
+    code = child.exitcode
+    _end(child)
+    if code is None:
+        return f"took more than {limit:.0f} s"
     if not code:
         return None
     last = errors.read_text(errors="replace").strip().rpartition("\n")[2][-STDERR_LETTERS:]
     return f"killed by signal {-code}: {last}" if code < 0 else last or f"exit status {code}"
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """And what it started: its group is its own."""
-    with contextlib.suppress(ProcessLookupError):
+def context(forks: bool) -> Any:
+    """How children begin: each anew, or as a copy of a process that has imported what they need, which saves seconds a cell. A
+    copy may not use a GPU that an import has looked at."""
+    if not forks:
+        return multiprocessing.get_context("spawn")
+    copies = multiprocessing.get_context("forkserver")
+    copies.set_forkserver_preload([*PRELOADED])
+    return copies
+
+
+def _child(cell: dict[str, Any], errors: str) -> None:
+    os.setsid()  # a group of its own, to be ended with all that it starts
+    file = os.open(errors, os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    import gpu_cell
+
+    gpu_cell.run(cell)
+
+
+def _end(child: Any) -> None:
+    """And what it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
 
 
 def append(out: str, row: dict[str, Any]) -> None:
@@ -202,8 +224,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as beside:
         if options.wheels:
             install(options.wheels, beside)
-        path = [str(HERE.parent), str(HERE.parents[2]), os.environ.get("PYTHONPATH", ""), beside]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        path = [str(HERE.parent), str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")]), beside]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)  # of servers; children that begin anew have `sys.path`
+        sys.path[:] = [*path, *sys.path]
         asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
         if options.device.startswith("cuda") and subprocess.run(asked, check=False).returncode:
             sys.exit(NO_DEVICE)

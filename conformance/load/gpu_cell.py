@@ -1,4 +1,4 @@
-"""A cell of `gpu`'s tables, in a process of its own: `gpu_cell.py JSON`. Each row is on disk as soon as it is measured.
+"""A cell of `gpu`'s tables, in a process of its own. Each row is on disk as soon as it is measured.
 
 `tokens_per_s`, `texts_per_s`: through the engine's queue, texts made beforehand. `passes_tokens_per_s`: of batches that are
 packed already; what it is above the first is what the engine costs. `small_tokens_per_s`: in passes of a thousand tokens, where
@@ -8,7 +8,6 @@ matrices of the precision. `cosine`: the least of fp8's dense vectors with those
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -148,12 +147,8 @@ def heading(cell: Any) -> dict[str, Any]:
     return {"device": name, "smoke": cell.cpu_smoke, **versions}
 
 
-def main() -> None:
-    """See the module."""
-    cell = SimpleNamespace(**json.loads(sys.argv[1]))
+def run(settings: dict[str, Any]) -> None:
+    """Measure what `gpu` asks for."""
+    cell = SimpleNamespace(**settings)
     where = {"stage": cell.stage, "model": cell.model, "way": cell.way}
     measure(cell, lambda row: append(cell.out, {**where, **row}))
-
-
-if __name__ == "__main__":
-    main()
