@@ -1,8 +1,9 @@
 """Which kernel computes attention: chosen by facts, then tried on this device against SDPA before any text is.
 
-The order is flash-attn 2, then 4, then torch's own `varlen_attn`, then plain SDPA on padded groups; the facts are what the
-libraries promise. A flash kernel may be installed and still not run: built for another torch, without code for this card, wrong
-on it. So the first that answers the trial is taken, and what was refused is in the log. Knows no family and no text.
+The order is flash-attn 3, which is made for Hopper, then 4, for Hopper and later, then 2, then torch's own `varlen_attn`, then
+plain SDPA on padded groups; the facts are what the libraries promise. A flash kernel may be installed and still not run: built
+for another torch, without code for this card, wrong on it. So the first that answers the trial is taken, and what was refused
+is in the log. Knows no family and no text.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hybridtei.backends.torch.kernels import (
     Kernel,
     Sequences,
     flash_attn_2,
+    flash_attn_3,
     flash_attn_4,
     padded_groups,
     per_sequence,
@@ -36,20 +38,28 @@ ALL = frozenset({WINDOW, CAUSAL, GROUPED})
 HALF = frozenset({"float16", "bfloat16"})
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
+ANY = 99
 BLACKWELL = (10, 11)  # major capabilities of its data centre cards, where flash-attn 4 is pickier about the width of a head
 BLACKWELL_HEAD_DIM = 128
 
-FLASH_2, FLASH_4, TORCH_VARLEN, PADDED, PER_SEQUENCE = (
+FLASH_2, FLASH_3, FLASH_4, TORCH_VARLEN, PADDED, PER_SEQUENCE = (
     "flash-attn 2",
+    "flash-attn 3",
     "flash-attn 4",
     "torch varlen_attn",
     "SDPA on padded groups",
     "SDPA per sequence",
 )
 # Read where sequences end on the device, and wait for nothing: what they were asked once can be played again for other lengths.
-REPLAYED = frozenset({FLASH_2, FLASH_4, TORCH_VARLEN})
-PREFERRED = (FLASH_2, FLASH_4, TORCH_VARLEN, PADDED)
-DISTRIBUTIONS = {FLASH_2: "flash-attn", FLASH_4: "flash-attn-4"}  # both import as `flash_attn`, so the name does not tell
+REPLAYED = frozenset({FLASH_2, FLASH_3, FLASH_4, TORCH_VARLEN})
+PREFERRED = (FLASH_3, FLASH_4, FLASH_2, TORCH_VARLEN, PADDED)
+MAJORS = {FLASH_3: (9, 9), FLASH_4: (9, ANY)}  # major capabilities: Hopper's, and those from Hopper's on
+# The module of each, and its distribution where the module does not tell which it is.
+PACKAGES = {
+    FLASH_2: ("flash_attn", "flash-attn"),
+    FLASH_3: ("flash_attn_interface", None),
+    FLASH_4: ("flash_attn", "flash-attn-4"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +101,13 @@ def why_not(name: str, facts: Facts) -> str | None:
     if name == PADDED:
         return None
     if name not in facts.present:
-        return "not installed" if name in DISTRIBUTIONS else "this torch has none that takes a scale"
+        return "not installed" if name in PACKAGES else "this torch has none that takes a scale"
     if facts.dtype not in HALF:
         return f"computes in float16 and bfloat16, not {facts.dtype}"
-    if facts.capability is None or facts.capability < (8, 0):
-        return f"needs compute capability 8.0, this device has {_shown(facts.capability)}"
+    least, most = MAJORS.get(name, (8, ANY))
+    if facts.capability is None or not least <= facts.capability[0] <= most:
+        wanted = f"{least}.0" if most == ANY else f"{least}.0 to {most}.9"
+        return f"needs compute capability {wanted}, this device has {_shown(facts.capability)}"
     lacking = sorted(facts.needs - facts.present[name])
     if lacking:
         return f"has no {' and no '.join(lacking)}"
@@ -113,17 +125,18 @@ def _head_dim_refused(name: str, facts: Facts) -> str | None:
 
 def present() -> dict[str, frozenset[str]]:
     """The optional kernels of this installation, asked of its metadata: no package of them is imported."""
-    found = {name: ALL for name, distribution in DISTRIBUTIONS.items() if _installed(distribution)}
+    found = {name: ALL for name, package in PACKAGES.items() if _installed(*package)}
     features = _torch_varlen()
     return found if features is None else {**found, TORCH_VARLEN: features}
 
 
-def _installed(distribution: str) -> bool:
+def _installed(module: str, distribution: str | None) -> bool:
     try:
-        metadata.version(distribution)
+        if distribution is not None:
+            metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return False
-    return find_spec("flash_attn") is not None
+    return find_spec(module) is not None
 
 
 def _torch_varlen() -> frozenset[str] | None:
@@ -144,6 +157,7 @@ def _shown(capability: tuple[int, int] | None) -> str:
 
 OPENERS: Mapping[str, Callable[[], Kernel]] = {
     FLASH_2: flash_attn_2,
+    FLASH_3: flash_attn_3,
     FLASH_4: flash_attn_4,
     TORCH_VARLEN: torch_varlen,
     PADDED: lambda: padded_groups,

@@ -7,7 +7,7 @@ torch's own runs sequence by sequence on CPUs, where a call for each costs less 
 costs more than a short sequence's arithmetic, so like lengths are computed together, in padded groups: the last resort there,
 for cards and precisions that the flash kernels do not serve.
 
-Those are the packages flash-attn 2 and 4, and torch's `varlen_attn`. None is imported before it was chosen. They agree on
+Those are the packages flash-attn 2, 3 and 4, and torch's `varlen_attn`. None is imported before it was chosen. They agree on
 everything but names: a window is (keys before, keys after), inclusive, so ours of `window` is `window - 1` on either side; what
 is unbounded is -1 to all but the fourth, to which it is None.
 """
@@ -283,6 +283,13 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
 def flash_attn_2() -> Kernel:
     """flash-attn 2. Raises ImportError, or whatever else a build for another torch raises."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
+
+    return varlen(named(flash_attn_varlen_func))
+
+
+def flash_attn_3() -> Kernel:
+    """flash-attn 3, for Hopper. Raises as `flash_attn_2`."""
+    from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
 
     return varlen(named(flash_attn_varlen_func))
 

@@ -1,4 +1,4 @@
-"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of versions 2 and 4, `varlen_attn`.
+"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of versions 2 to 4, `varlen_attn`.
 
 They stand where no GPU is. Their rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
 from the last key: query i of n meets key i + keys - n. Offsets are int32, and unequal numbers of heads are refused where the
@@ -64,6 +64,29 @@ def flash_attn_2(
     before, after = map(_open, window_size)
     offsets = (cu_seqlens_q, cu_seqlens_k)
     return _documented(q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softmax_scale, (before, 0 if causal else after))
+
+
+def flash_attn_3(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> tuple[Tensor, None]:
+    """Version 3: as version 2, and the answer may be a pair; dropout is gone, and lengths that are used stand in its place."""
+    assert seqused_q is None
+    assert seqused_k is None
+    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    shape = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size}
+    return flash_attn_2(q, k, v, **offsets, **longest, **shape), None  # type: ignore[arg-type]
 
 
 def flash_attn_4(

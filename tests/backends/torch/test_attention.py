@@ -17,6 +17,7 @@ from hybridtei.backends.torch.attention import (
     ALL,
     CAUSAL,
     FLASH_2,
+    FLASH_3,
     FLASH_4,
     GROUPED,
     PADDED,
@@ -102,8 +103,8 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     with caplog.at_level(logging.INFO, "hybridtei.backends.torch.attention"):
         assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
     told = [record.getMessage() for record in caplog.records]
-    assert "flash-attn 2 is refused, the next is tried: RuntimeError: no kernel image" in told[0]
-    assert "flash-attn 4 is refused" in told[1]
+    assert "flash-attn 4 is refused" in told[0]
+    assert "flash-attn 2 is refused, the next is tried: RuntimeError: no kernel image" in told[1]
     assert told[2].startswith("attention by torch varlen_attn:")
 
 
@@ -115,7 +116,7 @@ def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pyt
     assert "not float32" in found.why or "not installed" in found.why
 
 
-EVERYTHING = {FLASH_2: ALL, FLASH_4: ALL, TORCH_VARLEN: ALL}
+EVERYTHING = {FLASH_2: ALL, FLASH_3: ALL, FLASH_4: ALL, TORCH_VARLEN: ALL}
 HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 6), (7, 5), (10, 0)
 
 
@@ -134,15 +135,18 @@ def test_on_a_cpu_each_sequence_by_itself_and_nothing_else() -> None:
 
 
 def test_the_order_where_everything_may() -> None:
-    assert names(choices(facts())) == [FLASH_2, FLASH_4, TORCH_VARLEN, PADDED]
-    assert names(choices(facts(AMPERE))) == [FLASH_2, FLASH_4, TORCH_VARLEN, PADDED]
+    assert names(choices(facts())) == [FLASH_3, FLASH_4, FLASH_2, TORCH_VARLEN, PADDED]
+    assert names(choices(facts(BLACKWELL))) == [FLASH_4, FLASH_2, TORCH_VARLEN, PADDED]
+    assert names(choices(facts(AMPERE))) == [FLASH_2, TORCH_VARLEN, PADDED]
 
 
 @pytest.mark.parametrize(
     ("given", "first", "why"),
     [
-        (facts(present={TORCH_VARLEN: ALL}), TORCH_VARLEN, "flash-attn 2: not installed; flash-attn 4: not installed"),
-        (facts(present={FLASH_4: ALL}), FLASH_4, "flash-attn 2: not installed"),
+        (facts(present={TORCH_VARLEN: ALL}), TORCH_VARLEN, "flash-attn 4: not installed; flash-attn 2: not installed"),
+        (facts(present={FLASH_4: ALL}), FLASH_4, "flash-attn 3: not installed"),
+        (facts(AMPERE), FLASH_2, "flash-attn 4: needs compute capability 9.0, this device has 8.6"),
+        (facts(BLACKWELL), FLASH_4, "flash-attn 3: needs compute capability 9.0 to 9.9, this device has 10.0"),
         (facts(present={}), PADDED, "torch varlen_attn: this torch has none"),
         (facts(dtype="float32"), PADDED, "not float32"),
         (facts(TURING), PADDED, "needs compute capability 8.0, this device has 7.5"),
@@ -168,7 +172,7 @@ def test_what_is_not_needed_may_be_lacking() -> None:
     st.sampled_from(["float32", "float16", "bfloat16"]),
     st.integers(1, 600),
     st.one_of(st.none(), st.tuples(st.integers(5, 12), st.integers(0, 9))),
-    st.dictionaries(st.sampled_from([FLASH_2, FLASH_4, TORCH_VARLEN]), st.frozensets(st.sampled_from(sorted(ALL)))),
+    st.dictionaries(st.sampled_from([FLASH_2, FLASH_3, FLASH_4, TORCH_VARLEN]), st.frozensets(st.sampled_from(sorted(ALL)))),
     st.frozensets(st.sampled_from(sorted(ALL))),
 )
 def test_there_is_always_one_that_runs_anywhere_and_a_reason(device, dtype, head_dim, capability, installed, needs) -> None:
@@ -190,9 +194,10 @@ def test_installed_packages_are_told_apart_by_their_distribution(monkeypatch: py
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(attention.metadata, "version", version)
-    monkeypatch.setattr(attention, "find_spec", lambda _: object())
-    assert FLASH_4 in present()
-    assert FLASH_2 not in present()
+    monkeypatch.setattr(attention, "find_spec", lambda name: object() if name == "flash_attn" else None)
+    assert {*present()} == {FLASH_4, TORCH_VARLEN}
+    monkeypatch.setattr(attention, "find_spec", lambda name: object() if name == "flash_attn_interface" else None)
+    assert {*present()} == {FLASH_3, TORCH_VARLEN}
 
 
 def test_this_torch_has_a_kernel_of_its_own_that_takes_everything() -> None:
