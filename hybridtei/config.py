@@ -62,7 +62,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = False
     torch_compile: Annotated[
         Literal["auto", "true", "false"],
-        Meta(description="Compile the torch backend's pass behind the first answers, and use it when ready; auto: on a GPU."),
+        Meta(description="Compile, at start, what lies between the products of the torch backend's pass; auto: on a GPU."),
     ] = "auto"
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")

@@ -59,10 +59,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Accelerated(Protocol):
-    """A backend that can become faster while it serves."""
+    """A backend that can become faster before it serves."""
 
     def accelerate(self) -> None:
-        """Begin to make what makes later passes faster; no pass waits for it. Called once a model is loaded and measured."""
+        """Make what makes later passes faster. Called once a model is loaded and measured."""
         ...
 
 

@@ -1,12 +1,13 @@
-"""What makes the passes of a torch backend faster once it serves: a compiled pass, recordings for small batches, or neither.
+"""What makes a torch backend's passes faster before it serves: compiled functions, recordings for small batches, or neither.
 
 This module decides when and where; `compiling` and `cuda_graphs` do the work. Recordings are of the compiled pass, if there is
-one, so they are made anew when it takes over.
+one, so it is made first.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from hybridtei.backends.torch.attention import REPLAYED
-from hybridtei.backends.torch.compiling import Compiling
+from hybridtei.backends.torch.compiling import compile_pass
 from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, Graphs, Recorder, Sizes, on_gpu, sizes
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
@@ -31,12 +32,13 @@ log = logging.getLogger(__name__)
 
 # Lengths of the texts that a pass is compiled with and compared on; the second has other totals, as every batch will.
 PROBES = ((9, 250, 61, 33), (5, 17, 40))
+MAKING = threading.Lock()  # a compiler waits for whole devices, and a graph that is recorded meanwhile is lost by that
 RECORDINGS_SHARE = 4  # recordings may take this part of the memory for passes at most, one in so many bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AccelerationOptions:
-    """`graphs`: record small batches, on a GPU. `compiled`: auto is on a GPU. `compiler`: torch's name of it."""
+    """`graphs`: record small batches, on a GPU. `compiled`: auto is on a GPU. `compiler`: torch's name of it, or one."""
 
     graphs: bool = False
     compiled: Literal["auto", "true", "false"] = "false"
@@ -45,11 +47,11 @@ class AccelerationOptions:
 
 
 class Acceleration:
-    """Of one backend; `graphs` and `compiling` are None until `begin`, and where there are none."""
+    """Of one backend. `graphs`: None until `begin`, and where there are none. `fault`: why what should be is not compiled."""
 
     def __init__(self, backend: TorchBackend, options: AccelerationOptions) -> None:
         self.graphs: Graphs | None = None
-        self.compiling: Compiling | None = None
+        self.fault: str | None = None
         self._backend, self.options = backend, options
         self._on_gpu = backend.device.type == "cuda"
         trunk = backend.trunk
@@ -60,11 +62,22 @@ class Acceleration:
             log.log(logging.INFO if self._on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
 
     def begin(self) -> None:
-        """Record what is to be recorded, and compile from now on; what was begun before is not begun again."""
+        """Compile what is to be compiled, and record what is to be recorded; what was made before is not made again."""
+        trunk = self._backend.trunk
+        if isinstance(trunk, PackedTrunk):
+            with MAKING:
+                self._compile(trunk)
+                self._start_recordings(trunk)
+
+    def _compile(self, trunk: PackedTrunk) -> None:
         backend, options = self._backend, self.options
-        trunk = backend.trunk
-        if not isinstance(trunk, PackedTrunk):
-            return
+        wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
+        if wanted and trunk.packs and trunk.instead is None:
+            with backend.alone():
+                self.fault = compile_pass(trunk, probes(backend), dtype=backend.dtype, compiler=options.compiler)
+
+    def _start_recordings(self, trunk: PackedTrunk) -> None:
+        backend, options = self._backend, self.options
         if options.graphs and self._records and self.graphs is None:
             self.graphs = Graphs(
                 trunk,
@@ -76,17 +89,6 @@ class Acceleration:
                 dtype=backend.dtype,
             )
             self.graphs.record()
-        wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
-        if wanted and trunk.packs and self.compiling is None:
-            self.compiling = Compiling(
-                trunk,
-                probes(backend),
-                dtype=backend.dtype,
-                device=backend.device,
-                swapped=self._swapped,
-                backend=options.compiler,
-            )
-            self.compiling.start()
 
     def reserved(self, allowed: int, peak: Callable[[int], int | None]) -> int:
         """Bytes that recordings will take of those `allowed` for passes. `peak`: bytes of a pass of so many tokens.
@@ -109,16 +111,10 @@ class Acceleration:
             self.graphs.forget()
 
     def close(self) -> None:
-        """End what is under way, and wait for none that takes long."""
-        if self.compiling is not None:
-            self.compiling.close()
+        """Make no more."""
         if self.graphs is not None:
             self.graphs.close()
         self.graphs = None
-
-    def _swapped(self) -> None:
-        if self.graphs is not None:
-            self.graphs.record()
 
 
 def probes(backend: TorchBackend) -> list[PackedBatch]:

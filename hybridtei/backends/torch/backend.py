@@ -5,7 +5,7 @@ batch and launches it behind the first, on the same stream, so the device finds 
 freed in the order of the stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read
 once the pass is over).
 
-What makes passes faster and takes time to make (`accelerate`) is made behind their backs: see `cuda_graphs` and `compiling`.
+What makes passes faster and takes time to make (`accelerate`) is made before texts are served: see `cuda_graphs`, `compiling`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TorchBackend:
             torch.set_num_threads(1)
 
     def accelerate(self) -> None:
-        """Begin to make what makes later passes faster; no pass waits for it. Once a model is loaded and measured."""
+        """Make what makes later passes faster. Once a model is loaded and measured."""
         self.faster.begin()
 
     def catch_up(self) -> None:

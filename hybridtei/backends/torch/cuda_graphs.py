@@ -5,7 +5,7 @@ at once. It fixes every shape: tokens, sequences, and the longest sequence that 
 bucket is filled with sequences of their own behind the real ones, which no text sees, and with empty ones behind these. So the
 rows of a batch are the first of what comes out, and its offsets the first of the bucket's.
 
-All buckets are recorded before texts are served, and again once a compiled pass takes over. A recording is played once and
+All buckets are recorded before texts are served. A recording is played once and
 compared with what it was made of before any text sees it. Whatever fails ends recordings for good, with one line in the log.
 
 Buffers and intermediate values are shared by all recordings, since passes follow each other on one stream; each
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.compiling import BUSY_WITH_DEVICE, SAME, deviation
+from hybridtei.backends.torch.compiling import SAME, deviation
 from hybridtei.backends.torch.trunk import Ids, PackedTrunk
 from hybridtei.batch import Encoding, Offsets, PackedBatch, pack
 
@@ -145,7 +145,6 @@ class Graphs:
     ) -> None:
         self._trunk, self._spec, self._sizes, self._device = trunk, spec, sizes, device
         self._recorder, self._alone = recorder, alone
-        self._record: Recorder
         self._tolerance = SAME[dtype]
         self._recorded: dict[Bucket, Replay] = {}
         self._buffers: tuple[Ids, Tensor, Tensor] | None = None
@@ -160,18 +159,15 @@ class Graphs:
         return self._closed.is_set()
 
     def record(self) -> None:
-        """Record all buckets, anew if they were. Passes that come meanwhile wait for one bucket at most and are launched
-        kernel by kernel; another model that compiles is waited for."""
+        """Record all buckets. Passes that come meanwhile wait for one bucket at most and are launched kernel by kernel."""
         try:
-            with BUSY_WITH_DEVICE:
+            with self._alone():
+                record = self._recorder()
+            for bucket in self._sizes.all():
                 with self._alone():
-                    self.forget()
-                    self._record = self._recorder()
-                for bucket in self._sizes.all():
-                    with self._alone():
-                        if self.off:
-                            return
-                        self._recorded[bucket] = self._checked(bucket)
+                    if self.off:
+                        return
+                    self._recorded[bucket] = self._checked(bucket, record)
         except Exception as error:  # torch, its libraries and a model's own code each raise their own kinds
             self._give_up(error)
 
@@ -202,7 +198,7 @@ class Graphs:
         self._recorded.clear()
         self._buffers = None
 
-    def _checked(self, bucket: Bucket) -> Replay:
+    def _checked(self, bucket: Bucket, record: Recorder) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
         sample = padded(self._sample(bucket), bucket)
         ids, offsets = self._trunk.place(sample), torch.as_tensor(sample.cu_seqlens, device=self._device)
@@ -214,7 +210,7 @@ class Graphs:
             self._states(bucket).copy_(self._trunk.run(inputs, self._trunk.layout(sample, ends, bound=bucket.longest)))
 
         run()  # libraries choose their kernels and take their workspaces before anything is recorded
-        replay = self._record(run)
+        replay = record(run)
         self._states(bucket).zero_()
         replay()
         worst = deviation(self._states(bucket), expected)

@@ -44,7 +44,7 @@ class Fp8Linear(nn.Module):
         weight, scale = quantised(linear.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
-        self.bias = linear.bias
+        self.bias, self.dtype = linear.bias, linear.weight.dtype
         self.exact: nn.Linear | None = linear
 
     def forward(self, x: Tensor) -> Tensor:

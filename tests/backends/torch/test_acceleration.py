@@ -34,7 +34,7 @@ def test_on_a_cpu_the_usual_settings_change_nothing(bert: Path) -> None:
     loaded = load_model(ModelConfig(model_id=str(bert), backend="torch"), EngineConfig(max_batch_tokens=256))
     assert isinstance(loaded.backend, TorchBackend)
     assert loaded.backend.faster.graphs is None
-    assert loaded.backend.faster.compiling is None
+    assert loaded.backend.trunk.instead is None
     loaded.backend.close()
 
 
