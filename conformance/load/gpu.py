@@ -109,7 +109,9 @@ def measured(cell: Cell, left: float, options: Any) -> str | None:
     settings = {name: getattr(options, name) for name in ("out", "device", "dtype", "budget", "pass_seconds", "cpu_smoke")}
     limit, errors = min(cell.seconds, left), Path(options.out, cell.errors)
     errors.touch()
-    child = context(options.cpu_smoke).Process(target=_child, args=({**asdict(cell), **settings}, str(errors)))
+    child = context(options.cpu_smoke and not options.anew).Process(
+        target=_child, args=({**asdict(cell), **settings}, str(errors))
+    )
     child.start()
     child.join(limit)
     code = child.exitcode
@@ -200,6 +202,7 @@ def read_options() -> Any:
     parser.add_argument("--http-workers", default=f"0,1,{min(8, max(2, (os.cpu_count() or 2) - 6))}", help="one number a cell")
     parser.add_argument("--wheels", metavar="DIR", help="wheels of packages that are not installed here")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny models on a CPU: does the script work?")
+    parser.add_argument("--anew", action="store_true", help="with --cpu-smoke, begin each child anew, as on a GPU")
     parser.add_argument("--breaks", default="", help=f"with --cpu-smoke, cells that fail: of {', '.join(BREAKS)}")
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.cpu_smoke else "float16")

@@ -65,8 +65,11 @@ def test_a_way_that_raises_and_one_that_dies_lose_no_other_cell(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_way_that_hangs_ends_and_a_server_is_measured(tmp_path: Path) -> None:
+    """Children that hang, and those that a card has."""
     rows = smoke(tmp_path, "--stage", "models", "--breaks", "hangs", "--ways", "hangs", "--cell-seconds", "3")
     assert rows[-1]["failed"] == "took more than 3 s"
+    rows = smoke(tmp_path, "--stage", "models", "--breaks", "raises,dies", "--ways", "raises,dies", "--anew")
+    assert [row["failed"] for row in rows[-4:] if "failed" in row] == ["RuntimeError: this way raises", "killed by signal 9: "]
     rows = smoke(tmp_path, "--stage", "http", "--http-workers", "0")
     assert [row["tokens"] for row in rows if row["stage"] == "http"] == ["queries, a text each", "passages, 32 texts each"]
     assert (tmp_path / "http.tiny-BERT.0-HTTP-processes.stderr").exists()
