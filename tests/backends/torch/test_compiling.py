@@ -18,7 +18,7 @@ import torch
 from hybridtei.backends.torch.acceleration import AccelerationOptions, probes
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.compiling import NEAR, SAME, compile_pass, cut, deviation
-from hybridtei.backends.torch.cuda_graphs import FORMS, TOKENS
+from hybridtei.backends.torch.cuda_graphs import FORMS, TOKENS, Recorder
 from hybridtei.backends.torch.fp8 import quantised, replace_linears
 from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
@@ -129,8 +129,15 @@ def test_in_fp8_rows_are_quantised_by_what_makes_them(tmp_path: Path, model_type
 
 
 def test_recordings_are_of_what_is_compiled(bert: Path) -> None:
-    player, counting = Player(), Counting()
-    backend = opened(bert, counting, graphs=True, recorder=player)
+    player, counting, made = Player(), Counting(), list[int]()
+
+    def recorder() -> Recorder:
+        made.append(counting.made)
+        return player()
+
+    backend = opened(bert, counting, graphs=True, recorder=recorder)
+    assert made == [counting.made]
+    assert counting.made > 0
     graphs = backend.faster.graphs
     assert graphs is not None
     assert player.recorded == len(graphs) == len(TOKENS) * len(FORMS)
