@@ -159,9 +159,11 @@ class Graphs:
         return self._closed.is_set()
 
     def record(self) -> None:
-        """Record all buckets. Passes that come meanwhile wait for one bucket at most and are launched kernel by kernel."""
+        """Record all buckets, anew if they were. Passes that come meanwhile wait for one bucket at most and are launched
+        kernel by kernel."""
         try:
             with self._alone():
+                self.forget()
                 record = self._recorder()
             for bucket in self._sizes.all():
                 with self._alone():
