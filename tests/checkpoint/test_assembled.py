@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from hybridtei.checkpoint import files
-from hybridtei.checkpoint.files import INSTALL, WEIGHTS, assembled_model
-from hybridtei.config import ModelConfig
+from hybridtei.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
+from tests.checkpoint.upstream import SHA256, upstream_folder
 from tests.sampled import sampled
 
 NOT_THERE = {"embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"}  # a buffer, and what nothing here uses
@@ -55,8 +55,8 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
-    folder, upstream = assembled_model(), files._packaged_model()
-    assert upstream is not None
+    folder, upstream = assembled_model(), upstream_folder()
+    assert files.sha256_of(upstream / WEIGHTS) == SHA256
     ours, theirs = load_file(folder / WEIGHTS), load_file(upstream / WEIGHTS)
     assert theirs.keys() - ours.keys() == NOT_THERE
     for name, tensor in ours.items():
@@ -66,8 +66,7 @@ def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
 
 
 def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
-    folder, upstream = assembled_model(), files._packaged_model()
-    assert upstream is not None
+    folder, upstream = assembled_model(), upstream_folder()
     for name in files._configuration():
         assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
     ours, theirs = (json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream))
@@ -77,19 +76,15 @@ def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_vectors_equal_those_from_upstreams_file(cache: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    outputs = ("dense", "sparse", "multivector")
-    config = ModelConfig(backend=backend)  # type: ignore[arg-type]
-    theirs = Encoder.load(config=config).encode(TEXTS, outputs)
-    monkeypatch.setattr(files, "READY_PACKAGE", "hybridtei_no_such_package")
-    ours = Encoder.load(config=config).encode(TEXTS, outputs)
+def test_vectors_equal_those_from_upstreams_file(cache: Path, backend: str) -> None:
+    ours = Encoder.load(backend=backend).encode(TEXTS)
+    theirs = Encoder.load(str(upstream_folder()), backend=backend).encode(TEXTS)
     np.testing.assert_array_equal(ours.dense, theirs.dense)
-    assert ours.sparse is not None
-    assert theirs.sparse is not None
-    np.testing.assert_array_equal(ours.sparse.values, theirs.sparse.values)
-    assert ours.multivector is not None
-    assert theirs.multivector is not None
-    np.testing.assert_array_equal(ours.multivector.values, theirs.multivector.values)
+
+
+def test_it_is_the_embedded_model_whatever_else_is_installed(cache: Path) -> None:
+    assert embedded_model() == (assembled_model(), files.EMBEDDED_HEADS)
+    assert upstream_folder().is_dir()
 
 
 # --- later starts ------------------------------------------------------------------------------------------------------

