@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
-from hybridtei.config import EngineConfig
 from hybridtei.engine.fairness import Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
     EngineRequest,
@@ -26,6 +25,10 @@ from hybridtei.engine.scheduler import (
 )
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
+
+if TYPE_CHECKING:
+    from hybridtei.backends.base import Backend
+    from hybridtei.config import EngineConfig
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers, at least
 SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes

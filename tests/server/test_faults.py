@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
+from hybridtei.checkpoint.files import assembled_model
 from tests.engine import small
 from tests.server.live import HANG, ROOT, serving
 from tests.server.test_serve import Hold, until
@@ -146,7 +147,12 @@ print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 def test_a_full_disk_keeps_no_model_from_loading(
     model: str | None, width: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    """The embedded model has been put together before; tunings and hashes cannot be written."""
     given = [] if model is None else [str(request.getfixturevalue(model))]
+    if model is None:
+        folder = assembled_model()
+        (tmp_path / "hybridtei" / "models").mkdir(parents=True)
+        (tmp_path / "hybridtei" / "models" / folder.name).symlink_to(folder)
     settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", FULL_DISK, *given]
     ran = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=HANG * 2, check=False)
