@@ -174,8 +174,16 @@ async def answers(traffic: Traffic) -> list[Any]:
     for query in QUERIES:
         while (one := await traffic.search(query)) is None:
             await asyncio.sleep(0.5)
-        found.append([(hit["id"], round(hit["score"], 4)) for hit in one["hits"]])
+        found.append(ranked([(hit["id"], round(hit["score"], 4)) for hit in one["hits"]]))
     return found
+
+
+def ranked(hits: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
+    """Hits in an order that ties do not change: of equal scores by id, and without ids at the last score, where the number of
+    hits decides which of several points are among them."""
+    last = min((score for _, score in hits), default=0.0)
+    kept = [(identity if score > last else None, score) for identity, score in hits]
+    return sorted(kept, key=lambda hit: (-hit[1], str(hit[0])))
 
 
 async def equal(traffic: Traffic, store: Store) -> tuple[bool, str]:
