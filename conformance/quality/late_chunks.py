@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.sparse import csr_array
 from tokenizers import Tokenizer as RawTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,7 +37,7 @@ from hybridtei.ingest.chunking import Chunk, Chunker, Document, settings_for
 from hybridtei.ingest.pipeline import span_texts_of
 from hybridtei.ingest.prepare import PendingChunk, PendingDocument
 from hybridtei.load import find_model, text_model
-from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.outputs import Embeddings
 
 OUTPUTS = ("dense", "sparse", "multivector")
 PARAGRAPHS = 5  # of an article
@@ -133,17 +132,13 @@ def scores(queries: Embeddings, chunks: Embeddings) -> dict[str, Scores]:
     assert chunks.sparse is not None
     assert queries.multivector is not None
     assert chunks.multivector is not None
-    asked, held = matrix(queries.sparse), matrix(chunks.sparse)
+    asked, held = queries.sparse.to_scipy(), chunks.sparse.to_scipy()
     weighted = asked.multiply(idf(held)[None]).tocsr()
     return {
         "dense": queries.dense @ chunks.dense.T,
         "sparse, idf": (weighted @ held.T).toarray(),
         "MaxSim": max_sim([*queries.multivector], [*chunks.multivector]),
     }
-
-
-def matrix(vectors: SparseVectors) -> csr_array:
-    return csr_array((vectors.values, vectors.indices, vectors.indptr), shape=(len(vectors), vectors.width))
 
 
 def part_of_each(pieces: Sequence[PendingChunk], parts: Sequence[tuple[int, int, int]]) -> list[int]:
