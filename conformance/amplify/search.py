@@ -12,7 +12,7 @@ from conformance.amplify.request import Request, route_of
 from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Cost
 
-MOST_BYTES, MOST_SECONDS = 64_000_000, 0.100
+MAX_BYTES, MAX_SECONDS = 64_000_000, 0.100
 FRESH_SHARE = 0.8  # of the requests; the others are like the worst so far
 ELITE = 8  # of each route, by each measure
 REPEATS = 3
@@ -31,7 +31,7 @@ class Case:
     @property
     def excess(self) -> float:
         """The larger of its two measures as a multiple of the bound; above 1 is too much."""
-        return max(self.cost.growth_bytes / MOST_BYTES, self.cost.stall_seconds / MOST_SECONDS)
+        return max(self.cost.growth_bytes / MAX_BYTES, self.cost.stall_seconds / MAX_SECONDS)
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> l
 def suspects(cases: Sequence[Case]) -> list[Case]:
     """Return the most expensive request of every route above a bound, and some of other routes."""
     chosen: dict[str, Case] = {}
-    for of, most in ((_growth, MOST_BYTES), (_stall, MOST_SECONDS)):
+    for of, most in ((_growth, MAX_BYTES), (_stall, MAX_SECONDS)):
         worst = _worst(cases, of, len(cases))
         for place, case in enumerate(worst):
             if place < SUSPECTS or of(case) > most:

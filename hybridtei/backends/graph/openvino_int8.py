@@ -49,7 +49,7 @@ GROUPS = (128, 64)  # those of 384 kept MiniLM's sample texts above the guard's 
 SHARE = 0.6  # of outliers that goes from tokens to matrices
 LEAST = 1e-3  # of the largest: a channel that the sample texts leave at zero may have a size in others
 GAIN = 2  # numbers made of one that is rounded: fewer are not worth finding the scale of a token
-LEAST_SECONDS = 0.2  # of measuring a form: other programs that run meanwhile make a short one look slow
+MIN_SECONDS = 0.2  # of measuring a form: other programs that run meanwhile make a short one look slow
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -136,7 +136,7 @@ def _measured(backend: OpenVinoBackend) -> tuple[float, Floats]:
     """(tokens a second, vectors of the sample texts)."""
     with closing(backend):
         began, rates = perf_counter(), [tuning.rate(backend, BUSY_TOKENS, perf_counter)]
-        while perf_counter() - began < LEAST_SECONDS:
+        while perf_counter() - began < MIN_SECONDS:
             rates.append(tuning.rate(backend, BUSY_TOKENS, perf_counter))
         return max(rates), sample_vectors(backend)
 
