@@ -1,9 +1,9 @@
 """PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back.
 
-On a GPU launching a pass and waiting for it are two things: while one thread waits for its arrays, another packs the next
-batch and launches it behind the first, on the same stream, so the device finds work when it is done. What a pass holds is
-freed in the order of the stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read
-once the pass is over).
+On a GPU a pass is staged, launched and waited for: while one thread waits for its arrays, another fills the host's buffers
+for the next batch, has them copied on a stream beside the passes', and launches behind the first, so the device finds work
+when it is done. One thread launches at a time, and does nothing else then. What a pass holds is freed in the order of the
+stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read once the pass is over).
 
 What makes passes faster and takes time to make (`accelerate`) is made before texts are served: see `cuda_graphs`, `compiling`.
 """
@@ -11,8 +11,9 @@ What makes passes faster and takes time to make (`accelerate`) is made before te
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,22 +21,22 @@ from torch import Tensor
 
 from hybridtei.backends.torch import memory
 from hybridtei.backends.torch.acceleration import Acceleration, AccelerationOptions
-from hybridtei.backends.torch.cuda_graphs import padded
+from hybridtei.backends.torch.cuda_graphs import OFFSETS, Bucket, padded
 from hybridtei.backends.torch.heads import (
     ENTRIES,
     KEPT,
     HeadWeights,
     States,
-    Wanted,
     compute,
     entries_of,
     outputs_of,
     wanted,
     wants_words,
 )
+from hybridtei.backends.torch.layout import PackedLayout
 from hybridtei.backends.torch.memory import Arrays, TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
-from hybridtei.backends.torch.trunk import Trunk
-from hybridtei.batch import PackedBatch, Padding, computed_once
+from hybridtei.backends.torch.trunk import Ids, Trunk
+from hybridtei.batch import Offsets, PackedBatch, Padding, computed_once
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
@@ -46,6 +47,19 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
 BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """A batch that is on the device once `arrived`. `integers`: all that travelled; `ids`: those that the trunk takes.
+    `bucket`: what the integers are padded to, if the pass may be played."""
+
+    batch: PackedBatch
+    integers: Ids
+    ids: Ids
+    layout: PackedLayout
+    bucket: Bucket | None
+    arrived: torch.cuda.Event | None
 
 
 class TorchBackend:
@@ -164,59 +178,78 @@ class TorchBackend:
         """Raises TooLarge where memory is short."""
         try:
             asked = wanted(batch, self.spec)
+            staged = self.stage(batch, asked.integers)
             with self.alone():
-                found = self.launch(batch, asked)
+                found = self.launch(staged)
                 rows = found.pop(ENTRIES, None)
                 wait = start_copy(found, self.device)
             arrays = wait()
             if rows is not None:
                 arrays |= self._entries(rows)
             return outputs_of(arrays, batch, asked, self.spec.sparse_width)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
+            self._stream_done()  # what was launched reads what was staged, which another batch may overwrite from here on
             if not is_out_of_memory(error):
                 raise
             fault = f"{error}".splitlines()[0]
         raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
 
     def _entries(self, rows: Tensor) -> Arrays:
-        """What `entries_of` finds in rows that are computed already. How many they are is asked on a stream of its own: on
-        that of passes the answer would come behind the next pass."""
-        with torch.inference_mode(), nullcontext() if self._side is None else torch.cuda.stream(self._side):
+        """What `entries_of` finds in rows that are computed already. How many they are is asked beside the passes: behind them
+        the answer would come after the next."""
+        with self._beside():
             return start_copy(entries_of(rows), self.device)()
 
-    def launch(self, batch: PackedBatch, asked: Wanted) -> dict[str, Tensor]:
-        """What `compute` gives, launched and not waited for: no line of it may ask the device for a number. Within `alone`."""
+    def stage(self, batch: PackedBatch, more: Mapping[str, Offsets]) -> Staged:
+        """Everything that a pass reads, and that the host has to fill and copy. `more`: integers that heads ask for."""
         once = computed_once(batch) if self.shares_prefixes else None
         graphs = self.faster.graphs if once is None else None
         bucket = None if graphs is None else graphs.find(batch)
-        bucketed = batch if graphs is None or bucket is None else padded(batch, bucket)
-        integers, count = self._trunk.integers(bucketed), len(batch.input_ids)
+        filled = batch if bucket is None else padded(batch, bucket)
         shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
-        there = to_device({**integers, "offsets": bucketed.cu_seqlens, **shared, **asked.integers}, self.device)
-        ids = {name: there[name][:count] for name in integers}
-        layout = self._trunk.layout(batch, there["offsets"][: len(batch) + 1])
-        if once is not None:
-            layout.once, layout.prefix = (there["computed"], there["rows"]), batch.prefix
-            hidden = self._trunk(batch, layout, {name: one[there["computed"]] for name, one in ids.items()})[there["rows"]]
-        elif graphs is None or bucket is None:
-            hidden = self._trunk(batch, layout, ids)
+        with self._beside():
+            integers = self._trunk.integers(filled)
+            there = to_device({**integers, OFFSETS: filled.cu_seqlens, **shared, **more}, self.device)
+            ids = {name: there[name][: len(batch.input_ids)] for name in integers}
+            layout = self._trunk.layout(batch, there[OFFSETS][: len(batch) + 1])
+            layout.stage()
+            if once is not None:
+                layout.once, layout.prefix = (there["computed"], there["rows"]), batch.prefix
+            return Staged(batch, there, ids, layout, bucket, None if self._side is None else self._side.record_event())
+
+    def launch(self, staged: Staged) -> dict[str, Tensor]:
+        """What `compute` gives, launched and not waited for: no line of it may ask the device for a number, or copy one to it.
+        Within `alone`."""
+        batch, ids, layout, graphs = staged.batch, staged.ids, staged.layout, self.faster.graphs
+        if self._stream is not None and staged.arrived is not None:
+            self._stream.wait_event(staged.arrived)
+        if layout.once is not None:
+            kept, rows = layout.once
+            hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[rows]
+        elif graphs is not None and staged.bucket is not None and staged.bucket in graphs:
+            hidden = graphs.play(staged.bucket, staged.integers)[: len(batch.input_ids)]
         else:
-            hidden = graphs.play(bucket, there, there["offsets"])[:count]
+            hidden = self._trunk(batch, layout, ids)
         with self._counting:
             self.forwards += 1
         embeddings = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
-        states = States(hidden, layout, embeddings, there.get(KEPT))
+        states = States(hidden, layout, embeddings, staged.integers.get(KEPT))
         return compute(states, batch.heads, self.spec, self._heads)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Where passes are launched: by one thread at a time on a GPU, on a stream of their own."""
-        with self._launching, torch.inference_mode():
-            if self._stream is None:
-                yield
-                return
-            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-                yield
+        with self._launching, self._on(self._stream):
+            yield
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """Where the host's work for passes is done, by any thread at any time."""
+        return self._on(self._side)
+
+    @contextmanager
+    def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):  # its device, too
+            yield
 
     @property
     def stream(self) -> torch.cuda.Stream | None:

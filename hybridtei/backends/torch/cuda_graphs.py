@@ -108,6 +108,7 @@ def _filled(values: Offsets, fill: int) -> Offsets:
     return np.concatenate([values, np.full(fill, values[0])])
 
 
+OFFSETS = "offsets"  # among a batch's integers: `cu_seqlens`
 BYTES_OF_RECORDING = 4 << 20  # of its list of launches on the device; an estimate
 
 Replay = Callable[[], None]
@@ -147,11 +148,15 @@ class Graphs:
         self._recorder, self._alone = recorder, alone
         self._tolerance = SAME[dtype]
         self._recorded: dict[Bucket, Replay] = {}
-        self._buffers: tuple[Ids, Tensor, Tensor] | None = None
+        self._buffers: tuple[Ids, Tensor] | None = None
         self._closed = threading.Event()
 
     def __len__(self) -> int:
         return len(self._recorded)
+
+    def __contains__(self, bucket: Bucket) -> bool:
+        """Whether it may be played: for the thread that may launch."""
+        return not self.off and bucket in self._recorded
 
     @property
     def off(self) -> bool:
@@ -175,12 +180,13 @@ class Graphs:
 
     def find(self, batch: PackedBatch) -> Bucket | None:
         """The bucket of a batch if it is recorded."""
-        bucket = None if self.off else self._sizes.of(batch)
-        return bucket if bucket in self._recorded else None
+        bucket = self._sizes.of(batch)
+        return bucket if bucket is not None and bucket in self else None
 
-    def play(self, bucket: Bucket, ids: Ids, offsets: Tensor) -> Tensor:
-        """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played."""
-        self._fill(bucket, ids, offsets)
+    def play(self, bucket: Bucket, ids: Ids) -> Tensor:
+        """Last hidden states float[bucket.tokens, h] of a bucketed batch, valid until the next is played. `ids`: its integers,
+        and "offsets"."""
+        self._fill(bucket, ids)
         try:
             self._recorded[bucket]()
         except Exception as error:
@@ -203,14 +209,22 @@ class Graphs:
     def _checked(self, bucket: Bucket, record: Recorder) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
         sample = padded(self._sample(bucket), bucket)
-        ids, offsets = self._trunk.place(sample), torch.as_tensor(sample.cu_seqlens, device=self._device)
-        expected = self._trunk.run(ids, self._trunk.layout(sample, offsets, bound=bucket.longest))
-        self._fill(bucket, ids, offsets, like=expected)
+        asked = {**self._trunk.place(sample), OFFSETS: torch.as_tensor(sample.cu_seqlens, device=self._device)}
+
+        def states_of(ids: Ids) -> Tensor:
+            return self._trunk.run(ids, self._trunk.layout(sample, ids[OFFSETS], bound=bucket.longest))
 
         def run() -> None:
-            inputs, ends = self._inputs(bucket)
-            self._states(bucket).copy_(self._trunk.run(inputs, self._trunk.layout(sample, ends, bound=bucket.longest)))
+            self._states(bucket).copy_(states_of(self._inputs(bucket)))
 
+        expected = states_of(asked)
+        if self._buffers is None:
+            most = max(self._sizes.tokens, *(sequences + 1 for sequences, _ in FORMS))
+            self._buffers = (
+                {name: one.new_zeros(most) for name, one in asked.items()},
+                expected.new_zeros(most, expected.shape[1]),
+            )
+        self._fill(bucket, asked)
         run()  # libraries choose their kernels and take their workspaces before anything is recorded
         replay = record(run)
         self._states(bucket).zero_()
@@ -225,28 +239,18 @@ class Graphs:
         ids = np.arange(first, first + bucket.longest, dtype=np.int64) % self._spec.vocab_size
         return pack([Encoding(ids)], frozenset(), self._spec.positions)
 
-    def _fill(self, bucket: Bucket, ids: Ids, offsets: Tensor, *, like: Tensor | None = None) -> None:
-        if self._buffers is None:
-            assert like is not None
-            self._buffers = self._new_buffers(ids, like)
-        there, ends = self._inputs(bucket)
-        for name, values in there.items():
+    def _fill(self, bucket: Bucket, ids: Ids) -> None:
+        for name, values in self._inputs(bucket).items():
             values.copy_(ids[name])
-        ends.copy_(offsets)
 
-    def _new_buffers(self, ids: Ids, like: Tensor) -> tuple[Ids, Tensor, Tensor]:
-        tokens = self._sizes.tokens
-        ends = torch.zeros(max(most for most, _ in FORMS) + 1, dtype=torch.int64, device=self._device)
-        return {name: one.new_zeros(tokens) for name, one in ids.items()}, ends, like.new_zeros(tokens, like.shape[1])
-
-    def _inputs(self, bucket: Bucket) -> tuple[dict[str, Tensor], Tensor]:
+    def _inputs(self, bucket: Bucket) -> Ids:
         assert self._buffers is not None
-        ids, ends, _ = self._buffers
-        return {name: values[: bucket.tokens] for name, values in ids.items()}, ends[: bucket.sequences + 1]
+        sizes = {OFFSETS: bucket.sequences + 1}
+        return {name: values[: sizes.get(name, bucket.tokens)] for name, values in self._buffers[0].items()}
 
     def _states(self, bucket: Bucket) -> Tensor:
         assert self._buffers is not None
-        return self._buffers[2][: bucket.tokens]
+        return self._buffers[1][: bucket.tokens]
 
     def _give_up(self, error: Exception) -> None:
         if not self.off:

@@ -44,7 +44,7 @@ class Sequences:
     offsets: Tensor
     seen: list[int] | None = None
     bound: int | None = None
-    kept: dict[Any, Any] = field(default_factory=dict)  # what a kernel made for all layers, by a key of its own
+    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)  # of groups, made for all layers
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +60,11 @@ class Sequences:
     def offsets_int32(self) -> Tensor:
         """`offsets` as flash attention wants them."""
         return self.offsets.to(torch.int32)
+
+    @cached_property
+    def groups(self) -> list[_Group]:
+        """Sequences of like lengths as rectangles."""
+        return [*_groups(self)]
 
     @cached_property
     def keys(self) -> tuple[Tensor, Tensor, int]:
@@ -142,17 +147,15 @@ def padded_groups(
     q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
 ) -> Tensor:
     """One call a group of sequences of like lengths. See `Kernel`."""
-    if "groups" not in sequences.kept:
-        sequences.kept["groups"] = [*_groups(sequences)]
     if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest way takes fewer key heads
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     out = torch.empty_like(q)
-    for number, group in enumerate(sequences.kept["groups"]):
+    for number, group in enumerate(sequences.groups):
         key = (number, window, causal)
-        if key not in sequences.kept:
-            sequences.kept[key] = group.mask(window, causal)
+        if key not in sequences.masks:
+            sequences.masks[key] = group.mask(window, causal)
         queries, keys, values = (x[group.tokens].transpose(1, 2) for x in (q, k, v))
-        rows = scaled_dot_product_attention(queries, keys, values, attn_mask=sequences.kept[key], scale=scale)
+        rows = scaled_dot_product_attention(queries, keys, values, attn_mask=sequences.masks[key], scale=scale)
         out[group.targets] = rows.transpose(1, 2).flatten(0, 1)[group.places]
     return out
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, biased, per_sequence
-from hybridtei.backends.torch.memory import placed
+from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, biased, padded_groups, per_sequence
 from hybridtei.batch import Offsets
 
 
@@ -140,6 +139,13 @@ class PackedLayout:
         self._ends = offsets[1:]
         self._counts = (self._ends - self._starts).unsqueeze(1)
 
+    def stage(self) -> None:
+        """Copy to the device what attention needs besides the offsets, before a pass asks for it."""
+        if self._kernel is padded_groups:
+            _ = self._sequences.groups
+        elif self._kernel is not per_sequence and self._sequences.seen is not None:
+            _ = self._sequences.keys
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
     ) -> Tensor:
@@ -193,8 +199,9 @@ class PackedLayout:
 
     def places(self) -> Tensor:
         """0-based place of each token in its sequence: int64[t]."""
-        places = np.arange(self.cu_seqlens[-1]) - np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
-        return placed(places, self._starts.device)
+        tokens = int(self.cu_seqlens[-1])
+        starts = torch.repeat_interleave(self._starts, self._counts[:, 0], output_size=tokens)
+        return torch.arange(tokens, device=starts.device) - starts
 
     def _at_once(self) -> bool:
         """Whether one launch over all sequences beats one for each of them: never on a CPU, where a launch costs nothing."""

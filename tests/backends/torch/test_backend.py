@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModel
 
+from hybridtei.backends.torch import backend as backend_module
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -201,6 +205,25 @@ def test_whatever_a_pass_raises_is_a_backend_error(
     monkeypatch.setattr(m3_backend, "launch", fail)
     with pytest.raises(BackendError, match="of the model's own"):
         run(m3_backend, [Encoding(np.array([0, 7, 2]))])
+
+
+def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's, which has none."""
+    backend, turn, seen = load(hybrid), threading.Lock(), list[tuple[str, bool]]()
+    backend._launching = turn
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            seen.append((name, turn.locked()))
+            return function(*arguments)
+
+        return noted
+
+    for name in ("to_device", "wanted", "computed_once", "outputs_of", "compute"):
+        monkeypatch.setattr(backend_module, name, noting(name, getattr(backend_module, name)))
+    backend.shares_prefixes = True
+    run(backend, sixty_four(backend.spec.vocab_size)[:5])
+    assert seen == [("wanted", False), ("computed_once", False), ("to_device", False), ("compute", True), ("outputs_of", False)]
 
 
 def test_threads_share_a_backend(hybrid_backend: TorchBackend) -> None:

@@ -66,9 +66,11 @@ def test_layers_share_what_was_made_of_the_lengths() -> None:
     q, k, v = textbook.drawn(textbook.LENGTHS)
     lengths = textbook.sequences(textbook.LENGTHS)
     first = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
-    made = dict(lengths.kept)
+    groups, made = lengths.groups, dict(lengths.masks)
     again = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
-    assert all(lengths.kept[key] is value for key, value in made.items())
+    assert lengths.groups is groups
+    assert made
+    assert all(lengths.masks[key] is value for key, value in made.items())
     assert torch.equal(first, again)
 
 

@@ -1,5 +1,6 @@
 """Launching a pass waits for nothing: every family and head under torch's fake tensors. To ask the device for a number, or for
 a shape that follows from one, raises there; here a copy from or to pageable memory does, too, which would wait just as well.
+So does a copy from pinned memory that was not made before the launch.
 
 The fake device is "cuda" where torch is built for it. Other builds have no guard of CUDA devices, which indexing asks for: it
 is "meta" with them, which our code treats alike, since what it asks of a device is whether it is the CPU.
@@ -62,10 +63,18 @@ def device_of_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]
         assert device.type == DEVICE.type
         return {name: torch.empty(len(array), dtype=torch.int64, device=DEVICE) for name, array in arrays.items()}
 
-    for module in (backend_module, memory, kernels):
-        monkeypatch.setattr(module, "to_device", to_device)
+    replace_copies(monkeypatch, to_device)
     with FakeTensorMode() as mode, NoCopies(), torch.inference_mode():
         yield mode
+
+
+def replace_copies(monkeypatch: pytest.MonkeyPatch, copy: Callable[..., dict[str, Tensor]]) -> None:
+    for module in (backend_module, memory, kernels):
+        monkeypatch.setattr(module, "to_device", copy)
+
+
+def copy_while_launching(*_: Any) -> dict[str, Tensor]:
+    raise CopyWaits("a buffer of the host is filled while the launches of other batches wait")
 
 
 def there(value: Any, mode: FakeTensorMode) -> Any:
@@ -111,7 +120,9 @@ def launched(
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
         if kernel is not None and trunk.packs:
             trunk.kernel = kernel
-        found = backend.launch(batch, asked)
+        staged = backend.stage(batch, asked.integers)
+        replace_copies(monkeypatch, copy_while_launching)
+        found = backend.launch(staged)
         for names in memory.by_kind(found).values():
             memory.joined([found[name] for name in names], found[names[0]].dtype)
     return found
@@ -174,6 +185,16 @@ def test_a_launch_waits_for_nothing(
 def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     spec = read_spec(tiny.write_m3(tmp_path))
     assert len(launched(ready(spec, monkeypatch), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]())) == 4
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nor_does_one_that_computes_a_prefix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
+    texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
+    batch = pack(texts, spec.heads, spec.positions, prefix=20)
+    backend = ready(spec, monkeypatch)
+    assert backend.shares_prefixes
+    assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (10, tiny.HIDDEN)
 
 
 def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
