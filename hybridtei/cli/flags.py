@@ -127,6 +127,11 @@ def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
     return warnings
 
 
+def is_set(name: str, arguments: argparse.Namespace) -> bool:
+    """Return whether a setting has its flag or variable."""
+    return _lookup(name, vars(arguments), os.environ)[0] is not None
+
+
 def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return (text, its flag or variable) of a setting; the text is None where it is not set."""
     text = flags.get(name)

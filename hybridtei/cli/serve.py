@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hybridtei.cli.flags import Commands, add_flags, new_parser, outdated, read_engine, read_settings
+from hybridtei.cli.flags import Commands, add_flags, is_set, new_parser, outdated, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
@@ -60,13 +60,14 @@ def run(arguments: argparse.Namespace) -> None:
     server = msgspec.structs.replace(server, hostname=address(server.hostname))
     if server.otlp_endpoint is not None:
         tracing.require()  # before minutes of loading
+    fixed_permits = is_set("max_concurrent_requests", arguments)
     if arguments.models is None and len(model_ids) < 2:
-        start.serve_one(model, engine, server, store)
+        start.serve_one(model, engine, server, store, fixed_permits=fixed_permits)
         return
     from hybridtei.load import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
-    start.serve_several(models, engine, server, store, model)
+    start.serve_several(models, engine, server, store, model, fixed_permits=fixed_permits)
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:

@@ -21,14 +21,26 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from mmap import mmap
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from hybridtei.engine.core import SHORT_TOKENS
 from hybridtei.errors import Overloaded, TimedOut
+
+if TYPE_CHECKING:
+    from hybridtei.backends.base import Backend
 
 T = TypeVar("T")
 SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns
 RESERVE = 8  # of so many permits, one is not given to those who wait
 GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
+
+
+def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
+    """Return how many permits serve a backend by default: `permits`, and on a GPU as many as there are texts of `SHORT_TOKENS`
+    in the passes that are under way at once. Fewer would end passes of short texts long before their budget of tokens."""
+    ahead = getattr(backend, "ahead", 0)
+    passes = len(backend.lanes) + ahead if ahead else 0
+    return max(permits, passes * budget_tokens // SHORT_TOKENS)
 
 
 def max_of_turns(permits: int) -> int:

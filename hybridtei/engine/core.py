@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hybridtei.config import EngineConfig
 
 LOOK_AHEAD = 512  # waiting sequences that one choice considers, at least
-SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes
+SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes, and on a GPU there are permits for them
 MAX_SHARED_TOKENS = 8192  # of a batch with a common prefix, which attention reads again for each sequence
 
 

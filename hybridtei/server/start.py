@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from hybridtei import __version__
 from hybridtei.backends.base import Backend
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
+from hybridtei.engine.admission import permits_for
 from hybridtei.engine.device import STOP_SECONDS, Device
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError, UsageError
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """The engine settings and devices that the models of a process share."""
+    """The engine settings and devices that the models of a process share. `fixed_permits`: see `serve_one`."""
 
-    def __init__(self, engine: EngineConfig) -> None:
+    def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True) -> None:
         self.engine = engine
+        self._fixed_permits = fixed_permits
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
 
     def context(self, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
@@ -45,7 +47,7 @@ class Fleet:
         service = EngineService(
             loaded.model,
             loaded.backend,
-            self.engine,
+            self.engine if self._fixed_permits else with_permits(self.engine, loaded),
             budget_tokens=loaded.budget_tokens,
             registry=registry,
             device=self._device(loaded.backend.lanes),
@@ -67,11 +69,26 @@ class Fleet:
 log = logging.getLogger(__name__)
 
 
-def serve_one(model: ModelConfig, engine: EngineConfig, server: ServerConfig, store: StoreConfig | None = None) -> None:
-    """Serve one model until a signal. Raises UsageError, LoadError, StoreError, OSError."""
+def with_permits(engine: EngineConfig, loaded: LoadedModel) -> EngineConfig:
+    """Return the settings with as many permits as the model's hardware asks for."""
+    permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
+    return replace(engine, max_concurrent_requests=permits)
+
+
+def serve_one(
+    model: ModelConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    store: StoreConfig | None = None,
+    *,
+    fixed_permits: bool = True,
+) -> None:
+    """Serve one model until a signal. `fixed_permits`: `max_concurrent_requests` is somebody's choice, not a default that gives
+    way to the hardware. Raises UsageError, LoadError, StoreError, OSError."""
     with _checked(server, store) as (schemas, port):
         log.info("hybridtei %s: loading %s", __version__, model.model_id)
         loaded = _loaded(model, engine)
+        engine = engine if fixed_permits else with_permits(engine, loaded)
         registry = Registry()
         service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
         workers = http_processes(server, loaded.backend, has_store=schemas is not None)
@@ -101,11 +118,14 @@ def serve_several(
     server: ServerConfig,
     store: StoreConfig | None = None,
     flags: ModelConfig | None = None,
+    *,
+    fixed_permits: bool = True,
 ) -> None:
     """Serve several models until a signal; one that does not load leaves the others serving. `flags`: the settings that models
-    loaded at run time begin with. Raises LoadError if no model loads; UsageError, StoreError, OSError."""
+    loaded at run time begin with; `fixed_permits`: see `serve_one`. Raises LoadError if no model loads; UsageError, StoreError,
+    OSError."""
     with _checked(server, store) as (schemas, port):
-        fleet = Fleet(engine)
+        fleet = Fleet(engine, fixed_permits=fixed_permits)
         contexts: dict[str, Context] = {}
         failures: dict[str, LoadError] = {}
         for config in configs:

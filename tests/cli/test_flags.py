@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hybridtei.cli.flags import add_flags, boolean_flags, from_flags, group_of, outdated
+from hybridtei.cli.flags import add_flags, boolean_flags, from_flags, group_of, is_set, outdated
 from hybridtei.cli.serve import address
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, fields_of
 from hybridtei.errors import UsageError
@@ -41,6 +41,14 @@ def test_the_flag_wins_over_the_variable(flag, variable):
     name = "max_batch_tokens"
     assert settings(EngineConfig, MAX_BATCH_TOKENS=str(variable)).max_batch_tokens == variable
     assert getattr(settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)), name) == flag
+
+
+def test_a_default_is_told_from_the_same_value_set_by_hand(monkeypatch):
+    name = "max_concurrent_requests"
+    assert not is_set(name, argparse.Namespace(**parsed()))
+    assert is_set(name, argparse.Namespace(**parsed("--max-concurrent-requests", "512")))
+    monkeypatch.setenv("MAX_CONCURRENT_REQUESTS", "512")
+    assert is_set(name, argparse.Namespace(**parsed()))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,8 +21,9 @@ import pytest
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.load import find_model, text_reader
+from hybridtei.load import LoadedModel, find_model, text_reader
 from hybridtei.observability.metrics import Registry
+from hybridtei.server import start
 from hybridtei.server import supervisor as workers
 from hybridtei.server.http.connection import bound
 from hybridtei.server.start import http_processes
@@ -295,6 +296,18 @@ def test_where_passes_are_launched_from_python_http_has_a_process_of_its_own(ahe
     backend = FakeBackend(small.model_spec())
     backend.ahead = ahead
     assert http_processes(ServerConfig(**settings), backend, has_store=has_store) == processes
+
+
+@pytest.mark.parametrize(("ahead", "fixed", "permits"), [(1, False, 2048), (1, True, 512), (0, False, 512)])
+def test_permits_that_nobody_set_fill_the_passes_of_a_gpu(monkeypatch, ahead, fixed, permits):
+    """From the loaded model to the service; nothing listens."""
+    backend, served = FakeBackend(small.model_spec()), []
+    backend.ahead = ahead
+    monkeypatch.setattr(start, "load_model", lambda *_: LoadedModel(small.model(), backend, 16384))
+    monkeypatch.setattr(start, "run_server", lambda app, _: served.append(app.state.models.default.service))
+    start.serve_one(ModelConfig(), EngineConfig(), ServerConfig(port=0, http_workers=0), fixed_permits=fixed)
+    (service,) = served
+    assert service.admission.permits == service.config.max_concurrent_requests == permits
 
 
 def test_workers_do_not_outlive_the_engine(hybrid):
