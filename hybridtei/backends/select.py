@@ -63,6 +63,9 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
         parts = (replace(spec, query=None), spec.query)
         return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
+    fault = None if config.backend in ("ort", "openvino") else no_gpu()
+    if fault is not None:
+        log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
     failure: LoadError | None = None
     for choice in choices(config, spec):
         try:
@@ -87,8 +90,8 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
         if reason is not None:
             raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
         return [Choice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
-    if NVIDIA.exists() and _installed("torch"):
-        return [Choice("torch", _dtype(config.dtype, "torch"), "there is an NVIDIA device")]
+    if no_gpu() is None:
+        return [Choice("torch", _dtype(config.dtype, "torch"), "torch finds a CUDA device")]
     dtype = config.dtype or "float32"
     refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
     able = [name for name, reason in refused.items() if reason is None]
@@ -141,8 +144,8 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     lacking = [package for package in PACKAGES[name] if not _installed(package)]
     if lacking:
         return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
-    if dtype == "float16" and not _cuda():
-        return "float16 is for GPUs, and torch finds none here; on a CPU ask for bfloat16 or float32"
+    if dtype == "float16" and (fault := no_gpu()) is not None:
+        return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not served there yet"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
@@ -167,17 +170,24 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _cuda() -> bool:
-    """Whether torch can use a device; it is imported only where there is one."""
-    if not (NVIDIA.exists() and _installed("torch")):
-        return False
+def no_gpu() -> str | None:
+    """Why torch computes on no GPU here, or None if it does; it is imported only where there is one."""
+    if not NVIDIA.exists():
+        return f"there is no NVIDIA device here ({NVIDIA})"
+    if not _installed("torch"):
+        return f"torch is not installed: pip install {INSTALLS['torch']}"
     import torch
 
-    return torch.cuda.is_available()
+    if torch.cuda.is_available():
+        return None
+    built = torch.version.cuda
+    return (
+        "torch is built for CPUs only" if built is None else f"torch, built for CUDA {built}, finds none: is the driver older?"
+    )
 
 
 def _dtype(wanted: str | None, backend: str) -> str:
-    return wanted or ("float16" if backend == "torch" and _cuda() else "float32")
+    return wanted or ("float16" if backend == "torch" and no_gpu() is None else "float32")
 
 
 def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
@@ -238,12 +248,13 @@ def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> 
 
 
 def _devices(config: ModelConfig) -> list[str]:
-    if _cuda():
+    fault = no_gpu()
+    if fault is None:
         import torch
 
         return cuda_devices(config.cuda_devices, torch.cuda.device_count())
     if config.cuda_devices is not None:
-        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and torch finds no CUDA device here")
+        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and {fault}")
     return ["cpu"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.base import Replicas
@@ -91,14 +92,37 @@ def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_float16_wants_a_gpu(bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_choice, "_cuda", lambda: False)
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
-    with pytest.raises(LoadError, match="float16 is for GPUs"):
+    with pytest.raises(LoadError, match="float16 is for GPUs, and there is no NVIDIA device here"):
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]
 
 
-def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path) -> None:
-    with pytest.raises(LoadError, match="`cuda-devices` is '0', and torch finds no CUDA device here"):
+def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, spec = ModelConfig(model_id=str(bert)), read_spec(bert)
+    caplog.set_level(logging.INFO, "hybridtei")
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    open_backend(config, spec).close()
+    monkeypatch.setattr(backend_choice, "NVIDIA", bert)  # there is a device, and this torch cannot use it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for built in (None, "13.0"):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        assert open_backend(config, spec).name != "torch"
+    assert [record.getMessage() for record in caplog.records if "GPU" in record.msg] == [
+        "no GPU is used: there is no NVIDIA device here (/nowhere)",
+        "no GPU is used: torch is built for CPUs only",
+        "no GPU is used: torch, built for CUDA 13.0, finds none: is the driver older?",
+    ]
+    assert [record.levelname for record in caplog.records if "GPU" in record.msg] == ["INFO", "WARNING", "WARNING"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (only,) = choices(config, spec)
+    assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
+
+
+def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    with pytest.raises(LoadError, match="`cuda-devices` is '0', and there is no NVIDIA device here"):
         open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))
 
 
