@@ -93,6 +93,22 @@ class Bounds:
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
+class _Inside:
+    """Permits while a block runs: every request has one, so it is no generator."""
+
+    __slots__ = ("_admission", "_inputs", "_taken", "_turns")
+
+    def __init__(self, admission: Admission, inputs: int, turns: bool) -> None:
+        self._admission, self._inputs, self._turns, self._taken = admission, inputs, turns, 0
+
+    def __enter__(self) -> None:
+        self._taken = self._admission.take_or_refuse(self._inputs, turns=self._turns)
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._admission.give_back(self._taken)
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     missing: int
@@ -128,21 +144,20 @@ class Admission:
         """How many callers wait."""
         return len(self._waiting)
 
-    @contextmanager
-    def inside(self, inputs: int, *, turns: bool = False) -> Iterator[None]:
-        """Hold one permit an input, maybe for several `turns`. Raises Overloaded, with nothing done, if too few are free. A
-        caller that carries enough takes none."""
+    def inside(self, inputs: int, *, turns: bool = False) -> _Inside:
+        """Hold one permit an input within, maybe for several `turns`. Raises Overloaded on entering, with nothing done, if too
+        few are free. A caller that carries enough takes none."""
+        return _Inside(self, inputs, turns)
+
+    def take_or_refuse(self, inputs: int, *, turns: bool = False) -> int:
+        """See `inside`; return how many permits are to be given back."""
         carrier, carried = _carried.get()
         if carrier is self and inputs <= carried:
-            yield
-            return
+            return 0
         left = self.permits - max_of_turns(self.permits) if turns else 0
         if self._take(inputs, left) < inputs:
             raise Overloaded
-        try:
-            yield
-        finally:
-            self.give_back(inputs)
+        return inputs
 
     async def wait(self, inputs: int) -> int:
         """Wait for a permit an input and return how many were taken: never more than waiting callers may hold.

@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 class ModelInstance:
     """One model on a device, and the callbacks of its lanes.
 
-    `on_take`: a lane looked for a batch, and took one or none; called under the device's lock. `on_complete`: requests are
+    `on_take`: a lane took a batch; called under the device's lock. `on_complete`: requests are
     complete. `on_death`: no lane is left.
     """
 
     core: EngineCore
     backend: Backend
-    on_take: Callable[[Batch | None], None]
+    on_take: Callable[[Batch], None]
     on_complete: Callable[[Sequence[EngineRequest]], None]
     on_death: Callable[[BackendError], None]
     healthy: bool = True
@@ -184,22 +184,23 @@ class Device:
         with self.lock:
             while True:
                 now = perf_counter_ns()
-                for instance in sorted(self._instances, key=lambda instance: instance.served_tokens):
+                waiting = [instance for instance in self._instances if len(instance.core)]
+                for instance in sorted(waiting, key=lambda instance: instance.served_tokens):
                     batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
-                    instance.on_take(batch)
                     if batch is not None:
+                        instance.on_take(batch)
                         self._account(instance, batch)
                         return instance, batch
                 if self._closing:
                     return None
-                self._wake_others(kind)
-                kept = any(instance.core.waiting(kind) for instance in self._instances)
+                self._wake_others(kind, waiting)
+                kept = any(instance.core.waiting(kind) for instance in waiting)
                 self._work[kind].wait(LOOK_SECONDS if kept else None)
 
-    def _wake_others(self, kind: LaneKind) -> None:
+    def _wake_others(self, kind: LaneKind, waiting: Sequence[ModelInstance]) -> None:
         """What kept them from work may have left the queue without a batch, since its caller did."""
         for other, condition in self._work.items():
-            if other is not kind and any(instance.core.waiting(other) for instance in self._instances):
+            if other is not kind and any(instance.core.waiting(other) for instance in waiting):
                 condition.notify()
 
     def _others_idle(self, instance: ModelInstance) -> bool:

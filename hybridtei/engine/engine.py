@@ -36,20 +36,20 @@ class BatchMetrics:
     def __init__(self, registry: Registry, core: EngineCore | None = None) -> None:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
-        self.queued = registry.gauge("te_queue_size")
         self.forwards = registry.counter("hybridtei_forward_passes_total")
         batches, tokens = registry.counter("hybridtei_lane_batches_total"), registry.counter("hybridtei_lane_tokens_total")
         self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
         self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
+        self.queued = registry.observed("te_queue_size", lambda: 0 if core is None else len(core))
         if core is not None:
             registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
             registry.observed("hybridtei_running_batches", lambda: core.running)
         self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
         self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
+        self._shared = 0  # of them counted
         self.cache_hits = registry.counter("hybridtei_cache_hits_total")
         self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
-        self.queued.set(0)
 
     def taken(self, batch: Batch, budget_tokens: int) -> None:
         """A batch goes to a lane."""
@@ -64,8 +64,9 @@ class BatchMetrics:
 
     def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
         """What did not have to be computed, so far."""
-        if core.shared > self.shared.value():
-            self.shared.add(core.shared - self.shared.value())
+        if core.shared > self._shared:
+            self.shared.add(core.shared - self._shared)
+            self._shared = core.shared
         if cache is not None:
             self.cache_hits.add(cache.hits - self.cache_hits.value())
             self.cache_misses.add(cache.misses - self.cache_misses.value())
@@ -143,7 +144,6 @@ class Engine:
             if self._closing or self._device.dead is not None or self._device.stuck:
                 raise Unhealthy
             request = self._core.add(encodings, heads, now_ns)
-            self.metrics.queued.set(len(self._core))
             self.metrics.saved(self._core, self._cache)
             if request.done:  # all of it was in the cache
                 return request
@@ -175,10 +175,8 @@ class Engine:
         except BackendError as error:
             raise Unhealthy from error
 
-    def _on_take(self, batch: Batch | None) -> None:
-        self.metrics.queued.set(len(self._core))
-        if batch is not None:
-            self.metrics.taken(batch, self._core.max_tokens)
+    def _on_take(self, batch: Batch) -> None:
+        self.metrics.taken(batch, self._core.max_tokens)
 
     def _on_complete(self, requests: Sequence[EngineRequest]) -> None:
         if requests and self._loop is not None and not self._loop.is_closed():

@@ -31,6 +31,7 @@ class Waiting:
     tag: int
     number: int  # arrival, among all queues of the model
     encoding: Encoding = field(compare=False)
+    key: bytes = field(compare=False)  # of the encoding
     callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
@@ -130,7 +131,8 @@ class FairQueue:
         tag = self._virtual_time
         for place in places:
             encoding = encodings[place]
-            waiting = self._by_key.get(encoding.key)
+            key = encoding.key
+            waiting = self._by_key.get(key)
             if waiting is not None:
                 waiting.callers.append((request, place))
                 self.shared += 1
@@ -140,11 +142,11 @@ class FairQueue:
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:
                 number = self._arrivals.enter(len(encoding))
-                waiting = Waiting(tag + len(encoding), number, encoding, [(request, place)])
+                waiting = Waiting(tag + len(encoding), number, encoding, key, [(request, place)])
                 self.tokens += len(encoding)
             tag = waiting.tag
             insort(self._queue, waiting)
-            self._by_key[encoding.key] = waiting
+            self._by_key[key] = waiting
         self._arrivals.opened(request, len(places), sum(len(encodings[place]) for place in places))
 
     def head(self, size: int) -> list[Waiting]:
@@ -182,5 +184,5 @@ class FairQueue:
     def _forget(self, removed: Sequence[Waiting]) -> None:
         self._arrivals.leave(removed)
         for waiting in removed:
-            del self._by_key[waiting.encoding.key]
+            del self._by_key[waiting.key]
             self.tokens -= len(waiting)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -182,7 +181,7 @@ class EngineService:
     async def _run(self, chunk: Chunk[T], *, short: bool = False) -> _Done[T]:
         began = perf_counter_ns()
         if short:
-            with _panicking():
+            with _Panicking():
                 encodings = chunk.prepare(self.model)  # in less time than it takes to wake a thread of the pool
         else:
             encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
@@ -220,7 +219,7 @@ class EngineService:
 
         if characters > SHORT_CHARACTERS:
             return await self.aside(work)
-        with _panicking():
+        with _Panicking():
             return work()
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
@@ -239,7 +238,7 @@ class EngineService:
         """Run work on a pool; a caller that is cancelled before it began cancels it. Raises Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
-        with _panicking():
+        with _Panicking():
             return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
@@ -283,25 +282,30 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
 
 def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
     """Join chunks into the answer that one chunk would have had. Times are means over all inputs."""
+    if len(done) == 1:
+        (one,) = done
+        times = one.timings
+        return Answered(
+            one.answer, one.lengths, Timings(times.tokenization_ns // max(one.size, 1), times.queue_ns, times.inference_ns)
+        )
     inputs = max(task.size, 1)
     timings = Timings(
         sum(one.timings.tokenization_ns for one in done) // inputs,
         sum(one.size * one.timings.queue_ns for one in done) // inputs,
         sum(one.size * one.timings.inference_ns for one in done) // inputs,
     )
-    answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
+    answer = task.join([one.answer for one in done])
     return Answered(answer, [length for one in done for length in one.lengths], timings)
 
 
-@contextmanager
-def _panicking() -> Iterator[None]:
-    """Turn a panic of the tokenizer into a TokenizerError, which fails its own request only."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != PANIC:
-            raise
-        raise TokenizerError(f"the tokenizer gave up: {error}") from error
+class _Panicking:
+    """Turns a panic of the tokenizer into a TokenizerError, which fails its own request only."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and kind.__name__ == PANIC:
+            raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
 def _engine(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:

@@ -144,13 +144,13 @@ class Observed(_Metric):
 
     def __init__(self, name: str, lock: threading.Lock, read: Callable[[], float]) -> None:
         super().__init__(name, lock)
-        self._read = read
+        self.value = read
 
     def samples(self) -> Iterator[str]:
-        yield f"{self.name} {format_number(self._read())}"
+        yield f"{self.name} {format_number(self.value())}"
 
     def reading(self) -> Reading:
-        return Reading(self.kind, self.name, {"": self._read()})
+        return Reading(self.kind, self.name, {"": self.value()})
 
 
 class Histogram(_Metric):

@@ -50,7 +50,7 @@ from hybridtei.server.api import (
 )
 from hybridtei.server.context import Context, Reply, RequestMetrics
 from hybridtei.server.dispatch import FAILED, HttpMiddleware, Work, asgi_handler, form_of, reply_of
-from hybridtei.server.http.body import BodyError, Keyless
+from hybridtei.server.http.body import BodyError, Keyless, first_fields
 from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
 from hybridtei.server.http.overload import REFUSED, RETRY_AFTER, Overload
 from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of, check_key
@@ -200,7 +200,7 @@ def _past_the_router(app: Litestar, routes: Sequence[Route]) -> ASGIApp:
 
     async def handle(scope: Any, receive: Any, send: Any) -> None:
         handler = direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if handler is None or not has_valid_host(scope["headers"]):
+        if handler is None or not has_valid_host(first_fields(scope)):
             await framework(scope, receive, send)
             return
         scope["path_params"] = {}
@@ -213,9 +213,9 @@ def _past_the_router(app: Litestar, routes: Sequence[Route]) -> ASGIApp:
     return handle
 
 
-def has_valid_host(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def has_valid_host(fields: Mapping[bytes, bytes]) -> bool:
     """Whether Litestar's router would take the `host`, if there is one."""
-    host = next((value for name, value in headers if name == b"host"), None)
+    host = fields.get(b"host")
     return host is None or PLAIN_HOST.fullmatch(host) is not None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal, TypeVar, get_args
@@ -104,14 +103,9 @@ class Context:
             return Bounds.whole(inputs)
         return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
 
-    @contextmanager
-    def counting_failures(self) -> Iterator[None]:
+    def counting_failures(self) -> CountedFailures:
         """Count an error that is raised within. Of some routes TEI counts nothing else."""
-        try:
-            yield
-        except HybridTeiError as error:
-            self.metrics.failed(error)
-            raise
+        return self.metrics.failures
 
     async def embed(
         self,
@@ -262,6 +256,21 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
     ]
 
 
+class CountedFailures:
+    """Counts an error that is raised within. Every request is within one, so it is no generator."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: Callable[[HybridTeiError], object]) -> None:
+        self._count = count
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, HybridTeiError):
+            self._count(error)
+
+
 class RequestMetrics:
     """TEI's `te_request_*`, `te_embed_*` and `te_predict_*`."""
 
@@ -277,6 +286,7 @@ class RequestMetrics:
         self._succeeded = {is_batch: self._success.of(method=_method(is_batch)) for is_batch in (False, True)}
         self._overloaded = self._failure.of(err="overloaded")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
+        self.failures = CountedFailures(self.failed)
 
     def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
         """Count a request of `inputs` inputs."""

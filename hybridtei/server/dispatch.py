@@ -20,7 +20,7 @@ from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore, Overloaded
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
-from hybridtei.server.http.body import read_plain
+from hybridtei.server.http.body import first_fields, read_plain
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import Origins, check_key, check_origin, is_keyless
@@ -138,13 +138,8 @@ async def _read_connected(route: Route, scope: Any, receive: Any, state: Any) ->
 
 def form_of(scope: Any) -> Form:
     """The form of an answer that a request's headers ask for."""
-    accept = accept_encoding = None
-    for name, value in scope["headers"]:
-        if name == b"accept":
-            accept = accept or value
-        elif name == b"accept-encoding":
-            accept_encoding = accept_encoding or value
-    return negotiate(accept, accept_encoding)
+    fields = first_fields(scope)
+    return negotiate(fields.get(b"accept"), fields.get(b"accept-encoding"))
 
 
 async def _respond(scope: Any, reply: Reply, form: Form, send: Any) -> None:
@@ -271,7 +266,7 @@ class HttpMiddleware:
         if alias is not None:
             scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
         method = scope["method"]
-        headers = self._origins.headers(next((value for name, value in scope["headers"] if name == b"origin"), None))
+        headers = self._origins.headers(first_fields(scope).get(b"origin"))
         if method == "OPTIONS":
             await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
             return

@@ -104,10 +104,19 @@ async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: boo
 
 def header(scope: Any, name: bytes) -> str | None:
     """The first of this name, in lower case, among a request's headers."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return value.decode("latin-1")  # type: ignore[no-any-return]
-    return None
+    value = first_fields(scope).get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+FIELDS = "hybridtei.fields"  # in a scope
+
+
+def first_fields(scope: Any) -> Mapping[bytes, bytes]:
+    """A request's headers by name, in lower case, the first of each; made once a request."""
+    fields: Mapping[bytes, bytes] | None = scope.get(FIELDS)
+    if fields is None:
+        fields = scope[FIELDS] = dict(reversed(scope["headers"]))
+    return fields
 
 
 def check_content_type(value: str | None, *, required: bool = True) -> None:

@@ -20,6 +20,7 @@ from asyncio import Transport
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from hybridtei.config import ServerConfig
@@ -30,6 +31,7 @@ from hybridtei.observability.metrics import Registry
 BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
 CONTINUE = b"HTTP/1.1 100 "
 CROWD = 8  # requests at work; beyond, a client may have disconnected before its turn
+LOOK_SECONDS = 0.01  # until it is worth another system call
 TCP_INFO = getattr(socket, "TCP_INFO", None)  # of which the first byte is the connection's state, on Linux
 CLOSED_STATES = (b"\x07", b"\x08")  # reset by the other side, or it has sent all that it ever will: CLOSE, CLOSE_WAIT
 
@@ -56,17 +58,20 @@ class Disconnect:
     """Whether a request's client went away before its answer. `on_disconnect` is called when it does. `crowd`: how many
     requests were at work when this one came, at `transport`."""
 
-    __slots__ = ("_transport", "crowd", "happened", "on_disconnect")
+    __slots__ = ("_looked", "_transport", "crowd", "happened", "on_disconnect")
 
     def __init__(self, crowd: int = 0, transport: Transport | None = None) -> None:
         self.crowd = crowd
         self._transport = transport
+        self._looked = monotonic()  # by the protocol, when it came
         self.happened = False
         self.on_disconnect: Callable[[], object] | None = None
 
     def is_known(self) -> bool:
         """Whether it has happened, even if the event loop has not heard of it; asked only in a crowd, where it pays."""
-        return self.crowd > CROWD and (self.happened or (self._transport is not None and is_disconnected(self._transport)))
+        if self.crowd <= CROWD or self.happened or self._transport is None:
+            return self.crowd > CROWD and self.happened
+        return monotonic() - self._looked >= LOOK_SECONDS and is_disconnected(self._transport)
 
     def notify(self) -> None:
         """Set `happened`, and call `on_disconnect`."""

@@ -10,14 +10,16 @@ that disconnected would be noticed only once its answer is written.
 
 from __future__ import annotations
 
+import re
 from asyncio import TimerHandle, Transport
 from collections import deque
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import (
@@ -44,6 +46,35 @@ SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 class _Refused(Exception):
     """Raised in a callback, to stop the parser."""
+
+
+OTHER_NAME = re.compile(b"[^a-z0-9-]")  # of a header as this package and the framework write it
+
+
+class _Cycle(RequestResponseCycle):
+    """A request and its answer. Looks for bytes that no header may have once, in all of them; upstream looks twice at each."""
+
+    def send(self, message: Any) -> Coroutine[Any, Any, None]:
+        """See ASGI."""
+        if message["type"] == "http.response.start" and not (self.response_started or self.disconnected or self.access_log):
+            fields = [*self.default_headers, *message["headers"]]
+            names, values = zip(*fields, strict=True)
+            length = dict(fields).get(b"content-length", b"")
+            is_plain = length and b"connection" not in names and b"transfer-encoding" not in names
+            if is_plain and not (OTHER_NAME.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values))):
+                return self._send_head(message["status"], fields, int(length))
+        return super().send(message)
+
+    async def _send_head(self, status: int, fields: list[tuple[bytes, bytes]], length: int) -> None:
+        if self.flow.write_paused:
+            await self.flow.drain()
+            if self.disconnected:
+                return
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.chunked_encoding, self.expected_content_length = False, length
+        if not self.keep_alive:
+            fields.append((b"connection", b"close"))
+        self.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], b"".join([b"%b: %b\r\n" % field for field in fields])))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -212,6 +243,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_since = self._body_last = self.loop.time()
         self._body_bytes = 0
         self._fields = self._field_bytes = 0  # trailers may come
+        self.cycle.__class__ = _Cycle  # upstream makes it, and its task has not begun
         self.cycle.transport = GatheredTransport(self.transport, self._linger)  # type: ignore[assignment]
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
