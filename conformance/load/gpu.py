@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-KERNELS = ("flash-attn 2", "flash-attn 3", "flash-attn 4", "torch varlen_attn", "SDPA on padded groups")
+KERNELS = ("flash-attn 3", "torch varlen_attn", "SDPA on padded groups")
 ON_CPU = ("SDPA per sequence", "SDPA on padded groups")
 BEST, FP8 = "graphs+compiled", "fp8+compiled"
 STAGES = ("parity", "models", "large", "http")

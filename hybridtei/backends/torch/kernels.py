@@ -7,9 +7,8 @@ torch's own runs sequence by sequence on CPUs, where a call for each costs less 
 costs more than a short sequence's arithmetic, so like lengths are computed together, in padded groups: the last resort there,
 for cards and precisions that the flash kernels do not serve.
 
-Those are the packages flash-attn 2, 3 and 4, and torch's `varlen_attn`. None is imported before it was chosen. They agree on
-everything but names: a window is (keys before, keys after), inclusive, so ours of `window` is `window - 1` on either side; what
-is unbounded is -1 to all but the fourth, to which it is None.
+Those are the package flash-attn 3 and torch's `varlen_attn`, imported once chosen. They agree on everything but names: a window
+is (keys before, keys after), inclusive, so ours of `window` is `window - 1` on either side, and -1 is unbounded.
 """
 
 from __future__ import annotations
@@ -90,14 +89,31 @@ MASK_ENTRIES = 1 << 26  # of a group whose queries see different keys; one seque
 
 
 def per_sequence(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    *,
+    scale: float,
+    window: int | None,
+    causal: bool,
+    bias: Bias | None = None,
 ) -> Tensor:
-    """One call a sequence. See `Kernel`."""
-    out = torch.empty_like(q)
-    for rows, others in _spans(sequences):
-        mask = _mask(rows.stop - rows.start, window, causal, q.device)
-        seen = None if mask is None else mask[:, : others.stop - others.start]
-        out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
+    """One call a sequence. See `Kernel`. With a bias on the scores some queries at a time: it must not outgrow memory."""
+    out, start = torch.empty_like(q), 0
+    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
+        mask = _mask(length, window, causal, q.device)
+        others = slice(start, start + keys)
+        step = length if bias is None else max(BIAS_ENTRIES // (q.shape[1] * length), 1)
+        for first in range(0, length, step):
+            some = slice(first, min(first + step, length))
+            seen = None if mask is None else mask[some, :keys]
+            if bias is not None:
+                scores = bias.of(slice(start, start + length), some)[..., :keys]
+                seen = scores if seen is None else scores.masked_fill(~seen, float("-inf"))
+            rows = slice(start + some.start, start + some.stop)
+            out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
+        start += length
     return out
 
 
@@ -114,33 +130,6 @@ def after_prefix(
         out[rows] = _one_sequence(q[rows], keys, values, scale, None if mask is None else mask[held:])
         start = rows.stop
     return out
-
-
-def biased(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, bias: Bias, *, scale: float, window: int | None, causal: bool
-) -> Tensor:
-    """As `per_sequence`, with a bias on the scores: some queries at a time, since their bias must not outgrow memory."""
-    out = torch.empty_like(q)
-    for whole, others in _spans(sequences):
-        start, length, keys = whole.start, whole.stop - whole.start, others.stop - others.start
-        mask = _mask(length, window, causal, q.device)
-        step = max(BIAS_ENTRIES // (q.shape[1] * length), 1)
-        for first in range(0, length, step):
-            some = slice(first, min(first + step, length))
-            scores = bias.of(whole, some)[..., :keys]
-            if mask is not None:
-                scores = scores.masked_fill(~mask[some, :keys], float("-inf"))
-            rows = slice(start + some.start, start + some.stop)
-            out[rows] = _one_sequence(q[rows], k[others], v[others], scale, scores)
-    return out
-
-
-def _spans(sequences: Sequences) -> Iterator[tuple[slice, slice]]:
-    """(rows of its queries, rows of its keys) of each sequence."""
-    start = 0
-    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
-        yield slice(start, start + length), slice(start, start + keys)
-        start += length
 
 
 def padded_groups(
@@ -244,19 +233,15 @@ UNBOUNDED = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What all libraries are told: int32 offsets and longest sequence, of queries and of keys; who sees whom."""
+    """What a library is told. Of queries and of keys: int32 offsets, tokens of the longest sequence. `window`: `window_of`."""
 
     offsets: tuple[Tensor, Tensor]
     longest: tuple[int, int]
     scale: float
     window: tuple[int, int]
-    causal: bool
 
 
-class Call(Protocol):
-    """One library's function."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor: ...
+Call = Callable[[Tensor, Tensor, Tensor, Asked], Tensor]  # a library's function
 
 
 def varlen(call: Call) -> Kernel:
@@ -268,11 +253,11 @@ def varlen(call: Call) -> Kernel:
         sides = window_of(window, causal, sequences.longest)
         offsets, longest = sequences.offsets_int32, sequences.longest
         if sequences.seen is None:
-            return call(q, k, v, Asked((offsets, offsets), (longest, longest), scale, sides, causal))
+            return call(q, k, v, Asked((offsets, offsets), (longest, longest), scale, sides))
         if sides != (UNBOUNDED, UNBOUNDED):  # these libraries count distances from the last key, not from the first
             return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
         rows, key_offsets, most = sequences.keys
-        return call(q, k[rows], v[rows], Asked((offsets, key_offsets), (longest, most), scale, sides, causal))
+        return call(q, k[rows], v[rows], Asked((offsets, key_offsets), (longest, most), scale, sides))
 
     return kernel
 
@@ -283,60 +268,33 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
     return before, 0 if causal else before
 
 
-def flash_attn_2() -> Kernel:
-    """flash-attn 2. Raises ImportError, or whatever else a build for another torch raises."""
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-
-    return varlen(named(flash_attn_varlen_func))
-
-
 def flash_attn_3() -> Kernel:
-    """flash-attn 3, for Hopper. Raises as `flash_attn_2`."""
+    """flash-attn 3, for Hopper. Raises ImportError, or whatever else a build for another torch raises."""
     from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
 
-    return varlen(named(flash_attn_varlen_func))
+    return varlen(of_flash_3(flash_attn_varlen_func))
 
 
-def flash_attn_4() -> Kernel:
-    """flash-attn 4, the CuTe one. Raises as `flash_attn_2`."""
-    from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-
-    return varlen(named(flash_attn_varlen_func, unbounded=None))
-
-
-def named(function: Callable[..., Any], unbounded: int | None = UNBOUNDED) -> Call:
-    """`flash_attn_varlen_func` of either package: the same names, another word for what is unbounded."""
+def of_flash_3(function: Callable[..., Any]) -> Call:
+    """`flash_attn_varlen_func` of version 3."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:
-        before, after = (unbounded if side == UNBOUNDED else side for side in asked.window)
-        if asked.causal and asked.window[0] == UNBOUNDED:
-            after = unbounded  # plain causality is told by its own flag, and has kernels of its own
-        out = function(
-            q,
-            k,
-            v,
-            cu_seqlens_q=asked.offsets[0],
-            cu_seqlens_k=asked.offsets[1],
-            max_seqlen_q=asked.longest[0],
-            max_seqlen_k=asked.longest[1],
-            softmax_scale=asked.scale,
-            causal=asked.causal,
-            window_size=(before, after),
-        )
+        form = {"softmax_scale": asked.scale, "causal": asked.window[1] == 0, "window_size": asked.window}
+        out = function(q, k, v, *asked.offsets, *asked.longest, **form)
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
     return call
 
 
 def torch_varlen() -> Kernel:
-    """torch's `varlen_attn`. Raises ImportError before torch 2.10."""
+    """torch's `varlen_attn`."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen(of_torch(varlen_attn))
 
 
 def of_torch(function: Callable[..., Any]) -> Call:
-    """`varlen_attn`, which takes fewer key heads only where it has a word for it: at first it had none."""
+    """`varlen_attn`, which takes fewer key heads only where it has a word for it: torch 2.11 has none."""
     grouped = "enable_gqa" in inspect.signature(function).parameters
 
     def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:

@@ -10,13 +10,13 @@ it is made for some rows of one sequence at a time, no more at once than attenti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, biased, padded_groups, per_sequence
+from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, padded_groups, per_sequence
 from hybridtei.batch import Offsets
 
 
@@ -85,32 +85,12 @@ def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
     return keys - keys[queries, None]
 
 
-FEW_SEQUENCES = 8  # on a GPU so many launches of a sum are cheap
-SHORT_TOKENS = 1024  # one thread adds up a whole column of a sequence: of a longer one, a sum of its own is sooner done
-MANY_SEQUENCES = 64
-
-
-class Layout(Protocol):
-    """x: float[t, ...], one row a token -> float[n, ...], one row a sequence."""
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
-    ) -> Tensor:
-        """[t, heads, head_dim] each -> [t, heads, head_dim]; a token sees its own sequence only.
-
-        `window`: sees keys at a distance below it. `causal`: sees no later key. k and v may have fewer heads (GQA).
-        """
-        ...
-
-    def first(self, x: Tensor) -> Tensor: ...
-    def last(self, x: Tensor) -> Tensor: ...
-    def mean(self, x: Tensor) -> Tensor: ...
-    def max(self, x: Tensor) -> Tensor: ...
+TOKENS_A_LAUNCH = 16  # that a thread of a GPU adds up while its host launches a sum; an estimate
 
 
 class PackedLayout:
     """Sequences end to end, `cu_seqlens[n+1]`; none may be empty but for `attend`. `unseen[n]`: tokens at their ends that none
-    attends to.
+    attends to. To collapse is x: float[t, ...], one row a token -> float[n, ...], one row a sequence.
 
     `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again. `bound`: see `Sequences`.
     `once`: where the `prefix` is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows
@@ -149,27 +129,19 @@ class PackedLayout:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
     ) -> Tensor:
-        if self.once is not None:
-            kept, rows = self.once
-            if self._kernel is per_sequence:
-                return after_prefix(q, k, v, self.lengths, self.prefix, scale=scale, window=window)
-            q, k, v = (x[rows] for x in (q, k, v))
-            return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
+        """[t, heads, head_dim] each -> [t, heads, head_dim]; a token sees its own sequence only.
+
+        `window`: sees keys at a distance below it. `causal`: sees no later key. k and v may have fewer heads (GQA).
+        """
         if bias is not None:
-            return biased(q, k, v, self._sequences, bias, scale=scale, window=window, causal=causal)
-        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
-
-    def distance_bias(self, values: Tensor) -> Bias:
-        """For `attend`: see `DistanceBias`."""
-        return DistanceBias(values)
-
-    def alibi_bias(self, slopes: Tensor) -> Bias:
-        """For `attend`: see `AlibiBias`."""
-        return AlibiBias(slopes)
-
-    def disentangled_bias(self, *parts: Any) -> Bias:
-        """For `attend`: see `DisentangledBias`."""
-        return DisentangledBias(*parts)
+            return per_sequence(q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias)
+        if self.once is None:
+            return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
+        if self._kernel is per_sequence:
+            return after_prefix(q, k, v, self.lengths, self.prefix, scale=scale, window=window)
+        kept, rows = self.once
+        q, k, v = (x[rows] for x in (q, k, v))
+        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
 
     def first(self, x: Tensor) -> Tensor:
         return x[self._starts]
@@ -205,9 +177,7 @@ class PackedLayout:
 
     def _at_once(self) -> bool:
         """Whether one launch over all sequences beats one for each of them: never on a CPU, where a launch costs nothing."""
-        if self._starts.device.type == "cpu":
-            return False
-        return reduce_at_once(len(self.lengths), self._sequences.longest)
+        return self._starts.device.type != "cpu" and reduce_at_once(len(self.lengths), self._sequences.longest)
 
     def _reduced(self, x: Tensor, how: str) -> Tensor:
         return torch.segment_reduce(x, how, lengths=self._counts[:, 0], axis=0, unsafe=True)  # safe would wait for the device
@@ -215,4 +185,4 @@ class PackedLayout:
 
 def reduce_at_once(sequences: int, longest: int) -> bool:
     """Whether so many sequences are collapsed by one launch: it has a thread a column and sequence, which walks its tokens."""
-    return sequences > MANY_SEQUENCES or (sequences > FEW_SEQUENCES and longest <= SHORT_TOKENS)
+    return longest <= TOKENS_A_LAUNCH * sequences

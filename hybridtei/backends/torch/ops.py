@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from hybridtei.backends.torch.layout import AlibiBias, DisentangledBias, DistanceBias
 from hybridtei.families.ops import Heads, Rotation, Rows
 
 # A tensor of the checkpoint by name and shape, on the device and in the dtype of the model.
@@ -216,12 +217,12 @@ class TorchOps:
         values = torch.as_tensor(table, device=self._options.device, dtype=self._options.dtype)
         return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])
 
-    def alibi(self, slopes: NDArray[np.float32]) -> Any:
-        return self._layout.alibi_bias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
+    def alibi(self, slopes: NDArray[np.float32]) -> AlibiBias:
+        return AlibiBias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
 
-    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
+    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> DistanceBias:
         table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
-        return self._layout.distance_bias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
+        return DistanceBias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
 
     def disentangled(
         self,
@@ -234,10 +235,10 @@ class TorchOps:
         position_to_content: Rows | None,
         scale: float,
     ) -> Any:
-        tables = [None if one is None else self._heads(one, heads.dim) for one in (content_to_position, position_to_content)]
-        places = torch.as_tensor(buckets, device=next(table for table in tables if table is not None).device)
-        contents = (self._heads(one, heads.dim) for one in (q, k))
-        return self._layout.disentangled_bias(*contents, places, *tables, scale)
+        tables = (content_to_position, position_to_content)
+        to_position, to_content = (None if one is None else self._heads(one, heads.dim) for one in tables)
+        places = torch.as_tensor(buckets, device=self._options.device)
+        return DisentangledBias(self._heads(q, heads.dim), self._heads(k, heads.dim), places, to_position, to_content, scale)
 
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))

@@ -1,4 +1,4 @@
-"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of versions 2 to 4, `varlen_attn`.
+"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of version 3, `varlen_attn`.
 
 They stand where no GPU is. Their rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
 from the last key: query i of n meets key i + keys - n. Offsets are int32, and unequal numbers of heads are refused where the
@@ -41,29 +41,8 @@ def _documented(
     return out
 
 
-def _open(side: int | None) -> int | None:
-    return None if side is None or side < 0 else side
-
-
-def flash_attn_2(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    """Version 2: -1 is unbounded; causality closes what comes after."""
-    assert softmax_scale is not None
-    assert all(isinstance(side, int) for side in window_size)
-    before, after = map(_open, window_size)
-    offsets = (cu_seqlens_q, cu_seqlens_k)
-    return _documented(q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softmax_scale, (before, 0 if causal else after))
+def _open(side: int) -> int | None:
+    return None if side < 0 else side
 
 
 def flash_attn_3(
@@ -80,38 +59,13 @@ def flash_attn_3(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> tuple[Tensor, None]:
-    """Version 3: as version 2, and the answer may be a pair; dropout is gone, and lengths that are used stand in its place."""
+    """Version 3: -1 is unbounded; causality closes what comes after; the answer may be a pair."""
+    assert softmax_scale is not None
     assert seqused_q is None
     assert seqused_k is None
-    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    shape = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size}
-    return flash_attn_2(q, k, v, **offsets, **longest, **shape), None  # type: ignore[arg-type]
-
-
-def flash_attn_4(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    qv: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (None, None),
-) -> tuple[Tensor, None]:
-    """Version 4: None is unbounded; the answer is a pair."""
-    assert softmax_scale is not None
-    assert cu_seqlens_q is not None
-    assert cu_seqlens_k is not None
-    assert qv is None
-    assert not any(side is not None and side < 0 for side in window_size)
-    before, after = window_size
-    offsets = (cu_seqlens_q, cu_seqlens_k)
-    out = _documented(q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softmax_scale, (before, 0 if causal else after))
-    return out, None
+    before, after = map(_open, window_size)
+    offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    return _documented(q, k, v, offsets, longest, softmax_scale, (before, 0 if causal else after)), None
 
 
 def varlen_attn(

@@ -3,8 +3,8 @@ computes something else, is passed over."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,7 @@ from hybridtei.backends.torch import attention
 from hybridtei.backends.torch.attention import (
     ALL,
     CAUSAL,
-    FLASH_2,
     FLASH_3,
-    FLASH_4,
     GROUPED,
     PADDED,
     PER_SEQUENCE,
@@ -29,11 +27,10 @@ from hybridtei.backends.torch.attention import (
     choices,
     facts_of,
     kernel_for,
-    present,
     trial,
     why_not,
 )
-from hybridtei.backends.torch.kernels import Kernel, padded_groups, per_sequence
+from hybridtei.backends.torch.kernels import Kernel, Sequences, padded_groups, per_sequence
 from hybridtei.backends.torch.load import load_family
 from hybridtei.backends.torch.ops import AttentionForm
 from hybridtei.checkpoint.spec import read_spec
@@ -73,8 +70,7 @@ def test_a_wrong_kernel_is_found_out_by_what_it_gets_wrong() -> None:
         return per_sequence(q, k, v, sequences, scale=scale, window=None, causal=causal)
 
     def blind_to_ends(q, k, v, sequences, *, scale, window, causal):
-        one = attention._sequences(CPU)
-        one.lengths = [sum(sequences.lengths)]
+        one = Sequences([sum(sequences.lengths)], sequences.offsets)
         return per_sequence(q, k, v, one, scale=scale, window=window, causal=causal)
 
     def nothing(q, k, v, sequences, *, scale, window, causal):
@@ -89,23 +85,24 @@ def test_a_wrong_kernel_is_found_out_by_what_it_gets_wrong() -> None:
 def test_what_cannot_run_here_is_passed_over_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Facts of a card with everything installed; of the packages, one does not load and one is wrong."""
+    """Facts of a card with everything installed: one does not load, one is wrong, and the last resort is taken."""
     loaded = forms(tmp_path, "bert")
-    card = Facts("cuda", "float16", 8, (9, 0), {attention.FLASH_2: ALL, attention.FLASH_4: ALL, attention.TORCH_VARLEN: ALL})
 
     def broken() -> Kernel:
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    openers = {**attention.OPENERS, attention.FLASH_2: broken, attention.FLASH_4: lambda: lambda q, *_, **__: 0 * q}
-    monkeypatch.setattr(attention, "facts_of", lambda *_: card)
-    monkeypatch.setattr(attention, "OPENERS", {**openers, attention.TORCH_VARLEN: lambda: padded_groups})
-    caplog.clear()
+    monkeypatch.setattr(attention, "facts_of", lambda *_: facts(head_dim=8))
+    openers = {**attention.OPENERS, FLASH_3: broken, TORCH_VARLEN: lambda: lambda q, *_, **__: 0 * q}
+    monkeypatch.setattr(attention, "OPENERS", openers)
     with caplog.at_level(logging.INFO, "hybridtei.backends.torch.attention"):
         assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
+        monkeypatch.setattr(attention, "OPENERS", {**openers, TORCH_VARLEN: lambda: per_sequence})
+        assert kernel_for(loaded, torch.float16, CPU)[1] is per_sequence
     told = [record.getMessage() for record in caplog.records]
-    assert "flash-attn 4 is refused" in told[0]
-    assert "flash-attn 2 is refused, the next is tried: RuntimeError: no kernel image" in told[1]
-    assert told[2].startswith("attention by torch varlen_attn:")
+    assert "flash-attn 3 is refused, the next is tried: RuntimeError: no kernel image" in told[0]
+    assert "torch varlen_attn is refused, the next is tried: it differs from SDPA" in told[1]
+    assert told[2].startswith("attention by SDPA on padded groups:")
+    assert told[4].startswith("attention by torch varlen_attn:")
 
 
 def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +113,11 @@ def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pyt
     assert "not float32" in found.why or "not installed" in found.why
 
 
-EVERYTHING = {FLASH_2: ALL, FLASH_3: ALL, FLASH_4: ALL, TORCH_VARLEN: ALL}
 HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 6), (7, 5), (10, 0)
 
 
 def facts(capability: tuple[int, int] | None = HOPPER, dtype: str = "float16", head_dim: int = 64, **changes) -> Facts:
-    return Facts("cuda", dtype, head_dim, capability, **{"present": EVERYTHING, **changes})
+    return Facts("cuda", dtype, head_dim, capability, **{"has_flash_3": True, **changes})
 
 
 def names(found: list[Choice]) -> list[str]:
@@ -129,31 +125,26 @@ def names(found: list[Choice]) -> list[str]:
 
 
 def test_on_a_cpu_each_sequence_by_itself_and_nothing_else() -> None:
-    (only,) = choices(Facts("cpu", "float32", 64, present=EVERYTHING))
+    (only,) = choices(Facts("cpu", "float32", 64, has_flash_3=True))
     assert only.name == PER_SEQUENCE
     assert "padding" in only.why
 
 
 def test_the_order_where_everything_may() -> None:
-    assert names(choices(facts())) == [FLASH_3, FLASH_4, FLASH_2, TORCH_VARLEN, PADDED]
-    assert names(choices(facts(BLACKWELL))) == [FLASH_4, FLASH_2, TORCH_VARLEN, PADDED]
-    assert names(choices(facts(AMPERE))) == [FLASH_2, TORCH_VARLEN, PADDED]
+    assert names(choices(facts())) == [FLASH_3, TORCH_VARLEN, PADDED]
+    assert names(choices(facts(BLACKWELL))) == names(choices(facts(AMPERE))) == [TORCH_VARLEN, PADDED]
 
 
 @pytest.mark.parametrize(
     ("given", "first", "why"),
     [
-        (facts(present={TORCH_VARLEN: ALL}), TORCH_VARLEN, "flash-attn 4: not installed; flash-attn 2: not installed"),
-        (facts(present={FLASH_4: ALL}), FLASH_4, "flash-attn 3: not installed"),
-        (facts(AMPERE), FLASH_2, "flash-attn 4: needs compute capability 9.0, this device has 8.6"),
-        (facts(BLACKWELL), FLASH_4, "flash-attn 3: needs compute capability 9.0 to 9.9, this device has 10.0"),
-        (facts(present={}), PADDED, "torch varlen_attn: this torch has none"),
+        (facts(has_flash_3=False), TORCH_VARLEN, "flash-attn 3: not installed"),
+        (facts(AMPERE), TORCH_VARLEN, "flash-attn 3: needs compute capability 9.0 to 9.9, this device has 8.6"),
+        (facts(BLACKWELL), TORCH_VARLEN, "flash-attn 3: needs compute capability 9.0 to 9.9, this device has 10.0"),
         (facts(dtype="float32"), PADDED, "not float32"),
-        (facts(TURING), PADDED, "needs compute capability 8.0, this device has 7.5"),
+        (facts(TURING), PADDED, "needs compute capability 8.0 to 99.9, this device has 7.5"),
         (facts(head_dim=60), PADDED, "not 60"),
         (facts(head_dim=512), PADDED, "not 512"),
-        (facts(BLACKWELL, head_dim=160, present={FLASH_4: ALL, TORCH_VARLEN: ALL}), TORCH_VARLEN, "up to 128, not 160"),
-        (facts(present={TORCH_VARLEN: ALL - {WINDOW}}, needs=frozenset({WINDOW})), PADDED, "has no windows"),
     ],
 )
 def test_what_refuses_a_kernel_is_told(given: Facts, first: str, why: str) -> None:
@@ -162,52 +153,25 @@ def test_what_refuses_a_kernel_is_told(given: Facts, first: str, why: str) -> No
     assert why in found.why
 
 
-def test_what_is_not_needed_may_be_lacking() -> None:
-    given = facts(present={TORCH_VARLEN: ALL - {WINDOW}}, needs=frozenset({CAUSAL}))
-    assert choices(given)[0].name == TORCH_VARLEN
-
-
 @given(
     st.sampled_from(["cuda", "cpu", "mps"]),
     st.sampled_from(["float32", "float16", "bfloat16"]),
     st.integers(1, 600),
     st.one_of(st.none(), st.tuples(st.integers(5, 12), st.integers(0, 9))),
-    st.dictionaries(st.sampled_from([FLASH_2, FLASH_3, FLASH_4, TORCH_VARLEN]), st.frozensets(st.sampled_from(sorted(ALL)))),
-    st.frozensets(st.sampled_from(sorted(ALL))),
+    st.booleans(),
 )
-def test_there_is_always_one_that_runs_anywhere_and_a_reason(device, dtype, head_dim, capability, installed, needs) -> None:
-    given = Facts(device, dtype, head_dim, capability, installed, needs)
+def test_there_is_always_one_that_runs_anywhere_and_a_reason(device, dtype, head_dim, capability, installed) -> None:
+    given = Facts(device, dtype, head_dim, capability, installed)
     found = choices(given)
     assert found[-1].name in (PADDED, PER_SEQUENCE)
     assert all(one.why for one in found)
     for one in found[:-1]:
         assert why_not(one.name, given) is None
-        assert one.name in installed
-        assert needs <= installed[one.name]
+        assert installed or one.name != FLASH_3
         assert dtype != "float32"
 
 
-def test_installed_packages_are_told_apart_by_their_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name == "flash-attn-4":
-            return "4.0"
-        raise metadata.PackageNotFoundError
+def test_torchs_own_kernel_takes_what_layers_ask_of_it() -> None:
+    from torch.nn.attention.varlen import varlen_attn
 
-    monkeypatch.setattr(attention.metadata, "version", version)
-    monkeypatch.setattr(attention, "find_spec", lambda name: object() if name == "flash_attn" else None)
-    assert {*present()} == {FLASH_4, TORCH_VARLEN}
-    monkeypatch.setattr(attention, "find_spec", lambda name: object() if name == "flash_attn_interface" else None)
-    assert {*present()} == {FLASH_3, TORCH_VARLEN}
-
-
-def test_this_torch_has_a_kernel_of_its_own_that_takes_everything() -> None:
-    assert present()[TORCH_VARLEN] == ALL
-
-
-def test_the_first_of_torchs_kernels_took_no_scale_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention import varlen
-
-    def of_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None) -> None: ...
-
-    monkeypatch.setattr(varlen, "varlen_attn", of_2_10)
-    assert TORCH_VARLEN not in present()
+    assert {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()

@@ -17,7 +17,7 @@ from hybridtei.backends.torch.kernels import (
     UNBOUNDED,
     Kernel,
     like_lengths,
-    named,
+    of_flash_3,
     of_torch,
     padded_groups,
     per_sequence,
@@ -90,21 +90,12 @@ def test_equal_lengths_are_one_call() -> None:
 
 
 DOCUMENTED = {
-    "flash-attn 2": varlen(named(libraries.flash_attn_2)),
-    "flash-attn 3": varlen(named(libraries.flash_attn_3)),
-    "flash-attn 4": varlen(named(libraries.flash_attn_4, unbounded=None)),
+    "flash-attn 3": varlen(of_flash_3(libraries.flash_attn_3)),
     "varlen_attn": varlen(of_torch(libraries.varlen_attn)),
     "varlen_attn of 2.11": varlen(of_torch(libraries.varlen_attn_of_2_11)),
 }
 EACH = pytest.mark.parametrize("kernel", DOCUMENTED.values(), ids=DOCUMENTED)
-ON_GPU = {
-    attention.FLASH_2: attention.OPENERS[attention.FLASH_2],
-    attention.FLASH_3: attention.OPENERS[attention.FLASH_3],
-    attention.FLASH_4: attention.OPENERS[attention.FLASH_4],
-    attention.TORCH_VARLEN: attention.OPENERS[attention.TORCH_VARLEN],
-    attention.PADDED: lambda: padded_groups,
-    attention.PER_SEQUENCE: lambda: per_sequence,
-}
+ON_GPU = attention.OPENERS
 
 
 @EACH

@@ -35,7 +35,7 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from tests import jina, published, tiny
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
-FEW, MANY = (7, 1, 40), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
+FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
 KERNELS: Mapping[str, Callable[[], Kernel]] = {"varlen": torch_varlen, "padded groups": lambda: padded_groups}
 
 
