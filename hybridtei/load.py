@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -88,9 +86,6 @@ class LoadedModel:
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
     """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
     spec = find_model(config)
-    if spec.heads & {Head.SPARSE, Head.SCORES, Head.TAGS}:
-        # Their activations need it, and it takes a tenth of a second, which is free while the runtime reads weights.
-        threading.Thread(target=import_module, args=("scipy.special",), daemon=True).start()
     model = text_model(spec, engine)
     backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     if not measures:

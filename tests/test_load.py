@@ -200,12 +200,12 @@ import sys
 from hybridtei import Encoder
 found = Encoder.load().encode(["hybrid search", "a wing in a slipstream"], ("dense", "sparse", "multivector", "tokens"))
 assert all(getattr(found, name) is not None for name in ("dense", "sparse", "multivector", "tokens"))
-print(sorted({"torch", "transformers"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "scipy"} & set(sys.modules)))
 """
 
 
 @pytest.mark.skipif(backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
-def test_the_embedded_model_runs_without_importing_torch() -> None:
+def test_the_embedded_model_runs_without_importing_torch_or_scipy() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment, capture_output=True, text=True, check=False

@@ -14,6 +14,7 @@ from pathlib import Path
 from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError, anchor_of
+from hybridtei.system import memory
 
 HELP = Path(__file__).parents[1] / "server/page/errors.html"
 
@@ -35,6 +36,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hybridtei COMMAND`; return the exit status."""
+    memory.collect_seldom()
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     _add_version(parser)
@@ -52,6 +54,7 @@ def add_command(commands: Commands, name: str) -> None:
 
 def router(argv: Sequence[str] | None = None) -> int:
     """Run `text-embeddings-router`; return the exit status."""
+    memory.collect_seldom()
     from hybridtei.cli import serve
 
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)

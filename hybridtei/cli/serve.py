@@ -17,7 +17,6 @@ from hybridtei.cli.flags import Commands, add_flags, is_set, new_parser, outdate
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
-from hybridtei.server.http.security import is_sendable
 from hybridtei.system import memory
 
 log = logging.getLogger("hybridtei")
@@ -88,8 +87,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
             raise UsageError(f"{flag}: {port} is the port of {taken[port]} already")
     if (server.certfile is None) != (server.keyfile is None):
         raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
-    if server.api_key is not None and not is_sendable(server.api_key):
-        raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
+    _check_key("--api-key", server.api_key)
     if server.shadow is not None:
         _check_shadow(server.shadow, server.shadow_api_key)
 
@@ -104,8 +102,16 @@ def _check_shadow(url: str, key: str | None) -> None:
         raise UsageError(f"--shadow: {url!r} should be the URL of a server, such as http://new:8080")
     if parts.username is not None:
         raise UsageError("--shadow: a URL with a user is written to the log; use --shadow-api-key")
-    if key is not None and not is_sendable(key):
-        raise UsageError("--shadow-api-key: no header can carry it; it should be printable ASCII without a space at either end")
+    _check_key("--shadow-api-key", key)
+
+
+def _check_key(flag: str, key: str | None) -> None:
+    if key is None:
+        return
+    from hybridtei.server.http.security import is_sendable  # with the framework
+
+    if not is_sendable(key):
+        raise UsageError(f"{flag}: no header can carry it; it should be printable ASCII without a space at either end")
 
 
 def address(hostname: str) -> str:

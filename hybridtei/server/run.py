@@ -8,7 +8,6 @@ port is taken before a model is loaded, and refuses connections until there is s
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -96,8 +95,7 @@ class DrainingServer(uvicorn.Server):
         if self._rpc is not None:
             await self._rpc.bind()  # a port that is taken is an error before anything starts
         await super().startup(sockets)
-        gc.collect()
-        gc.freeze()  # modules and model live as long as the process: no collection need walk through them again
+        memory.settle()  # modules and model live as long as the process
         if self.started:
             self._heap.start()
             self.announce()

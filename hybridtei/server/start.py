@@ -1,14 +1,20 @@
-"""From settings to a server that listens: one model, or several in one process that share devices."""
+"""From settings to a server that listens: one model, or several in one process that share devices.
+
+What speaks HTTP is imported on a thread while the model is loaded: a quarter of a second of Python, as the runtime, in C++,
+packs weights. So functions here import it where they need it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -22,14 +28,11 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError, UsageError
 from hybridtei.load import LoadedModel, load_model
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.app import context_for, create_app, create_fleet_app, rpc_server_class
-from hybridtei.server.context import Context
-from hybridtei.server.http.security import Keyring, certificate_of
-from hybridtei.server.registry import Entry, Models
-from hybridtei.server.run import MetricsPort, attached, reserved, run_server
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
+    from hybridtei.server.context import Context
+    from hybridtei.server.run import MetricsPort
     from hybridtei.store.collection import CollectionSchemas
 
 
@@ -43,6 +46,8 @@ class Fleet:
 
     def context(self, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
         """A loaded model behind an engine, on the device of the models with the same lanes."""
+        from hybridtei.server.app import context_for
+
         registry = Registry()
         service = EngineService(
             loaded.model,
@@ -97,6 +102,9 @@ def serve_one(
 
             run_workers(service, replace(server, http_workers=workers), model, registry=registry, metrics_port=port)
         else:
+            from hybridtei.server.app import create_app
+            from hybridtei.server.run import attached, run_server
+
             run_server(attached(create_app(service, server, model, registry=registry, schemas=schemas), port), server)
 
 
@@ -146,6 +154,10 @@ def serve_several(
             await context.service.start()
             return context
 
+        from hybridtei.server.app import create_fleet_app
+        from hybridtei.server.registry import Entry, Models
+        from hybridtei.server.run import attached, run_server
+
         models = Models(contexts, opener, flags)
         models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
         run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
@@ -157,15 +169,34 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
 
     Raises UsageError, LoadError, StoreError, OSError.
     """
-    Keyring.of(server)
-    certificate_of(server)
+    threading.Thread(target=_import_server, name="imports", daemon=True).start()
+    if server.api_key_file is not None or server.certfile is not None:
+        from hybridtei.server.http.security import Keyring, certificate_of
+
+        Keyring.of(server)
+        certificate_of(server)
     if server.grpc_port is not None:
         if server.http_workers:
             raise UsageError("--grpc-port: gRPC is served by the process that has the engine; leave out --http-workers")
+        from hybridtei.server.app import rpc_server_class
+
         rpc_server_class()
     schemas = _schemas(store, server)
-    with reserved(server) as port:
+    with nullcontext() if server.prometheus_port is None else _reserved(server) as port:
         yield schemas, port
+
+
+def _import_server() -> None:
+    with suppress(ImportError):  # the main thread meets it too
+        import_module("hybridtei.server.app")
+        import_module("hybridtei.server.run")
+    gc.freeze()  # as modules live as long as the process, no collection need walk through them
+
+
+def _reserved(server: ServerConfig) -> AbstractContextManager[MetricsPort | None]:
+    from hybridtei.server.run import reserved
+
+    return reserved(server)
 
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import signal
 import socket
@@ -227,8 +226,7 @@ class Supervisor:
 
     def _open(self) -> None:
         self._listening.listen(BACKLOG)
-        gc.collect()
-        gc.freeze()  # see `run.DrainingServer`
+        memory.settle()
         self._heap.start()
         for worker in self._workers.values():
             worker.serve()

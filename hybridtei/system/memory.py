@@ -10,6 +10,7 @@ five models held 85 MB more than at first with glibc's 8 heaps a core, and 5 MB 
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import mmap
 import os
@@ -19,12 +20,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
-from numpy.typing import NDArray
-
 from hybridtei.system.machine import available_cores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ARENAS = "MALLOC_ARENA_MAX"  # glibc's variable for how many heaps a process may have
 M_ARENA_MAX = -8  # its name in `mallopt`
@@ -36,7 +38,23 @@ LOOK_SECONDS = 10.0
 STEP_BYTES = 16_000_000  # that the process may hold above what it needs
 LONGEST_PAUSE = 32  # looks between two attempts
 
+COLLECTION = gc.get_threshold()  # as Python has it
+START_OBJECTS = 50_000  # made until garbage is looked for while a program starts
+
 log = logging.getLogger(__name__)
+
+
+def collect_seldom() -> None:
+    """Look for garbage seldom while a program starts: nearly all that it makes lives as long as the process, and to look 150
+    times takes a tenth of its time."""
+    gc.set_threshold(START_OBJECTS, *COLLECTION[1:])
+
+
+def settle() -> None:
+    """Free garbage, look for it as usual from now on, and no more among what there is."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTION)
 
 
 class Holder(Protocol):

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.backends.graph.activations import sigmoid
 from hybridtei.batch import Encoding, Head, LocatedEncoding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import NotANumber, UnsupportedHead
@@ -76,13 +77,6 @@ class Classify(ListTask):
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
     """float32[n, l] -> float32[n, l]. `multi_label`: each label is judged by itself, as `problem_type` may say."""
     return sigmoid(logits) if multi_label or logits.shape[1] == 1 else softmax(logits)
-
-
-def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow."""
-    from scipy.special import expit
-
-    return np.asarray(expit(x))
 
 
 def softmax(logits: Floats) -> Floats:

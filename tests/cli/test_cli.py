@@ -45,6 +45,12 @@ def test_python_m_works_without_torch_in_the_way():
     assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
 
 
+def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
+    code = "import sys, hybridtei.cli.serve, hybridtei.server.start; print({'litestar', 'uvicorn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "named"),
     [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.backends.graph.activations import ACTIVATIONS
 from hybridtei.batch import Head, Ids, Offsets, Once, PackedBatch, Padding, Ragged, computed_once, kept_tokens, pad, seen_mask
 from hybridtei.checkpoint.classifiers import ScorePooling
 from hybridtei.checkpoint.layers import (
@@ -150,41 +151,7 @@ def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, ru
     return np.asarray(run(feed)[mask])
 
 
-Activation = Callable[[Floats], Floats]
 Pool = Callable[[Floats, Offsets], Floats]
-
-
-def gelu(x: Floats) -> Floats:
-    """x * Phi(x), exactly."""
-    from scipy.special import erf
-
-    return np.asarray(0.5 * x * (1 + erf(x * np.float32(0.5**0.5))))
-
-
-def gelu_tanh(x: Floats) -> Floats:
-    """Its tanh approximation."""
-    near = np.clip(x, np.float32(-20), np.float32(20))  # beyond, tanh is 1, and a cube would overflow
-    inner = np.float32((2 / np.pi) ** 0.5) * (near + np.float32(0.044715) * near**3)
-    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
-
-
-def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow."""
-    from scipy.special import expit
-
-    return np.asarray(expit(x))
-
-
-# One for each name in `checkpoint.layers.ACTIVATIONS`.
-ACTIVATIONS: Mapping[str, Activation] = {
-    "identity": lambda x: x,
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, np.float32(0)),
-    "gelu": gelu,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "silu": lambda x: x * sigmoid(x),
-    "sigmoid": sigmoid,
-}
 
 
 def summed(hidden: Floats, cu_seqlens: Offsets) -> Floats:

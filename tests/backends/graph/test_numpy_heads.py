@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 
-from hybridtei.backends.graph import host
+from hybridtei.backends.graph import activations, host
 from hybridtei.backends.graph.host import HostHeads
 from hybridtei.backends.torch import heads, load
 from hybridtei.backends.torch.backend import TorchBackend
@@ -54,7 +55,21 @@ def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
 
 
 def test_every_activation_has_a_twin_in_both() -> None:
-    assert set(host.ACTIVATIONS) == set(load.ACTIVATIONS) == set(layers.ACTIVATIONS)
+    assert set(activations.ACTIVATIONS) == set(load.ACTIVATIONS) == set(layers.ACTIVATIONS)
+
+
+UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the value in float64
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
+    x = np.float32([*np.linspace(-87, 87, 20_001), *np.linspace(-5, 5, 20_001), *np.logspace(-37, 2, 2001), *EXTREMES])
+    expected = {"erf": special.erf, "sigmoid": special.expit}[name](x.astype(np.float64))
+    ours = getattr(activations, name)(x)
+    assert ours.dtype == np.float32
+    units = np.abs(ours - expected) / np.spacing(np.maximum(np.abs(expected), 2.0**-126).astype(np.float32))
+    assert units.max() <= UNITS[name]
+    assert np.isnan(getattr(activations, name)(np.float32([np.nan]))).all()
 
 
 def test_every_pooling_has_a_twin_in_both() -> None:
@@ -65,7 +80,7 @@ def test_every_pooling_has_a_twin_in_both() -> None:
 @given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
 def test_activations_agree(name: str, values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
-    ours, theirs = host.ACTIVATIONS[name](x), load.ACTIVATIONS[name](torch.from_numpy(x))
+    ours, theirs = activations.ACTIVATIONS[name](x), load.ACTIVATIONS[name](torch.from_numpy(x))
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
@@ -75,7 +90,7 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: float) -> None:
     x = np.full((2, 3), value, dtype=np.float32)
     theirs = load.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(host.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+    np.testing.assert_allclose(activations.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
@@ -155,7 +170,7 @@ def test_no_head_writes_into_its_input() -> None:
     for mode in modules.POOLINGS:
         host.dense(hidden, cu_seqlens, [mode], [layer(3, tiny.HIDDEN, name) for name in ("relu",)])
     for name in layers.ACTIVATIONS:
-        host.ACTIVATIONS[name](hidden)
+        activations.ACTIVATIONS[name](hidden)
     host.layer_norm(hidden)
     np.testing.assert_array_equal(hidden, before)
 
