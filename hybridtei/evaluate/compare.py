@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -87,14 +88,14 @@ class Remote:
     def states(self, text: str) -> Vectors | None:
         """Hidden states (tokens, width) of a text; None of a server without `/embed_all`."""
         answer = self._ask("/embed_all", {"inputs": [text]}) if self.info else None
-        return None if answer is None else self._array(answer[0])
+        return None if answer is None else self._vectors(answer[0])
 
     def _embed_one(self, texts: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Vectors | None:
         if self.info:
             answer = self._ask("/embed", {"inputs": texts, "truncate": True, **dict(options)})
-            return None if answer is None else self._array(answer)
+            return None if answer is None else self._vectors(answer)
         answer = self._ask("/v1/embeddings", {"input": texts, "model": self._model or "default", "encoding_format": "float"})
-        return None if answer is None else self._array([row["embedding"] for row in answer["data"]])
+        return None if answer is None else self._vectors(answer)
 
     def _info(self) -> Mapping[str, Any]:
         answer = self._request("GET", "/info")
@@ -122,18 +123,33 @@ class Remote:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConnectionError(f"{self.url}{path}: {type(error).__name__}: {error}") from None
 
-    def _array(self, rows: Any) -> Vectors:
+    def _vectors(self, answer: Any) -> Vectors:
         try:
-            vectors = np.array(rows, dtype=np.float64)
-        except (TypeError, ValueError):
-            vectors = np.empty(0)
-        if vectors.ndim != 2 or not np.isfinite(vectors).all():
-            raise ConnectionError(f"{self.url}: answers no vectors of one width")
-        return vectors
+            return read_vectors(answer)
+        except ValueError as error:
+            raise ConnectionError(f"{self.url}: answers no vectors: {error}") from None
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+
+def read_vectors(answer: Any) -> Vectors:
+    """Vectors (texts, width) of TEI's answer or OpenAI's, whose rows are lists or base64. Raises ValueError."""
+    try:
+        if isinstance(answer, dict):
+            rows = sorted(answer["data"], key=lambda row: row.get("index", 0))
+            answer = [_numbers(row["embedding"]) for row in rows]
+        vectors = np.array(answer, dtype=np.float64)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    if vectors.ndim != 2 or not vectors.size or not np.isfinite(vectors).all():
+        raise ValueError("not one for each text, of one width and of finite numbers")
+    return vectors
+
+
+def _numbers(row: Any) -> Any:
+    return np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import threading
@@ -18,7 +19,7 @@ import torch
 
 from hybridtei import cli
 from hybridtei.checkpoint.files import embedded_model
-from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, Agreement
+from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, Agreement, read_vectors
 from tests import tiny
 from tests.server.live import commanded
 
@@ -136,6 +137,35 @@ def test_backends_in_float32_agree(backend: str, tmp_path: Path, capsys: pytest.
         b = of_commands(folder, stack, "--backend", backend, "--dtype", "float32")
         status, report = report_of(capsys, a, b)
     assert (status, report["causes"], report["overlap"]) == (0, [], 1.0)
+
+
+def row(numbers: list[float], **fields: Any) -> dict[str, Any]:
+    return {"embedding": numbers, **fields}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [[1.0, 2.0], [3.0, 4.0]],
+        {"data": [row([3.0, 4.0], index=1), row([1.0, 2.0], index=0)]},
+        {"data": [row([1.0, 2.0]), row([3.0, 4.0])]},
+        {"data": [row(base64.b64encode(np.float32(numbers).tobytes()).decode()) for numbers in ([1, 2], [3, 4])]},
+    ],
+)
+def test_vectors_are_read_of_answers_of_tei_and_openai(answer: Any) -> None:
+    assert read_vectors(answer).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(None, [], [[]], [[1.0], [1.0, 2.0]], [1.0], [["a"]], [[float("nan")]], {"error": "no"}, {"data": [1]}),
+        *({"data": []}, {"data": [row("%%%")]}, {"data": [row([1.0], index=None), row([1.0], index=1)]}),
+    ],
+)
+def test_what_holds_no_vectors_is_refused(answer: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_vectors(answer)
 
 
 def test_agreement_in_live_texts_is_bounded_and_has_the_verdict_of_compare() -> None:

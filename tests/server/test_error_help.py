@@ -48,8 +48,24 @@ def test_refused_at_capacity_too(caplog):
     assert "Model is overloaded (errors.md#overloaded)" in caplog.messages
 
 
-def test_a_command_says_where_cause_and_cure_are(capsys):
-    assert cli.main(["embed", "nothing.txt", "--model-id", "./none", "--output", "out.npz"]) == 1
+def failed(status, *arguments):
+    assert cli.main(arguments) == status
+
+
+def refused(*arguments):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        lambda: failed(1, "embed", "nothing.txt", "--model-id", "./none", "--output", "out.npz"),
+        lambda: refused("serve", "--port", "70000"),
+    ],
+)
+def test_a_command_says_where_cause_and_cure_are(ending, capsys):
+    ending()
     path, anchor = re.search(r"^Cause and cure: file://(/\S+)#(\w+)$", capsys.readouterr().err, re.MULTILINE).groups()
     with open(path, encoding="utf-8") as page:
         assert f'<h2 id="{anchor}">' in page.read()

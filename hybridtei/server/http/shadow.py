@@ -8,7 +8,6 @@ bytes; beyond, they are dropped and counted. Each HTTP worker has a queue and co
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import random
 from collections.abc import Iterable
@@ -19,11 +18,10 @@ from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
 import orjson
 
 from hybridtei.config import ServerConfig
-from hybridtei.evaluate.compare import Agreement
+from hybridtei.evaluate.compare import Agreement, read_vectors
 from hybridtei.evaluate.signs import Vectors
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.http.body import header, unfold
@@ -257,17 +255,7 @@ def _json(content: bytes) -> Any:
 
 
 def _vectors(answer: Any) -> Vectors:
-    """Vectors (texts, width) of TEI's answer or OpenAI's. Raises Refused."""
     try:
-        if isinstance(answer, dict):
-            answer = [_numbers(row["embedding"]) for row in sorted(answer["data"], key=lambda row: row["index"])]
-        vectors = np.array(answer, dtype=np.float64)
-    except (KeyError, TypeError, ValueError):
+        return read_vectors(answer)
+    except ValueError:
         raise Refused("answer") from None
-    if vectors.ndim != 2 or not vectors.size or not np.isfinite(vectors).all():
-        raise Refused("answer")
-    return vectors
-
-
-def _numbers(row: Any) -> Any:
-    return np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row
