@@ -23,7 +23,7 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
 from hybridtei.load import LoadedModel, find_model, text_reader
 from hybridtei.observability.metrics import Registry
-from hybridtei.server import start
+from hybridtei.server import run, start
 from hybridtei.server import supervisor as workers
 from hybridtei.server.http.connection import bound
 from hybridtei.server.start import http_processes
@@ -304,7 +304,7 @@ def test_permits_that_nobody_set_fill_the_passes_of_a_gpu(monkeypatch, ahead, fi
     backend, served = FakeBackend(small.model_spec()), []
     backend.ahead = ahead
     monkeypatch.setattr(start, "load_model", lambda *_: LoadedModel(small.model(), backend, 16384))
-    monkeypatch.setattr(start, "run_server", lambda app, _: served.append(app.state.models.default.service))
+    monkeypatch.setattr(run, "run_server", lambda app, _: served.append(app.state.models.default.service))
     start.serve_one(ModelConfig(), EngineConfig(), ServerConfig(port=0, http_workers=0), fixed_permits=fixed)
     (service,) = served
     assert service.admission.permits == service.config.max_concurrent_requests == permits
