@@ -54,8 +54,7 @@ def in_fp8(backend: TorchBackend) -> float:
     """Put eight bits in place of a bfloat16 backend's matrices; the least cosine of its dense vectors with those before."""
     batch = probe(backend, DENSE)
     before = backend.forward(batch).dense
-    for layer in replace_linears(backend.trunk.model):
-        layer.exact = None
+    replace_linears(backend.trunk.model)
     backend.catch_up()
     return _cosine(backend.forward(batch).dense, before)
 

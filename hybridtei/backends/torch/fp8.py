@@ -10,18 +10,15 @@ What reads checkpoints is imported late: `conformance/load/gpu.py` measures matr
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from hybridtei.batch import PackedBatch
 from hybridtei.errors import LoadError
-from hybridtei.outputs import HeadOutputs
 
 if TYPE_CHECKING:
-    from hybridtei.backends.fidelity import Fidelity, Guard
+    from hybridtei.backends.fidelity import Guard
     from hybridtei.backends.torch.acceleration import AccelerationOptions
     from hybridtei.backends.torch.backend import TorchBackend
     from hybridtei.checkpoint.spec import ModelSpec
@@ -35,9 +32,7 @@ STEP = 16  # both sides of a matrix must be a multiple of it
 
 
 class Fp8Linear(nn.Module):
-    """A Linear layer in eight bits. While `exact` is kept, `judging` decides which of the two computes."""
-
-    judging = False
+    """A Linear layer in eight bits."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -45,11 +40,8 @@ class Fp8Linear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.bias, self.dtype = linear.bias, linear.weight.dtype
-        self.exact: nn.Linear | None = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.judging and self.exact is not None:
-            return self.exact(x)  # type: ignore[no-any-return]
         rows, scales = quantised(x.reshape(-1, x.shape[-1]))
         out = product(rows, scales, cast(Tensor, self.weight), cast(Tensor, self.scale), x.dtype)
         return (out if self.bias is None else out + self.bias).reshape(*x.shape[:-1], -1)
@@ -114,46 +106,16 @@ def open_fp8(
 
 def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     """A bfloat16 backend with its trunk's matrices in eight bits from now on. Raises LoadError with the figures."""
-    from hybridtei.backends.fidelity import check
+    from hybridtei.backends.fidelity import check, fidelity, sample_vectors
 
+    exact = sample_vectors(backend)
     layers = replace_linears(backend.trunk.model)
-    backend.catch_up()
     if not layers:
         raise LoadError(f"{backend.spec.folder}: fp8: no matrix of the trunk has sides of a multiple of {STEP}")
-    fidelity = _fidelity(backend, layers)
-    log.info("fp8, %d matrices, against bfloat16: %s", len(layers), fidelity)
-    check(fidelity, guard, backend.spec, "fp8 is too far from bfloat16")
-    for layer in layers:
-        layer.exact = None
+    backend.catch_up()
+    found = fidelity(sample_vectors(backend), exact)
+    log.info("fp8, %d matrices, against bfloat16: %s", len(layers), found)
+    check(found, guard, backend.spec, "fp8 is too far from bfloat16")
     backend.make_room()
     backend.dtype = "fp8"
     return backend
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """A backend that computes exactly, or in eight bits, for the time of a pass."""
-
-    backend: TorchBackend
-    layers: list[Fp8Linear]
-    exact: bool
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.backend.spec
-
-    def forward(self, batch: PackedBatch) -> HeadOutputs:
-        for layer in self.layers:
-            layer.judging = self.exact
-        try:
-            return self.backend.forward(batch)
-        finally:
-            for layer in self.layers:
-                layer.judging = False
-
-
-def _fidelity(backend: TorchBackend, layers: list[Fp8Linear]) -> Fidelity:
-    from hybridtei.backends.fidelity import compare
-
-    exact, approximate = (_View(backend, layers, exact=exact) for exact in (True, False))
-    return compare(exact, approximate)

@@ -104,7 +104,7 @@ def per_sequence(
     for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
         mask = _mask(length, window, causal, q.device)
         others = slice(start, start + keys)
-        step = length if bias is None else max(BIAS_ENTRIES // (q.shape[1] * length), 1)
+        step = max(length if bias is None else BIAS_ENTRIES // (q.shape[1] * length), 1)
         for first in range(0, length, step):
             some = slice(first, min(first + step, length))
             seen = None if mask is None else mask[some, :keys]

@@ -79,9 +79,6 @@ def test_a_layer_keeps_shape_bias_and_precision() -> None:
     assert found.dtype == torch.bfloat16
     assert found.shape == exact.shape == (2, 3, 48)
     assert (found - exact).norm() / exact.norm() < 0.05
-    layer.judging = True
-    with torch.inference_mode():
-        assert torch.equal(layer(x), exact)
 
 
 def test_only_matrices_of_fitting_sides_are_replaced() -> None:
@@ -98,7 +95,7 @@ def test_a_model_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
     assert backend.dtype == "fp8"
     layers = [module for module in backend.trunk.model.modules() if isinstance(module, Fp8Linear)]
     assert layers
-    assert all(layer.exact is None and layer.weight.dtype == EIGHT_BITS for layer in layers)
+    assert all(layer.weight.dtype == EIGHT_BITS for layer in layers)
 
 
 def test_neighbours_change_next_to_nothing(hybrid: Path) -> None:

@@ -14,12 +14,9 @@ from hybridtei.backends.torch.memory import (
     FIRST_TOKENS,
     Peak,
     TooLarge,
-    by_kind,
     estimate,
-    joined,
     max_tokens,
     of_its_own,
-    parted,
     split_on_oom,
     start_copy,
     to_device,
@@ -190,35 +187,12 @@ def test_the_heads_of_a_part_are_those_of_the_batch() -> None:
 
 
 CPU = torch.device("cpu")
-SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5)
-
-
-@given(SHAPES)
-def test_joined_and_parted_again(shapes: list[list[int]]) -> None:
-    tensors = {f"{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
-    flat = joined([*tensors.values()], torch.float32).numpy()
-    assert flat.shape == (sum(tensor.numel() for tensor in tensors.values()),)
-    found = parted(flat, {name: tensor.shape for name, tensor in tensors.items()})
-    assert list(found) == list(tensors)
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(found[name], tensor.numpy())
 
 
 def test_half_precision_leaves_as_single() -> None:
     found = start_copy({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.arange(3)}, CPU)()
     assert found["a"].dtype == np.float32
     assert found["b"].dtype == np.int64
-
-
-def test_each_precision_travels_as_it_is() -> None:
-    found = {
-        "a": torch.ones(2),
-        "b": torch.ones(3, dtype=torch.float16),
-        "c": torch.arange(2, dtype=torch.int32),
-        "d": torch.ones(1, dtype=torch.float16),
-        "e": torch.arange(2),
-    }
-    assert by_kind(found) == {torch.float32: ["a"], torch.float16: ["b", "d"], torch.int64: ["c", "e"]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
