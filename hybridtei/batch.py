@@ -118,7 +118,7 @@ class PackedBatch:
 
     @property
     def max_seqlen(self) -> int:
-        return int(self.lengths.max(initial=0))
+        return len(self.input_ids) if len(self) == 1 else int(self.lengths.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,10 +261,12 @@ class Encoder:
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return _no_rows(task.heads, self.spec)
-        with tqdm(total=len(task.inputs), unit="text", disable=not show_progress) as bar:
-            chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
-            answer: Embeddings = self._answer(task.for_model(self.spec), chunk, advance=bar.update)
-            return answer
+        chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
+        ready: Task[Embeddings] = task.for_model(self.spec)
+        if not show_progress:  # a bar that shows nothing would still take a part of a query's time
+            return self._answer(ready, chunk)
+        with tqdm(total=len(task.inputs), unit="text") as bar:
+            return self._answer(ready, chunk, advance=bar.update)
 
     def _answer(
         self,
@@ -290,9 +292,11 @@ class Encoder:
         return answers[0] if len(answers) == 1 else task.join(answers)
 
     def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
-        if getattr(self._backend, "is_table", False) and heads == {Head.DENSE}:  # takes less time than the queue
+        is_table = getattr(self._backend, "is_table", False) and heads == {Head.DENSE}  # which takes less time than the queue
+        if heads and (is_table or len(encodings) == 1):
+            outputs = self._backend.forward(pack(encodings, heads, self.spec.positions), use_all_cores=True)
             advance(len(encodings))
-            return self._backend.forward(pack(encodings, heads, self.spec.positions))
+            return outputs
         lanes = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
         core = EngineCore(
             max_tokens=self._budget,
