@@ -19,7 +19,7 @@ from torch import nn
 
 from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import DTYPES, TorchBackend
-from hybridtei.backends.torch.cuda_graphs import Recorder
+from hybridtei.backends.torch.cuda_graphs import Replay
 from hybridtei.backends.torch.heads import HeadWeights, LexicalWeights
 from hybridtei.backends.torch.ops import ModuleOptions, family_module
 from hybridtei.backends.torch.trunk import PackedTrunk
@@ -170,9 +170,13 @@ def config_of(shape: Shape) -> Any:
     return getattr(transformers, f"{shape.classes}Config")(**{"max_position_embeddings": shape.longest, **shape.sizes})
 
 
-def called_again() -> Recorder:
-    """Where there is no GPU to record on, so that the rest can be tried."""
-    return lambda run: run  # type: ignore[return-value]
+def called_again(run: Callable[[], object]) -> Replay:
+    """A recorder where there is no GPU to record on, so that the rest can be tried."""
+
+    def replay() -> None:
+        run()
+
+    return replay
 
 
 def write(shape: Shape, folder: str, dtype: str) -> list[str]:

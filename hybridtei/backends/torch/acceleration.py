@@ -10,23 +10,18 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from torch import nn
 
 from hybridtei.backends.torch.attention import REPLAYED
 from hybridtei.backends.torch.compiling import compile_pass
-from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, Graphs, Recorder, Sizes, on_gpu, sizes
+from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, TOKENS, Graphs, Recorder, buckets, on_gpu
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, PackedBatch, pack
 
 if TYPE_CHECKING:
-    import torch
-
     from hybridtei.backends.torch.backend import TorchBackend
-    from hybridtei.checkpoint.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +38,7 @@ class AccelerationOptions:
     graphs: bool = False
     compiled: Literal["auto", "true", "false"] = "false"
     compiler: str | Callable[..., Any] = "inductor"
-    recorder: Callable[[], Recorder] | None = None
+    recorder: Recorder | None = None
 
 
 class Acceleration:
@@ -53,52 +48,35 @@ class Acceleration:
         self.graphs: Graphs | None = None
         self.fault: str | None = None
         self._backend, self.options = backend, options
-        self._on_gpu = backend.device.type == "cuda"
-        trunk = backend.trunk
-        self._sizes = sizes(weights_of_layer(trunk.model, backend.spec), backend.spec.max_input_length)
-        refused = _why_no_graphs(options, trunk.packs, trunk.attention.name, self._sizes, self._on_gpu)
-        self._records = refused is None
+        refused = _why_no_graphs(options, backend)
+        self._records = options.graphs and refused is None
         if options.graphs and refused is not None:
-            log.log(logging.INFO if self._on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
+            on_gpu = backend.device.type == "cuda"
+            log.log(logging.INFO if on_gpu else logging.DEBUG, "small batches are not recorded: %s", refused)
 
     def begin(self) -> None:
         """Compile what is to be compiled, and record what is to be recorded; what was made before is not made again."""
-        trunk = self._backend.trunk
-        if isinstance(trunk, PackedTrunk):
-            with MAKING:
-                self._compile(trunk)
-                self._start_recordings(trunk)
-
-    def _compile(self, trunk: PackedTrunk) -> None:
-        backend, options = self._backend, self.options
-        wanted = options.compiled == "true" or (options.compiled == "auto" and self._on_gpu)
-        if wanted and trunk.packs and trunk.instead is None:
-            with backend.alone():
-                self.fault = compile_pass(trunk, probes(backend), dtype=backend.dtype, compiler=options.compiler)
-
-    def _start_recordings(self, trunk: PackedTrunk) -> None:
-        backend, options = self._backend, self.options
-        if options.graphs and self._records and self.graphs is None:
-            self.graphs = Graphs(
-                trunk,
-                backend.spec,
-                self._sizes,
-                device=backend.device,
-                recorder=options.recorder or partial(_recorder, backend.device, backend.stream),
-                alone=backend.alone,
-                dtype=backend.dtype,
-            )
-            self.graphs.record()
+        backend, options, trunk = self._backend, self.options, self._backend.trunk
+        if not isinstance(trunk, PackedTrunk):
+            return
+        compiles = options.compiled == "true" or (options.compiled == "auto" and backend.device.type == "cuda")
+        with MAKING:
+            if compiles and trunk.packs and trunk.instead is None:
+                with backend.alone():
+                    self.fault = compile_pass(trunk, probes(backend), dtype=backend.dtype, compiler=options.compiler)
+            if self._records and self.graphs is None:
+                self.graphs = Graphs(backend, trunk, options.recorder or on_gpu(backend.stream))
+                self.graphs.record()
 
     def reserved(self, allowed: int, peak: Callable[[int], int | None]) -> int:
         """Bytes that recordings will take of those `allowed` for passes. `peak`: bytes of a pass of so many tokens.
 
         Where that is too much of it there will be no recordings.
         """
-        if not (self.options.graphs and self._records):
+        if not self._records:
             return 0
-        taken = peak(self._sizes.tokens)
-        needed = None if taken is None else taken + len(self._sizes.all()) * BYTES_OF_RECORDING
+        taken, count = peak(TOKENS[-1]), len(buckets(self._backend.spec.max_input_length))
+        needed = None if taken is None else taken + count * BYTES_OF_RECORDING
         if needed is None or needed > allowed // RECORDINGS_SHARE:
             self._records = False
             log.info("small batches are not recorded, for want of memory")
@@ -131,29 +109,12 @@ def probes(backend: TorchBackend) -> list[PackedBatch]:
     ]
 
 
-def weights_of_layer(model: Any, spec: ModelSpec) -> int:
-    """Weights in the products of one layer, about."""
-    total = sum(matrix.numel() for matrix in _matrices(model))
-    layers = next((spec.config[key] for key in ("num_hidden_layers", "n_layers") if key in spec.config), 1)
-    return total // max(int(layers), 1)
-
-
-def _matrices(model: Any) -> list[torch.Tensor]:
-    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-
-
-def _recorder(device: torch.device, stream: torch.cuda.Stream | None) -> Recorder:
-    assert stream is not None
-    return on_gpu(device, stream)
-
-
-def _why_no_graphs(options: AccelerationOptions, packs: bool, kernel: str, sizes: Sizes, on_gpu: bool) -> str | None:
+def _why_no_graphs(options: AccelerationOptions, backend: TorchBackend) -> str | None:
     if options.recorder is not None:
         return None
-    if not on_gpu:
+    if backend.device.type != "cuda":
         return "that is for GPUs"
-    if not packs:
+    if not backend.trunk.packs:
         return "the family does not run packed"
-    if kernel not in REPLAYED:
-        return f"the shapes inside {kernel} follow the lengths of texts"
-    return None if sizes.tokens else "a layer takes longer to compute than to launch, however few tokens there are"
+    kernel = backend.trunk.attention.name
+    return None if kernel in REPLAYED else f"the shapes inside {kernel} follow the lengths of texts"

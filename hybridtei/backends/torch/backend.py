@@ -252,8 +252,9 @@ class TorchBackend:
             yield
 
     @property
-    def stream(self) -> torch.cuda.Stream | None:
-        """What passes are launched on; None on a CPU."""
+    def stream(self) -> torch.cuda.Stream:
+        """What passes are launched on, on a GPU."""
+        assert self._stream is not None
         return self._stream
 
     def _stream_done(self) -> None:

@@ -5,19 +5,16 @@ at once. It fixes every shape: tokens, sequences, and the longest sequence that 
 bucket is filled with sequences of their own behind the real ones, which no text sees, and with empty ones behind these. So the
 rows of a batch are the first of what comes out, and its offsets the first of the bucket's.
 
-All buckets are recorded before texts are served. A recording is played once and
-compared with what it was made of before any text sees it. Whatever fails ends recordings for good, with one line in the log.
-
-Buffers and intermediate values are shared by all recordings, since passes follow each other on one stream; each
-leaves its states in the same place, to be read before the next pass is launched.
+All buckets are recorded before texts are served. A recording is played once and compared with what it was made of before any
+text sees it. Whatever fails ends recordings for good, with one line in the log. Buffers and intermediate values are shared by
+all recordings, since passes follow each other on one stream; each leaves its states in the same place, to be read before the
+next pass is launched.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +27,7 @@ from hybridtei.backends.torch.trunk import Ids, PackedTrunk
 from hybridtei.batch import Encoding, Offsets, PackedBatch, pack
 
 if TYPE_CHECKING:
-    from hybridtei.checkpoint.spec import ModelSpec
+    from hybridtei.backends.torch.backend import TorchBackend
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +35,6 @@ TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # (sequences, tokens of each) at most: some texts of any length, or many short ones. Attention starts blocks by the product of
 # the two, for empty sequences too. What fits neither is launched kernel by kernel.
 FORMS = ((16, 2048), (256, 128))
-# A layer of so many weights times tokens takes a large GPU about as long as a host takes to launch it (some 0.1 ms at some
-# 0.7 PFLOP/s): with more, launches hide behind arithmetic, and padding would only add to that. An estimate.
-HIDDEN_LAUNCHES = 35_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +46,24 @@ class Bucket:
     longest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The buckets of a model. `tokens`: of the largest; `longest`: tokens of a text at most."""
+def buckets(longest: int) -> list[Bucket]:
+    """Those of a model whose texts have at most `longest` tokens. The largest comes first: so the others find the memory of their
+    intermediate values."""
+    return [Bucket(size, min(most, size), min(length, longest, size)) for size in reversed(TOKENS) for most, length in FORMS]
 
-    tokens: int
-    longest: int
 
-    def all(self) -> list[Bucket]:
-        """The largest first, so that the others find the memory of their intermediate values."""
-        tokens = [size for size in reversed(TOKENS) if size <= self.tokens]
-        return [Bucket(size, min(most, size), min(longest, self.longest, size)) for size in tokens for most, longest in FORMS]
-
-    def of(self, batch: PackedBatch) -> Bucket | None:
-        """The smallest bucket a batch fits into, or None: too large, or with tokens that are not to be seen."""
-        count = len(batch.input_ids)
-        tokens = next((size for size in TOKENS if count <= size <= self.tokens), None)
-        if tokens is None or batch.unseen is not None:
-            return None
-        for most, longest in FORMS:
-            bucket = Bucket(tokens, min(most, tokens), min(longest, self.longest, tokens))
-            filled = len(batch) + -(-(tokens - count) // bucket.longest)
-            if batch.max_seqlen <= bucket.longest and filled <= bucket.sequences:
-                return bucket
+def bucket_of(batch: PackedBatch, longest: int) -> Bucket | None:
+    """The smallest bucket a batch fits into, or None: too large, or with tokens that are not to be seen."""
+    count = len(batch.input_ids)
+    tokens = next((size for size in TOKENS if count <= size), None)
+    if tokens is None or batch.unseen is not None:
         return None
-
-
-def sizes(weights_of_layer: int, longest: int) -> Sizes:
-    """The buckets for a model by the weights of one of its layers: the heavier it is, the fewer tokens hide its launches."""
-    bound = HIDDEN_LAUNCHES // max(weights_of_layer, 1)
-    return Sizes(max((size for size in TOKENS if size <= bound), default=0), longest)
+    for most, length in FORMS:
+        bucket = Bucket(tokens, min(most, tokens), min(length, longest, tokens))
+        filled = len(batch) + -(-(tokens - count) // bucket.longest)
+        if batch.max_seqlen <= bucket.longest and filled <= bucket.sequences:
+            return bucket
+    return None
 
 
 def padded(batch: PackedBatch, bucket: Bucket) -> PackedBatch:
@@ -115,9 +97,9 @@ Replay = Callable[[], None]
 Recorder = Callable[[Callable[[], object]], Replay]
 
 
-def on_gpu(device: torch.device, stream: torch.cuda.Stream) -> Recorder:
+def on_gpu(stream: torch.cuda.Stream) -> Recorder:
     """Records what is launched on that stream. All recordings of one recorder share memory for what they do not return."""
-    with torch.cuda.device(device):
+    with torch.cuda.device(stream.device):
         pool = torch.cuda.graph_pool_handle()
 
     def record(run: Callable[[], object]) -> Replay:
@@ -131,25 +113,13 @@ def on_gpu(device: torch.device, stream: torch.cuda.Stream) -> Recorder:
 
 
 class Graphs:
-    """The recordings of one trunk. `find` and `play` are for the one thread that may launch; `alone`: be that thread."""
+    """The recordings of one backend. `find` is for any thread, `play` for the one that may launch. `off`: none will come."""
 
-    def __init__(
-        self,
-        trunk: PackedTrunk,
-        spec: ModelSpec,
-        sizes: Sizes,
-        *,
-        device: torch.device,
-        recorder: Callable[[], Recorder],
-        alone: Callable[[], AbstractContextManager[object]],
-        dtype: str,
-    ) -> None:
-        self._trunk, self._spec, self._sizes, self._device = trunk, spec, sizes, device
-        self._recorder, self._alone = recorder, alone
-        self._tolerance = SAME[dtype]
+    def __init__(self, backend: TorchBackend, trunk: PackedTrunk, record: Recorder) -> None:
+        self._backend, self._trunk, self._record = backend, trunk, record
         self._recorded: dict[Bucket, Replay] = {}
         self._buffers: tuple[Ids, Tensor] | None = None
-        self._closed = threading.Event()
+        self.off = False
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -158,29 +128,20 @@ class Graphs:
         """Whether it may be played: for the thread that may launch."""
         return not self.off and bucket in self._recorded
 
-    @property
-    def off(self) -> bool:
-        """Whether there will be none: something failed, or `close` was called."""
-        return self._closed.is_set()
-
     def record(self) -> None:
-        """Record all buckets, anew if they were. Passes that come meanwhile wait for one bucket at most and are launched
-        kernel by kernel."""
+        """Record all buckets. Passes that come meanwhile wait for one bucket at most and are launched kernel by kernel."""
         try:
-            with self._alone():
-                self.forget()
-                record = self._recorder()
-            for bucket in self._sizes.all():
-                with self._alone():
+            for bucket in buckets(self._backend.spec.max_input_length):
+                with self._backend.alone():
                     if self.off:
                         return
-                    self._recorded[bucket] = self._checked(bucket, record)
+                    self._recorded[bucket] = self._checked(bucket)
         except Exception as error:  # torch, its libraries and a model's own code each raise their own kinds
             self._give_up(error)
 
     def find(self, batch: PackedBatch) -> Bucket | None:
         """The bucket of a batch if it is recorded."""
-        bucket = self._sizes.of(batch)
+        bucket = bucket_of(batch, self._backend.spec.max_input_length)
         return bucket if bucket is not None and bucket in self else None
 
     def play(self, bucket: Bucket, ids: Ids) -> Tensor:
@@ -195,21 +156,18 @@ class Graphs:
         return self._states(bucket)
 
     def forget(self) -> None:
-        """Drop all recordings, for their memory; for the thread that may launch."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # one may be playing just now
+        """Drop all recordings, for their memory; for the thread that may launch, once none is played any more."""
         self._recorded.clear()
 
     def close(self) -> None:
         """Make no more, and drop what there is."""
-        self._closed.set()
-        self._recorded.clear()
-        self._buffers = None
+        self.off, self._buffers = True, None
+        self.forget()
 
-    def _checked(self, bucket: Bucket, record: Recorder) -> Replay:
+    def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
         sample = padded(self._sample(bucket), bucket)
-        asked = {**self._trunk.place(sample), OFFSETS: torch.as_tensor(sample.cu_seqlens, device=self._device)}
+        asked = {**self._trunk.place(sample), OFFSETS: torch.as_tensor(sample.cu_seqlens, device=self._backend.device)}
 
         def states_of(ids: Ids) -> Tensor:
             return self._trunk.run(ids, self._trunk.layout(sample, ids[OFFSETS], bound=bucket.longest))
@@ -219,25 +177,23 @@ class Graphs:
 
         expected = states_of(asked)
         if self._buffers is None:
-            most = max(self._sizes.tokens, *(sequences + 1 for sequences, _ in FORMS))
-            self._buffers = (
-                {name: one.new_zeros(most) for name, one in asked.items()},
-                expected.new_zeros(most, expected.shape[1]),
-            )
+            inputs = {name: one.new_zeros(TOKENS[-1]) for name, one in asked.items()}  # more than any bucket has sequences
+            self._buffers = inputs, expected.new_zeros(TOKENS[-1], expected.shape[1])
         self._fill(bucket, asked)
         run()  # libraries choose their kernels and take their workspaces before anything is recorded
-        replay = record(run)
+        replay = self._record(run)
         self._states(bucket).zero_()
         replay()
         worst = deviation(self._states(bucket), expected)
-        if not worst <= self._tolerance:  # NaN fails too
+        if not worst <= SAME[self._backend.dtype]:  # NaN fails too
             raise RuntimeError(f"a recorded pass differs by {worst:.2g} from the pass itself")
         return replay
 
     def _sample(self, bucket: Bucket) -> PackedBatch:
-        first = self._spec.positions.offset
-        ids = np.arange(first, first + bucket.longest, dtype=np.int64) % self._spec.vocab_size
-        return pack([Encoding(ids)], frozenset(), self._spec.positions)
+        spec = self._backend.spec
+        first = spec.positions.offset
+        ids = np.arange(first, first + bucket.longest, dtype=np.int64) % spec.vocab_size
+        return pack([Encoding(ids)], frozenset(), spec.positions)
 
     def _fill(self, bucket: Bucket, ids: Ids) -> None:
         for name, values in self._inputs(bucket).items():
@@ -254,5 +210,5 @@ class Graphs:
 
     def _give_up(self, error: Exception) -> None:
         if not self.off:
-            self._closed.set()
+            self.off = True
             log.warning("small batches are launched kernel by kernel, as CUDA graphs failed: %s", " ".join(str(error).split()))

@@ -9,7 +9,7 @@ import torch
 
 from hybridtei.backends.base import Accelerated, Replicas
 from hybridtei.backends.select import open_backend
-from hybridtei.backends.torch.acceleration import PROBES, AccelerationOptions, probes, weights_of_layer
+from hybridtei.backends.torch.acceleration import PROBES, AccelerationOptions, probes
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, FORMS, TOKENS
 from hybridtei.checkpoint.spec import read_spec
@@ -77,8 +77,3 @@ def test_probes_keep_a_models_limit_and_differ(tmp_path: Path) -> None:
         assert probe.max_seqlen <= backend.spec.max_input_length
         assert backend.trunk.run(backend.trunk.place(probe), backend.trunk.layout(probe)).isfinite().all()
     assert len({len(probe.input_ids) for probe in made}) == len(made)
-
-
-def test_weights_of_a_layer_are_those_of_its_products(bert: Path) -> None:
-    backend = TorchBackend(read_spec(bert))
-    assert weights_of_layer(backend.trunk.model, backend.spec) == 4 * tiny.HIDDEN**2 + 2 * tiny.HIDDEN * 48

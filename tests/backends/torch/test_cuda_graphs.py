@@ -26,9 +26,9 @@ from hybridtei.backends.torch.cuda_graphs import (
     Graphs,
     Recorder,
     Replay,
-    Sizes,
+    bucket_of,
+    buckets,
     padded,
-    sizes,
 )
 from hybridtei.backends.torch.kernels import Sequences, per_sequence
 from hybridtei.backends.torch.trunk import PackedTrunk
@@ -44,20 +44,17 @@ ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
 
 
 class Player:
-    """Makes recorders that call the function again; counts what was recorded and played."""
+    """A recorder whose recordings call the function again; counts what was recorded and played."""
 
     def __init__(self) -> None:
         self.recorded = self.played = 0
-
-    def __call__(self) -> Recorder:
-        return self.record
 
     @property
     def rides(self) -> int:
         """Batches that were played; each recording is played once more, to be checked."""
         return self.played - self.recorded
 
-    def record(self, run: Callable[[], object]) -> Replay:
+    def __call__(self, run: Callable[[], object]) -> Replay:
         self.recorded += 1
 
         def replay() -> None:
@@ -83,7 +80,7 @@ def batch(backend: TorchBackend, lengths: list[int], seed: int = 0, *, typed: bo
     return pack(encodings, backend.spec.heads, backend.spec.positions)
 
 
-def opened(folder: Path, recorder: Callable[[], Recorder], pooling: str | None = None) -> tuple[TorchBackend, Graphs]:
+def opened(folder: Path, recorder: Recorder, pooling: str | None = None) -> tuple[TorchBackend, Graphs]:
     backend = TorchBackend(read_spec(folder, pooling=pooling), acceleration=AccelerationOptions(graphs=True, recorder=recorder))
     backend.trunk.kernel = by_offsets
     backend.accelerate()
@@ -115,8 +112,8 @@ def test_a_batch_that_is_played_gets_what_a_pass_computes(kind: str, request: py
     pooling = None if kind in ("hybrid", "m3") else "mean"
     backend, graphs = opened(folder, player, pooling)
     exact = TorchBackend(backend.spec)
-    buckets = Sizes(TOKENS[-1], backend.spec.max_input_length).all()
-    assert len(graphs) == player.recorded == len({*buckets}) == len(TOKENS) * len(FORMS)
+    made = buckets(backend.spec.max_input_length)
+    assert len(graphs) == player.recorded == len({*made}) == len(TOKENS) * len(FORMS)
     for seed, lengths in enumerate([*LENGTHS, *reversed(LENGTHS)]):
         check(backend, exact, batch(backend, lengths, seed))
         check(backend, exact, batch(backend, lengths, seed, typed=backend.spec.has_token_types))
@@ -141,7 +138,7 @@ def test_a_recording_that_fails_is_the_last_and_said_once(hybrid: Path, kind: st
         return lambda: None
 
     with caplog.at_level(logging.WARNING):
-        backend, graphs = opened(hybrid, lambda: record)
+        backend, graphs = opened(hybrid, record)
         exact = TorchBackend(backend.spec)
         for lengths in LENGTHS:
             check(backend, exact, batch(backend, lengths))
@@ -162,7 +159,7 @@ def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path
 
         return replay
 
-    backend, graphs = opened(hybrid, lambda: record)
+    backend, graphs = opened(hybrid, record)
     exact = TorchBackend(backend.spec)
     backend.forward(batch(backend, [5]))
     broken.set()
@@ -173,27 +170,25 @@ def test_a_recording_that_breaks_later_fails_its_batch_and_no_other(hybrid: Path
     assert len([line for line in caplog.messages if "CUDA graphs failed" in line]) == 1
 
 
-def test_passes_that_come_while_all_is_recorded_anew_are_launched(hybrid: Path) -> None:
-    go_on, player = threading.Event(), Player()
-    go_on.set()
+def test_passes_that_come_while_all_is_recorded_are_launched(hybrid: Path) -> None:
+    entered, go_on, player = threading.Event(), threading.Event(), Player()
 
     def slow(run: Callable[[], object]) -> Replay:
+        entered.set()
         assert go_on.wait(60)
-        return player.record(run)
+        return player(run)
 
-    backend, graphs = opened(hybrid, lambda: slow)
+    acceleration = AccelerationOptions(graphs=True, recorder=slow)
+    backend = TorchBackend(read_spec(hybrid), acceleration=acceleration)
+    backend.trunk.kernel = by_offsets
     exact, asked = TorchBackend(backend.spec), batch(backend, [5])
-    before = len(graphs)
-    go_on.clear()
-    anew = threading.Thread(target=graphs.record)
-    anew.start()
-    while len(graphs):
-        anew.join(0.01)
+    recording = threading.Thread(target=backend.accelerate)
+    recording.start()
+    assert entered.wait(60)
     check(backend, exact, asked)
     assert player.rides == 0
     go_on.set()
-    anew.join()
-    assert len(graphs) == before
+    recording.join()
     check(backend, exact, asked)
     assert player.rides == 1
 
@@ -267,22 +262,21 @@ def batch_of(lengths: list[int], positions: Positions | None = None, vocab_size:
 @given(ANY_LENGTHS, st.sampled_from([300, 512, 8192]))
 def test_a_bucket_holds_its_batch_and_is_one_of_few(lengths: list[int], longest: int) -> None:
     asked = batch_of(lengths)
-    found = Sizes(TOKENS[-1], longest).of(asked)
-    buckets = Sizes(TOKENS[-1], longest).all()
-    able = [one for one in buckets if one.tokens >= sum(lengths) and one.longest >= max(lengths)]
+    found, made = bucket_of(asked, longest), buckets(longest)
+    able = [one for one in made if one.tokens >= sum(lengths) and one.longest >= max(lengths)]
     if found is None:
         assert not any(one.sequences > len(lengths) + one.tokens // one.longest for one in able)
         return
     assert found in able
     assert found.sequences >= len(lengths)
     assert found.tokens == min(one.tokens for one in able)
-    assert len(buckets) == len(TOKENS) * len(FORMS)
+    assert len(made) == len(TOKENS) * len(FORMS)
 
 
 @given(ANY_LENGTHS)
 def test_a_padded_batch_begins_with_the_batch_and_fills_its_bucket(lengths: list[int]) -> None:
     asked = batch_of(lengths)
-    bucket = Sizes(TOKENS[-1], 512).of(asked)
+    bucket = bucket_of(asked, 512)
     if bucket is None:
         return
     bucketed = padded(asked, bucket)
@@ -308,24 +302,14 @@ def test_a_batch_that_fills_its_bucket_gets_empty_sequences_only() -> None:
 
 @pytest.mark.parametrize("lengths", [[5], [64], [1] * 64, [128] * 16])
 def test_few_sizes_for_likely_batches(lengths: list[int]) -> None:
-    assert Sizes(2048, 512).of(batch_of(lengths)) is not None
+    assert bucket_of(batch_of(lengths), 512) is not None
 
 
 def test_what_is_too_large_or_has_unseen_tokens_has_no_bucket() -> None:
-    assert Sizes(2048, 512).of(batch_of([512] * 5)) is None
-    assert Sizes(64, 512).of(batch_of([65])) is None
-    assert Sizes(0, 512).of(batch_of([1])) is None
-    assert Sizes(2048, 64).of(batch_of([65])) is None
+    assert bucket_of(batch_of([512] * 5), 512) is None
+    assert bucket_of(batch_of([65]), 64) is None
     expanded = pack([Encoding(np.arange(5, 9), unseen=2)], frozenset(), Positions())
-    assert Sizes(2048, 512).of(expanded) is None
-
-
-def test_the_heavier_a_layer_the_smaller_the_buckets() -> None:
-    bert_base, eight_billion = sizes(7_077_888, 512), sizes(193_000_000, 8192)
-    assert bert_base.tokens == TOKENS[-1]
-    assert 64 <= eight_billion.tokens < 256
-    assert sizes(10**12, 512).tokens == 0
-    assert sizes(0, 512).tokens == TOKENS[-1]
+    assert bucket_of(expanded, 512) is None
 
 
 def states(trunk: PackedTrunk, asked: PackedBatch, bound: int | None = None) -> np.ndarray:
@@ -339,7 +323,7 @@ def test_padding_changes_no_text(tmp_path: Path, model_type: str) -> None:
     spec = backend.spec
     for lengths in ([7], [1, 30, 2, 19], [64], [100, 3, 61]):
         asked = batch_of(lengths, spec.positions, spec.vocab_size)
-        bucket = sizes(1000, spec.max_input_length).of(asked)
+        bucket = bucket_of(asked, spec.max_input_length)
         assert bucket is not None
         bucketed = padded(asked, bucket)
         found = states(backend.trunk, bucketed, bucket.longest)[: len(asked.input_ids)]
