@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from hybridtei.backends.torch.attention import REPLAYED
 from hybridtei.backends.torch.compiling import compile_pass
 from hybridtei.backends.torch.cuda_graphs import BYTES_OF_RECORDING, TOKENS, Graphs, Recorder, buckets, on_gpu
+from hybridtei.backends.torch.memory import made_up
 from hybridtei.backends.torch.trunk import PackedTrunk
-from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.batch import PackedBatch
 
 if TYPE_CHECKING:
     from hybridtei.backends.torch.backend import TorchBackend
+    from hybridtei.checkpoint.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Acceleration:
         with MAKING:
             if compiles and trunk.packs and trunk.instead is None:
                 with backend.alone():
-                    self.fault = compile_pass(trunk, probes(backend), dtype=backend.dtype, compiler=options.compiler)
+                    self.fault = compile_pass(trunk, probes(backend.spec), dtype=backend.dtype, compiler=options.compiler)
             if self._records and self.graphs is None:
                 self.graphs = Graphs(backend, trunk, options.recorder or on_gpu(backend.stream))
                 self.graphs.record()
@@ -95,18 +95,9 @@ class Acceleration:
         self.graphs = None
 
 
-def probes(backend: TorchBackend) -> list[PackedBatch]:
+def probes(spec: ModelSpec) -> list[PackedBatch]:
     """Batches of the lengths in PROBES, or what the model takes of them."""
-    spec, draw = backend.spec, np.random.default_rng(0)
-    first = min(spec.positions.offset, spec.vocab_size - 1)
-    return [
-        pack(
-            [Encoding(draw.integers(first, spec.vocab_size, min(length, spec.max_input_length))) for length in lengths],
-            frozenset(),
-            spec.positions,
-        )
-        for lengths in PROBES
-    ]
+    return [made_up(spec, [min(length, spec.max_input_length) for length in lengths]) for lengths in PROBES]
 
 
 def _why_no_graphs(options: AccelerationOptions, backend: TorchBackend) -> str | None:

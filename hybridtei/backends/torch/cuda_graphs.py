@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.torch.compiling import SAME, deviation
+from hybridtei.backends.torch.memory import made_up
 from hybridtei.backends.torch.trunk import Ids, PackedTrunk
-from hybridtei.batch import Encoding, Offsets, PackedBatch, pack
+from hybridtei.batch import Offsets, PackedBatch
 
 if TYPE_CHECKING:
     from hybridtei.backends.torch.backend import TorchBackend
@@ -47,8 +48,7 @@ class Bucket:
 
 
 def buckets(longest: int) -> list[Bucket]:
-    """Those of a model whose texts have at most `longest` tokens. The largest comes first: so the others find the memory of their
-    intermediate values."""
+    """Those of a model whose texts have at most `longest` tokens; the first is the largest, whose memory the others use."""
     return [Bucket(size, min(most, size), min(length, longest, size)) for size in reversed(TOKENS) for most, length in FORMS]
 
 
@@ -166,7 +166,7 @@ class Graphs:
 
     def _checked(self, bucket: Bucket) -> Replay:
         """Recorded, played, and found to compute what it was made of. Raises RuntimeError if not."""
-        sample = padded(self._sample(bucket), bucket)
+        sample = padded(made_up(self._backend.spec, [bucket.longest]), bucket)
         asked = {**self._trunk.place(sample), OFFSETS: torch.as_tensor(sample.cu_seqlens, device=self._backend.device)}
 
         def states_of(ids: Ids) -> Tensor:
@@ -188,12 +188,6 @@ class Graphs:
         if not worst <= SAME[self._backend.dtype]:  # NaN fails too
             raise RuntimeError(f"a recorded pass differs by {worst:.2g} from the pass itself")
         return replay
-
-    def _sample(self, bucket: Bucket) -> PackedBatch:
-        spec = self._backend.spec
-        first = spec.positions.offset
-        ids = np.arange(first, first + bucket.longest, dtype=np.int64) % spec.vocab_size
-        return pack([Encoding(ids)], frozenset(), spec.positions)
 
     def _fill(self, bucket: Bucket, ids: Ids) -> None:
         for name, values in self._inputs(bucket).items():

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridtei.batch import Encoding, PackedBatch, pack, part
+from hybridtei.batch import Encoding, Head, PackedBatch, pack, part
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
 
@@ -119,14 +119,16 @@ def estimate(points: Sequence[tuple[int, int]], allowed: int) -> int:
 
 def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatch]:
     """Passes of so many tokens that need the most: of the longest sequences, and of as many as there can be; with all heads."""
-    return [_batch(spec, tokens, length) for length in dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))]
+    lengths = dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))
+    rests = ([tokens % length] if tokens % length else [] for length in lengths)
+    return [made_up(spec, tokens // length * [length] + rest, spec.heads) for length, rest in zip(lengths, rests, strict=True)]
 
 
-def _batch(spec: ModelSpec, tokens: int, length: int) -> PackedBatch:
+def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:
+    """A batch of texts that say nothing."""
     first = spec.positions.offset
-    ids = np.arange(first, first + tokens, dtype=np.int64) % spec.vocab_size
-    cuts = [*range(length, tokens, length)]
-    return pack([Encoding(piece) for piece in np.split(ids, cuts)], spec.heads, spec.positions)
+    ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
+    return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
 
 
 class TooLarge(Exception):

@@ -71,7 +71,7 @@ def test_recordings_are_counted_and_left_out_where_they_are_too_much(bert: Path)
 
 def test_probes_keep_a_models_limit_and_differ(tmp_path: Path) -> None:
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, "roberta"), pooling="mean"))
-    made = probes(backend)
+    made = probes(backend.spec)
     assert len(made) == len(PROBES)
     for probe in made:
         assert probe.max_seqlen <= backend.spec.max_input_length

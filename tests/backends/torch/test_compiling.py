@@ -99,7 +99,7 @@ def test_one_code_for_all_layers_and_batches_and_none_is_made_later(tmp_path: Pa
 @pytest.mark.parametrize("model_type", COMPILED)
 def test_a_pass_in_pieces_is_the_pass(tmp_path: Path, model_type: str) -> None:
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
-    trunk, (probe, _) = backend.trunk, probes(backend)
+    trunk, (probe, _) = backend.trunk, probes(backend.spec)
     before = trunk.model.code
     model, _ = cut(trunk.model)
     ids, layout = trunk.place(probe), trunk.layout(probe)
@@ -119,9 +119,9 @@ def test_in_fp8_rows_are_quantised_by_what_makes_them(tmp_path: Path, model_type
     assert quantised not in targets
     assert not [name for name in targets if f"{name}".endswith(("_proj", "dense"))]
     compiler = Counting()
-    assert compile_pass(trunk, probes(backend), dtype="fp8", compiler=compiler) is None
+    assert compile_pass(trunk, probes(backend.spec), dtype="fp8", compiler=compiler) is None
     assert compiler.made == len(pieces)
-    for probe in probes(backend):
+    for probe in probes(backend.spec):
         ids, layout = trunk.place(probe), trunk.layout(probe)
         assert deviation(trunk.run(ids, layout), trunk.eager(ids, layout)) <= SAME["fp8"]
 
