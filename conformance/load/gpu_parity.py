@@ -18,7 +18,7 @@ from gpu_models import Shape, drawn, make, write
 from hybridtei.backends.torch import attention
 from hybridtei.backends.torch.backend import DTYPES, TorchBackend
 from hybridtei.backends.torch.compiling import NEAR, deviation
-from hybridtei.backends.torch.fp8 import replace_linears
+from hybridtei.backends.torch.fp8 import to_eight_bits
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 
 DENSE = frozenset({Head.DENSE})
@@ -54,7 +54,7 @@ def in_fp8(backend: TorchBackend) -> float:
     """Put eight bits in place of a bfloat16 backend's matrices; the least cosine of its dense vectors with those before."""
     batch = probe(backend, DENSE)
     before = backend.forward(batch).dense
-    replace_linears(backend.trunk.model)
+    to_eight_bits(backend.trunk.model)
     backend.catch_up()
     return _cosine(backend.forward(batch).dense, before)
 

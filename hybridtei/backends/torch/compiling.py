@@ -96,29 +96,10 @@ def cut(model: fx.GraphModule) -> tuple[fx.GraphModule, list[Piece]]:
     graph = fx.Graph()
     graph.output(graph.graph_copy(model.graph, {}))
     found, made = fx.GraphModule(model, graph), dict[Any, Piece]()
-    _open_fp8(found)
     for run in _runs(found):
         _replace(found, run, made)
     found.recompile()
     return found.eval(), [*made.values()]
-
-
-def _open_fp8(model: fx.GraphModule) -> None:
-    """Products in eight bits as what they are made of, so that rows are quantised by the piece that made them."""
-    for node in [*model.graph.nodes]:
-        layer = model.get_submodule(node.target) if node.op == "call_module" else None
-        if not isinstance(layer, fp8.Fp8Linear):
-            continue
-        graph, name = model.graph, node.target
-        with graph.inserting_before(node):
-            pair = graph.call_function(fp8.quantised, (node.args[0],))
-            parts = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
-            weights = [graph.get_attr(f"{name}.{one}") for one in ("weight", "scale")]
-            out = graph.call_function(fp8.product, (*parts, *weights, layer.dtype))
-            if layer.bias is not None:
-                out = graph.call_function(operator.add, (out, graph.get_attr(f"{name}.bias")))
-        node.replace_all_uses_with(out)
-        graph.erase_node(node)
 
 
 def _runs(model: fx.GraphModule) -> list[list[fx.Node]]:

@@ -10,10 +10,11 @@ What reads checkpoints is imported late: `conformance/load/gpu.py` measures matr
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, cast
+import operator
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hybridtei.errors import LoadError
 
@@ -29,22 +30,6 @@ EIGHT_BITS = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT_BITS).max
 MIN_SCALE = 1e-12  # of a row of zeros
 STEP = 16  # both sides of a matrix must be a multiple of it
-
-
-class Fp8Linear(nn.Module):
-    """A Linear layer in eight bits."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        weight, scale = quantised(linear.weight.detach())
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", scale)
-        self.bias, self.dtype = linear.bias, linear.weight.dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, scales = quantised(x.reshape(-1, x.shape[-1]))
-        out = product(rows, scales, cast(Tensor, self.weight), cast(Tensor, self.scale), x.dtype)
-        return (out if self.bias is None else out + self.bias).reshape(*x.shape[:-1], -1)
 
 
 def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,16 +53,32 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
     return (rows.float() @ weight.float().t()) * row_scales * weight_scales.t()
 
 
-def replace_linears(model: Any) -> list[Fp8Linear]:
-    """Put eight bits in the place of every Linear layer whose shape allows it; the new layers."""
-    made = []
-    for module in [*model.modules()]:
-        for name, child in [*module.named_children()]:
-            if type(child) is nn.Linear and not (child.in_features % STEP or child.out_features % STEP):
-                layer = Fp8Linear(child)
-                setattr(module, name, layer)
-                made.append(layer)
-    return made
+def to_eight_bits(model: fx.GraphModule) -> int:
+    """Quantise every Linear layer whose shape allows it, and the rows that it takes, as operations of their own, so that
+    `compiling` can put them into what makes the rows. How many layers were found."""
+    graph, made = model.graph, dict[str, torch.dtype]()
+    for node in [*graph.nodes]:
+        name = str(node.target)
+        layer = model.get_submodule(name) if node.op == "call_module" else None
+        if type(layer) is nn.Linear and not (layer.in_features % STEP or layer.out_features % STEP):
+            weight, scale = quantised(layer.weight.detach())
+            made[name], held = layer.weight.dtype, nn.Module()
+            for kind, tensor in (("weight", weight), ("scale", scale), ("bias", layer.bias)):
+                held.register_buffer(kind, None if tensor is None else tensor.detach())
+            model.add_module(name, held)
+        if name not in made:
+            continue
+        with graph.inserting_before(node):
+            rows = graph.call_function(quantised, (node.args[0],))
+            parts = [graph.call_function(operator.getitem, (rows, place)) for place in range(2)]
+            weights = [graph.get_attr(f"{name}.{kind}") for kind in ("weight", "scale")]
+            out = graph.call_function(product, (*parts, *weights, made[name]))
+            if model.get_submodule(name).bias is not None:
+                out = graph.call_function(operator.add, (out, graph.get_attr(f"{name}.bias")))
+        node.replace_all_uses_with(out)
+        graph.erase_node(node)
+    model.recompile()
+    return len(made)
 
 
 CAPABILITY = (9, 0)
@@ -109,12 +110,12 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     from hybridtei.backends.fidelity import check, fidelity, sample_vectors
 
     exact = sample_vectors(backend)
-    layers = replace_linears(backend.trunk.model)
+    layers = to_eight_bits(backend.trunk.model) if isinstance(backend.trunk.model, fx.GraphModule) else 0
     if not layers:
-        raise LoadError(f"{backend.spec.folder}: fp8: no matrix of the trunk has sides of a multiple of {STEP}")
+        raise LoadError(f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}")
     backend.catch_up()
     found = fidelity(sample_vectors(backend), exact)
-    log.info("fp8, %d matrices, against bfloat16: %s", len(layers), found)
+    log.info("fp8, %d matrices, against bfloat16: %s", layers, found)
     check(found, guard, backend.spec, "fp8 is too far from bfloat16")
     backend.make_room()
     backend.dtype = "fp8"

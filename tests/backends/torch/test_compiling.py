@@ -19,7 +19,7 @@ from hybridtei.backends.torch.acceleration import AccelerationOptions, probes
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.compiling import NEAR, SAME, compile_pass, cut, deviation
 from hybridtei.backends.torch.cuda_graphs import FORMS, TOKENS, Replay
-from hybridtei.backends.torch.fp8 import quantised, replace_linears
+from hybridtei.backends.torch.fp8 import quantised, to_eight_bits
 from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -112,7 +112,7 @@ def test_in_fp8_rows_are_quantised_by_what_makes_them(tmp_path: Path, model_type
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
     trunk, _ = load_family(spec, torch.bfloat16, torch.device("cpu"), joined=True)
     backend = TorchBackend(spec, dtype="bfloat16", loaded=(trunk, HeadWeights()))
-    layers = replace_linears(trunk.model)
+    layers = to_eight_bits(trunk.model)
     model, pieces = cut(trunk.model)
     targets = [node.target for node in model.graph.nodes]
     assert layers

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten
 from hybridtei.backends.torch import backend as backend_module
 from hybridtei.backends.torch import heads, kernels, load, memory
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.fp8 import replace_linears
+from hybridtei.backends.torch.fp8 import to_eight_bits
 from hybridtei.backends.torch.heads import CodeWeights, wanted
 from hybridtei.backends.torch.kernels import Kernel, padded_groups, torch_varlen
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -197,7 +197,7 @@ def test_nor_does_one_that_computes_a_prefix_once(tmp_path: Path, monkeypatch: p
 def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = read_spec(tiny.write_m3(tmp_path))
     backend = ready(spec, monkeypatch)
-    assert replace_linears(backend.trunk.model)
+    assert to_eight_bits(backend.trunk.model)
     assert len(launched(backend, batch_of(spec, MANY), monkeypatch, torch_varlen())) == 4
 
 
