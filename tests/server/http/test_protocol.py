@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
 import threading
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 import uvloop
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import TCP_INFO, is_disconnected
@@ -20,6 +23,7 @@ from hybridtei.server.http.protocol import (
     PIPELINE_LIMIT,
     URL_LIMIT_BYTES,
     BoundedHttpProtocol,
+    _Cycle,
 )
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
@@ -318,6 +322,72 @@ def test_head_and_body_of_an_answer_come_in_one_piece(bounded):
             head, _, body = client.recv(1 << 16).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert b"content-length: %d" % len(body) in head.lower()
+
+
+class Sent(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def written_by(kind: type[RequestResponseCycle], fields: list[tuple[bytes, bytes]], method: str, *, keep_alive: bool) -> object:
+    """What a cycle writes of an answer of four bytes, or the error that it raises."""
+
+    async def answer() -> tuple[bytes, bool]:
+        sent = Sent()
+        cycle = kind(
+            scope={"type": "http", "method": method},  # type: ignore[arg-type, typeddict-item]
+            transport=sent,
+            flow=FlowControl(sent),
+            logger=logging.getLogger("cycle"),
+            access_logger=logging.getLogger("access"),
+            access_log=False,
+            default_headers=[(b"server", b"one")],
+            message_event=asyncio.Event(),
+            expect_100_continue=True,
+            keep_alive=keep_alive,
+            on_response=lambda: None,
+        )
+        await cycle.send({"type": "http.response.start", "status": 200, "headers": fields})
+        await cycle.send({"type": "http.response.body", "body": b"four"})
+        return sent.written, sent.closed
+
+    try:
+        return asyncio.run(answer())
+    except RuntimeError as error:
+        return str(error)
+
+
+LENGTH = (b"content-length", b"4")
+FIELDS = {
+    "plain": [LENGTH, (b"content-type", b"text/plain"), (b"vary", b"a, b"), (b"vary", b"c")],
+    "no length": [(b"content-type", b"text/plain")],
+    "capitals": [(b"Content-Length", b"4"), (b"X-One", b"1")],
+    "closes": [LENGTH, (b"connection", b"close")],
+    "chunked": [(b"transfer-encoding", b"chunked"), LENGTH],
+    "wrong length": [(b"content-length", b"5")],
+    "a second answer": [LENGTH, (b"x-one", b"1\r\n\r\nHTTP/1.1 200 OK")],
+    "a name of two": [LENGTH, (b"x one", b"1")],
+    "a tab": [LENGTH, (b"x-one", b"a\tb")],
+    "no header": [],
+}
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_answer_is_written_as_uvicorn_writes_it(name, keep_alive, method):
+    ours, theirs = (written_by(kind, FIELDS[name], method, keep_alive=keep_alive) for kind in (_Cycle, RequestResponseCycle))
+    assert ours == theirs
 
 
 def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(bounded):
