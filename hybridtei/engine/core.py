@@ -1,7 +1,8 @@
 """The queue: sequences of many requests in, batches out, outputs back to their requests. Knows no thread and no clock.
 
 Where the backend has express lanes, short requests wait in a queue of their own; each queue is fair by itself, and what came
-later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens.
+later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens; bulk work takes a half of that
+only, and leaves the rest to short requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
-from hybridtei.engine.fairness import Arrivals, CallerPlace, FairQueue, Waiting
+from hybridtei.engine.fairness import OVERTAKEN, OVERTAKEN_BY_BULK, Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
     EngineRequest,
     ResultCache,
@@ -258,13 +259,22 @@ class EngineCore:
         return kind
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags, or as many in order of arrival as the bound allows, or the oldest, or none."""
+        """Return the next sequences by tags; or, where the bound forbids these, of the request that came first, or as many in
+        order of arrival as it allows; or the oldest, or none."""
+        bound = OVERTAKEN if self._express in (None, queue) else OVERTAKEN_BY_BULK
         chosen = self._fitting(head, budget)
-        if self._arrivals.allow(chosen):
+        if self._arrivals.allow(chosen, bound):
             return chosen
-        chosen = self._fitting(sorted(head, key=lambda waiting: waiting.number), budget, skips=False)
+        by_arrival = sorted(head, key=lambda waiting: waiting.number)
+        first, _ = by_arrival[0].callers[0]
+        own = [waiting for waiting in by_arrival if any(request is first for request, _ in waiting.callers)]
+        if len(own) > 1:  # like lengths go together, as by tags
+            chosen = self._fitting(own, budget)
+            if self._arrivals.allow(chosen, bound):
+                return chosen
+        chosen = self._fitting(by_arrival, budget, skips=False)
         while chosen:
-            if self._arrivals.allow(chosen):
+            if self._arrivals.allow(chosen, bound):
                 return chosen
             chosen = chosen[: len(chosen) // 2]
         oldest = queue.oldest

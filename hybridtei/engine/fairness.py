@@ -22,6 +22,7 @@ from hybridtei.engine.scheduler import EngineRequest
 CallerPlace = tuple[EngineRequest, int]  # a request, and the place of the sequence in it
 
 OVERTAKEN = 2  # times its own tokens that later work may be taken before a request
+OVERTAKEN_BY_BULK = 1  # of these, by bulk work, where short requests have lanes of their own and must not wait for a bulk lane
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,8 +88,8 @@ class Arrivals:
                 if not arrival.left:
                     del self._requests[request]
 
-    def allow(self, chosen: Sequence[Waiting]) -> bool:
-        """Whether every request that goes on waiting stays within its bound if these are taken now."""
+    def allow(self, chosen: Sequence[Waiting], bound: int = OVERTAKEN) -> bool:
+        """Whether every request that goes on waiting stays within `bound` times its tokens if these are taken now."""
         if len(self._requests) < 2:
             return True
         leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
@@ -107,7 +108,7 @@ class Arrivals:
                 return True
             overtaken = self._gone_tokens - arrival.gone_tokens - (arrival.waiting_tokens - before)
             stays = arrival.left > leaving[request] and not (request.cancelled or request.done)
-            if stays and overtaken + later > OVERTAKEN * arrival.tokens:
+            if stays and overtaken + later > bound * arrival.tokens:
                 return False
         return True
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import random
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions
-from hybridtei.engine.core import EngineCore
+from hybridtei.engine.core import Batch, EngineCore
 from hybridtei.engine.fairness import OVERTAKEN, FairQueue
 from hybridtei.engine.scheduler import PATIENCE_NS, EngineRequest
 from hybridtei.outputs import HeadOutputs
@@ -167,3 +168,31 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
         core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
         sizes.append(len(batch.packed.input_ids))
     assert np.mean(sizes) >= 64
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
+    draw, first = random.Random(seed), itertools.count()
+    core = EngineCore(max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2))
+
+    def add(lengths: list[int]) -> EngineRequest:
+        return core.add([text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE}))
+
+    def bulk() -> EngineRequest:
+        return add([draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250) for _ in range(32)])
+
+    def end(batch: Batch) -> None:
+        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+
+    requests, running = [bulk() for _ in range(4)], deque[Batch]()
+    for query in range(400):
+        if query % 10 == 0:  # a bulk lane is done
+            if len(running) == 2:
+                end(running.popleft())
+            requests = [bulk() if request.done else request for request in requests]
+            while len(running) < 2 and (batch := core.take(0, LaneKind.BULK)) is not None:
+                running.append(batch)
+        add([draw.randint(5, 30)])
+        batch = core.take(0, LaneKind.EXPRESS)
+        assert batch is not None  # bulk work did not take all that may overtake the bulk request that came first
+        end(batch)
