@@ -155,7 +155,7 @@ def _checked(trunk: PackedTrunk, model: fx.GraphModule, probes: Sequence[PackedB
     worst = 0.0
     for probe in probes:
         ids, layout = trunk.place(probe), trunk.layout(probe)
-        worst = max(worst, deviation(model(ids, layout), trunk.eager(ids, layout)))
+        worst = max(worst, deviation(model(ids, layout), trunk.model(ids, layout)))
         if not worst <= tolerance:  # NaN fails too
             raise RuntimeError(f"what it made differs by {worst:.2g} from the modules, relative to the largest state")
     return worst
@@ -170,7 +170,7 @@ def _guarded(trunk: PackedTrunk, model: fx.GraphModule) -> Callable[[Ids, Packed
                 raise
             trunk.instead = None
             _refused(error)
-            return trunk.eager(ids, layout)
+            return trunk.run(ids, layout)
 
     return guarded
 

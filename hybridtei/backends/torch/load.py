@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.nn.functional import layer_norm, linear
 from hybridtei.backends.graph.mlm_head import MlmLayers
 from hybridtei.backends.graph.weights import check_names, checked_key, word_table
 from hybridtei.backends.torch.heads import CodeWeights, DenseLayer, HeadWeights, Layer, LexicalWeights, LogitsOf, Norm
-from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
+from hybridtei.backends.torch.ops import ACTIVATIONS, ModuleOptions, family_module, path_of
 from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.files import require
@@ -93,12 +93,7 @@ def load_family(
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> Tensor:
         keys[name], shapes[name] = checked_key(weights, name, shape), shape
-        tensor = as_tensor(weights.stored(keys[name])).to(device, dtype)
-        if not torch.isfinite(tensor.sum(dtype=torch.float32)):  # half precision may have made infinity of a large number
-            wrong = tensor.numel() - int(torch.isfinite(tensor).sum())
-            if wrong:
-                raise not_finite(spec.folder, keys[name], wrong, tensor.numel())
-        return tensor
+        return checked_numbers(as_tensor(weights.stored(keys[name])).to(device, dtype), keys[name], spec.folder)
 
     family = partial(
         run_family,
@@ -146,18 +141,6 @@ def _logits(layers: MlmLayers, dtype: torch.dtype, device: torch.device) -> Logi
         return linear(layer_norm(rows, rows.shape[-1:], scale, shift, layers.epsilon), table, last)
 
     return logits_of
-
-
-# One for each name in `layers.ACTIVATIONS`.
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "identity": torch.nn.Identity(),
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def dense_layer(module: DenseModule, device: torch.device) -> DenseLayer:
@@ -239,7 +222,8 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
     except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
-    check_numbers(model, spec.folder)
+    for name, parameter in model.named_parameters():
+        checked_numbers(parameter, name, spec.folder)
     return model.eval()
 
 
@@ -283,13 +267,14 @@ def _check(report: dict[str, Any], folder: Path) -> None:
             raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
 
 
-def check_numbers(model: torch.nn.Module, folder: Path) -> None:
-    """What is no number in one weight is none in every vector. Half precision may have made it of a number too large for it."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter.sum(dtype=torch.float32)):
-            wrong = parameter.numel() - int(torch.isfinite(parameter).sum())
-            if wrong:
-                raise not_finite(folder, name, wrong, parameter.numel())
+def checked_numbers(tensor: Tensor, name: str, folder: Path) -> Tensor:
+    """The tensor. Raises LoadError for what is no number in it: it would be none in every vector. Half precision may have made
+    infinity of a large number."""
+    if not torch.isfinite(tensor.sum(dtype=torch.float32)):
+        wrong = tensor.numel() - int(torch.isfinite(tensor).sum())
+        if wrong:
+            raise not_finite(folder, name, wrong, tensor.numel())
+    return tensor
 
 
 def _weights_file(folder: Path) -> None:

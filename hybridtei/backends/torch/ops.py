@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ from hybridtei.families.ops import Heads, Rotation, Rows
 
 # A tensor of the checkpoint by name and shape, on the device and in the dtype of the model.
 TensorOf = Callable[[str, tuple[int, ...]], Tensor]
+# One for each name in `checkpoint.layers.ACTIVATIONS`, and so for those of families.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "silu": functional.silu,
+    "identity": nn.Identity(),
     "tanh": torch.tanh,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -150,9 +155,8 @@ class TorchOps:
         return [Rows(parts[place], width) for place, width in enumerate(widths)]
 
     def activate(self, x: Rows, kind: str) -> Rows:
-        if kind == "gelu_tanh" or (kind == "gelu" and self._options.tanh_gelu):
-            return Rows(functional.gelu(x.value, approximate="tanh"), x.width)
-        return Rows(ACTIVATIONS[kind](x.value), x.width)
+        is_tanh = kind == "gelu_tanh" or (kind == "gelu" and self._options.tanh_gelu)
+        return Rows(ACTIVATIONS["gelu_pytorch_tanh" if is_tanh else kind](x.value), x.width)
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
         more = self._root.parameter(f"{name}.bias", x.width) if bias else None

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from hybridtei.backends.torch.attention import Choice, kernel_for
 from hybridtei.backends.torch.kernels import Kernel, per_sequence
 from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.memory import to_device
 from hybridtei.backends.torch.ops import AttentionForm
 from hybridtei.batch import PackedBatch, each, pad, seen_mask
 
@@ -43,8 +44,8 @@ class Trunk(Protocol):
     causal: bool
     attention: Choice
 
-    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids | None = None) -> Tensor:
-        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch, if it is there already."""
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
+        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
         ...
 
     def integers(self, batch: PackedBatch) -> Mapping[str, NDArray[np.int64]]:
@@ -92,27 +93,22 @@ class PackedTrunk:
         else:
             self.attention, self.kernel = kernel_for(forms, dtype, device)
 
-    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids | None = None) -> Tensor:
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """See `Trunk`."""
-        return self.run(ids or self.place(batch), layout)
+        return self.run(ids, layout)
 
     def run(self, ids: Ids, layout: PackedLayout) -> Tensor:
         """Last hidden states float[t, h], by the fastest way there is."""
-        instead = self.instead
-        return self.eager(ids, layout) if instead is None else instead(ids, layout)
-
-    def eager(self, ids: Ids, layout: PackedLayout) -> Tensor:
-        """`run`, by the module as it was made."""
-        hidden: Tensor = self.model(ids, layout)
+        hidden: Tensor = (self.instead or self.model)(ids, layout)
         return hidden
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
         """See `Trunk`. Zeros where a batch says nothing of what the model tells apart."""
         integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-        told_apart = {"token_type_ids": self._spec.has_token_types, "adapter_ids": self._spec.adapters is not None}
-        for name in (name for name, needed in told_apart.items() if needed):
-            found = getattr(batch, name)
-            integers[name] = np.zeros_like(batch.input_ids) if found is None else found
+        if self._spec.has_token_types:
+            integers["token_type_ids"] = 0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
+        if self._spec.adapters is not None:
+            integers["adapter_ids"] = 0 * batch.input_ids if batch.adapter_ids is None else batch.adapter_ids
         return integers
 
     def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
@@ -120,8 +116,8 @@ class PackedTrunk:
         return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets, bound=bound)
 
     def place(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """A batch's integers, copied one by one."""
-        return {name: torch.as_tensor(one, device=self._device) for name, one in self.integers(batch).items()}
+        """A batch's integers on the device."""
+        return to_device(self.integers(batch), self._device)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
         """See `Trunk`."""
@@ -144,7 +140,7 @@ class PaddedTrunk:
         self._alone = forget_lengths(model)
         self.padded = not self._alone
 
-    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids | None = None) -> Tensor:
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """See `Trunk`."""
         if self._alone and len(batch) > 1:
             return torch.cat([self._run(part) for part in each(batch)])
@@ -164,16 +160,18 @@ class PaddedTrunk:
 
     def _run(self, batch: PackedBatch) -> Tensor:
         input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
-        inputs = {"input_ids": self._tensor(input_ids), "attention_mask": self._tensor(seen_mask(mask, batch)).long()}
+        inputs: dict[str, Any] = {
+            "input_ids": self._tensor(input_ids),
+            "attention_mask": self._tensor(seen_mask(mask, batch)).long(),
+        }
         if self._spec.has_token_types:
             types = batch.token_type_ids
             padded = pad(types, batch.cu_seqlens, 0)[0] if types is not None else 0 * input_ids
             inputs["token_type_ids"] = self._tensor(padded)
-        hidden = self.model(**inputs, **self._no_cache()).last_hidden_state
+        if "use_cache" in self._spec.config:
+            inputs["use_cache"] = False
+        hidden = self.model(**inputs).last_hidden_state
         return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
-
-    def _no_cache(self) -> Mapping[str, bool]:
-        return {"use_cache": False} if "use_cache" in self._spec.config else {}
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self._device)

@@ -76,7 +76,7 @@ def test_settings_of_a_head_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     spec, encodings = spec_of(folder), random_encodings(spec_of(folder))
     theirs = TorchBackend(spec)
     batch = pack(encodings, frozenset({Head.SPARSE}), spec.positions)
-    hidden = theirs._trunk(batch, module_layout(batch)).detach().numpy()
+    hidden = theirs._trunk(batch, module_layout(batch), theirs._trunk.place(batch)).detach().numpy()
     table = Weights.open(folder)
     word = next(name for name in table.names() if name.endswith(("word_embeddings.weight", "tok_embeddings.weight")))
     head = mlm_head.MlmHead(spec, table, table.float32(word))

@@ -103,7 +103,7 @@ def test_a_pass_in_pieces_is_the_pass(tmp_path: Path, model_type: str) -> None:
     before = trunk.model.code
     model, _ = cut(trunk.model)
     ids, layout = trunk.place(probe), trunk.layout(probe)
-    assert torch.equal(model(ids, layout), trunk.eager(ids, layout))
+    assert torch.equal(model(ids, layout), trunk.model(ids, layout))
     assert trunk.model.code == before
 
 
@@ -123,7 +123,7 @@ def test_in_fp8_rows_are_quantised_by_what_makes_them(tmp_path: Path, model_type
     assert compiler.made == len(pieces)
     for probe in probes(backend.spec):
         ids, layout = trunk.place(probe), trunk.layout(probe)
-        assert deviation(trunk.run(ids, layout), trunk.eager(ids, layout)) <= SAME["fp8"]
+        assert deviation(trunk.run(ids, layout), trunk.model(ids, layout)) <= SAME["fp8"]
 
 
 def test_recordings_are_of_what_is_compiled(bert: Path) -> None:

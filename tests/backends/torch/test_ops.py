@@ -59,7 +59,7 @@ def test_no_pass_waits_for_the_device_midway(tmp_path: Path, model_type: str) ->
     batch = pack([Encoding(np.arange(5, 5 + length)) for length in (5, 9)], frozenset(), backend.spec.positions)
     layout, placed = backend.trunk.layout(batch), backend.trunk.place(batch)
     with torch.inference_mode(), Reads() as reads:
-        backend.trunk.eager(placed, layout)
+        backend.trunk.model(placed, layout)
     assert reads.found == []
 
 
