@@ -183,6 +183,7 @@ class TorchBackend:
                 found = self.launch(staged)
                 rows = found.pop(ENTRIES, None)
                 wait = start_copy(found, self.device)
+                del found  # its memory is free for what is launched next
             arrays = wait()
             if rows is not None:
                 arrays |= self._entries(rows)
