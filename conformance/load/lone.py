@@ -1,10 +1,11 @@
 """One client that waits for each answer: how long a lone request takes, ours beside a peer, in turns of a few requests.
 
     python conformance/load/lone.py --server 'ours=hybridtei serve --hostname 127.0.0.1 --port {port}' \\
-        --server 'peer=python peer.py {port}' [--route embed|rerank] [--sizes 6,40,120] [--turns 40]
+        --server 'peer=python peer.py {port}' [--route embed|rerank] [--sizes 6,40,120] [--mixed] [--turns 40]
 
 All servers run at once and only one is asked at a time, so that whatever else the machine does meets all of them. `--sizes`:
-words of the text for /embed, texts of 60 words of one query for /rerank. Every text is new. Prints the median and the 95th
+words of the text for /embed, texts of 60 words of one query for /rerank; with `--mixed`, of 5 to 30 words for 70 % of these
+and 100 to 250 for the rest. Every text is new. Prints the median and the 95th
 percentile of each server in ms, and the first server's median as a share of each other's: below 1, ours is sooner.
 """
 
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--route", choices=["embed", "rerank"], default="embed")
     parser.add_argument("--sizes", help="words of a text, or texts of a request; separated by commas")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--mixed", action="store_true", help="texts to rank are of many lengths")
     options = parser.parse_args()
     named = options.sizes or {"embed": "6,40,120", "rerank": "1,10,32"}[options.route]
     sizes = [int(size) for size in named.split(",")]
@@ -63,17 +65,17 @@ def main() -> int:
     with ExitStack() as stack:
         servers = [stack.enter_context(started(*one.split("=", 1), route=options.route)) for one in options.server]
         for size in sizes:
-            report(options.route, size, measured(servers, options.route, size, options.turns))
+            report(options.route, size, measured(servers, options.route, size, options.turns, mixed=options.mixed))
     return 0
 
 
-def measured(servers: list[Server], route: str, size: int, turns: int) -> dict[str, list[float]]:
+def measured(servers: list[Server], route: str, size: int, turns: int, *, mixed: bool) -> dict[str, list[float]]:
     """Milliseconds of each request, by server; the first of a turn is left out."""
     draw = random.Random(size)
     found: dict[str, list[float]] = {server.name: [] for server in servers}
     for _ in range(turns):
         for server in draw.sample(servers, len(servers)):
-            times = [1e3 * server.ask(route, body_of(route, size, draw)) for _ in range(TURN)]
+            times = [1e3 * server.ask(route, body_of(route, size, draw, mixed=mixed)) for _ in range(TURN)]
             found[server.name] += times[1:]
     return found
 
@@ -87,11 +89,12 @@ def report(route: str, size: int, found: dict[str, list[float]]) -> None:
         print(f"/{route} {size:4}  {name:12} {figures}", flush=True)
 
 
-def body_of(route: str, size: int, draw: random.Random) -> bytes:
+def body_of(route: str, size: int, draw: random.Random, *, mixed: bool = False) -> bytes:
     """A request that was not asked before."""
     if route == "embed":
         return json.dumps({"inputs": text(size, draw), "truncate": True}).encode()
-    return json.dumps({"query": text(6, draw), "texts": [text(60, draw) for _ in range(size)], "truncate": True}).encode()
+    words = [(draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)) if mixed else 60 for _ in range(size)]
+    return json.dumps({"query": text(6, draw), "texts": [text(count, draw) for count in words], "truncate": True}).encode()
 
 
 def text(words: int, draw: random.Random) -> str:
