@@ -142,14 +142,11 @@ class LexicalWeights:
 
 
 def lexical_inputs(hidden: Tensor, word_embeddings: Tensor | None, names: Sequence[str]) -> Tensor:
-    """Concatenate the head's inputs: float[t, h] each -> float[t, h * len(names)]."""
-    sources = {"hidden": lambda: hidden, "embedding": lambda: _normed(word_embeddings)}
-    return torch.cat([sources[name]() for name in names], dim=1)
-
-
-def _normed(word_embeddings: Tensor | None) -> Tensor:
-    assert word_embeddings is not None
-    return layer_norm(word_embeddings, word_embeddings.shape[-1:])
+    """Concatenate the head's inputs: float[t, h] each -> float[t, h * len(names)]. Embeddings are layer-normed."""
+    sources = {"hidden": hidden}
+    if word_embeddings is not None:
+        sources["embedding"] = layer_norm(word_embeddings, word_embeddings.shape[-1:])
+    return torch.cat([sources[name] for name in names], dim=1)
 
 
 def lexical(inputs: Tensor, head: LexicalWeights) -> Tensor:

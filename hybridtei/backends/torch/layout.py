@@ -10,7 +10,6 @@ it is made for some rows of one sequence at a time, no more at once than attenti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,14 +19,6 @@ from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, pa
 from hybridtei.batch import Offsets
 
 
-class Bias(Protocol):
-    """Of a batch; `sequence`: where the sequence lies among the rows of the batch."""
-
-    def of(self, sequence: slice, queries: slice) -> Tensor:
-        """float[heads, queries, keys]: of some queries of a sequence, counted from its begin, against all of its tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceBias:
     """The same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at `d` from its query."""
@@ -35,7 +26,8 @@ class DistanceBias:
     values: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """See `Bias`."""
+        """float[heads, queries, keys]: of some queries of a sequence, counted from its begin, against all of its tokens.
+        `sequence`: where it lies among the rows of the batch."""
         return self.values[:, _distances(sequence, queries, self.values.device) + self.values.shape[1] // 2]
 
 
@@ -46,7 +38,7 @@ class AlibiBias:
     slopes: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """See `Bias`."""
+        """See `DistanceBias.of`."""
         return -self.slopes[:, None, None] * _distances(sequence, queries, self.slopes.device).abs()
 
 
@@ -65,7 +57,7 @@ class DisentangledBias:
     scale: float
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """See `Bias`."""
+        """See `DistanceBias.of`."""
         rows = self.buckets[len(self.buckets) // 2 - _distances(sequence, queries, self.buckets.device)]
         total: Tensor | None = None
         if self.content_to_position is not None:
@@ -77,6 +69,9 @@ class DisentangledBias:
             total = found if total is None else total + found
         assert total is not None
         return total * self.scale
+
+
+Bias = DistanceBias | AlibiBias | DisentangledBias
 
 
 def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:

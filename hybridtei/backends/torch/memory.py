@@ -4,9 +4,9 @@ A copy of pageable memory makes the host wait. So a batch's integers travel as o
 and to pinned memory. What was computed in half precision (vectors and states of tokens, nearly all the bytes there are) crosses
 as that and becomes float32 on the host: half the bytes, the same numbers. On a CPU nothing is copied.
 
-What a pass needs grows with its tokens, so it is measured on two sizes, drawn on as a line, and tried before it is believed;
-what a sequence needs beyond that (masks of plain attention) is met by measuring with the longest. A batch that is too large
-after all is split in halves down to single sequences: what fits is computed whatever else was in the batch.
+How large a pass may be is tried, from the largest down; what a sequence needs beyond its tokens (masks of plain attention) is
+met by trying with the longest. A batch that is too large after all is split in halves down to single sequences: what fits is
+computed whatever else was in the batch.
 """
 
 from __future__ import annotations
@@ -79,42 +79,22 @@ def _pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-FIRST_TOKENS = 2048
 SHORT_TOKENS = 8  # sequences so short are the most that a pass can hold: what is computed a sequence counts then
-CAUTION = 0.9  # of what the line promises, since memory is cut into pieces
-MIN_GAIN = 1.05  # a size that is nearer to the one known to fit is not worth another pass
-
-Peak = Callable[[int], int | None]
 
 
-def max_tokens(peak: Peak, *, limit: int, longest: int, allowed: int) -> int:
-    """Tokens of the largest pass whose peak stays within `allowed` bytes: at least `longest`, at most `limit`.
+def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, allowed: int) -> int:
+    """Tokens of a pass whose peak stays within `allowed` bytes: `limit`, or the first of what is three quarters of the size
+    before; at least `longest`.
 
     `peak`: bytes that a pass of so many tokens takes, or None if it failed for want of memory. Raises LoadError if a pass of
     `longest` tokens does.
     """
-    smallest = peak(longest)
-    if smallest is None or smallest > allowed:
-        raise LoadError(f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`")
-    points = [(longest, smallest)]
-    size = min(limit, max(2 * longest, FIRST_TOKENS))
-    while size > MIN_GAIN * points[-1][0]:
-        taken = peak(size)
-        if taken is None or taken > allowed:
-            size = (size + points[-1][0]) // 2
-            continue
-        points.append((size, taken))
-        size = min(limit, estimate(points, allowed))
-    return max(points)[0]
-
-
-def estimate(points: Sequence[tuple[int, int]], allowed: int) -> int:
-    """Tokens that fit by the line through the last two of (tokens, bytes), ascending; twice the last where it does not rise."""
-    (fewer, less), (more, most) = points[-2:]
-    slope = (most - less) / (more - fewer)
-    if slope <= 0:
-        return 2 * more
-    return int(more + CAUTION * (allowed - most) / slope)
+    size = limit
+    while (taken := peak(size)) is None or taken > allowed:
+        if size <= longest:
+            raise LoadError(f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`")
+        size = max(longest, 3 * size // 4)
+    return size
 
 
 def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatch]:

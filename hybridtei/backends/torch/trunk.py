@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,39 +30,13 @@ Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, b
 Pass = Callable[[Ids, PackedLayout], Tensor]
 
 
-class Trunk(Protocol):
-    """A loaded encoder: packed batches in, last hidden states out.
+class PackedTrunk:
+    """`kernel` computes attention; `instead` computes passes once something faster than the module is made.
 
     `padded`: a batch costs n * max_seqlen tokens. `packs`: passes can be compiled and recorded, since no shape in them but
     attention's follows the lengths of texts. `causal`: no token sees a later one, and prefixes can be computed once.
     `attention`: what computes it, and why.
     """
-
-    model: Any
-    padded: bool
-    packs: bool
-    causal: bool
-    attention: Choice
-
-    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
-        ...
-
-    def integers(self, batch: PackedBatch) -> Mapping[str, NDArray[np.int64]]:
-        """What `ids` is made of."""
-        ...
-
-    def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
-        """Of a batch, with this trunk's attention. `offsets`, `bound`: see `PackedLayout`."""
-        ...
-
-    def word_embeddings(self, ids: Ids) -> Tensor:
-        """Rows of the word embedding table, without position or type: float[t, h]."""
-        ...
-
-
-class PackedTrunk:
-    """See `Trunk`. `kernel` computes attention; `instead` computes passes once something faster than the module is made."""
 
     packs = True
     padded = False
@@ -94,7 +68,7 @@ class PackedTrunk:
             self.attention, self.kernel = kernel_for(forms, dtype, device)
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """See `Trunk`."""
+        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
         return self.run(ids, layout)
 
     def run(self, ids: Ids, layout: PackedLayout) -> Tensor:
@@ -103,7 +77,7 @@ class PackedTrunk:
         return hidden
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
-        """See `Trunk`. Zeros where a batch says nothing of what the model tells apart."""
+        """What `ids` is made of. Zeros where a batch says nothing of what the model tells apart."""
         integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
         if self._spec.has_token_types:
             integers["token_type_ids"] = 0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
@@ -112,7 +86,7 @@ class PackedTrunk:
         return integers
 
     def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
-        """See `Trunk`."""
+        """Of a batch, with this trunk's attention. `offsets`, `bound`: see `PackedLayout`."""
         return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets, bound=bound)
 
     def place(self, batch: PackedBatch) -> dict[str, Tensor]:
@@ -120,13 +94,13 @@ class PackedTrunk:
         return to_device(self.integers(batch), self._device)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
-        """See `Trunk`."""
+        """Rows of the word embedding table, without position or type: float[t, h]."""
         assert self._words is not None
         return torch.nn.functional.embedding(ids["input_ids"], getattr(self.model, self._words))
 
 
 class PaddedTrunk:
-    """See `Trunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
+    """See `PackedTrunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
     on its neighbours."""
 
     packs = False
@@ -141,21 +115,21 @@ class PaddedTrunk:
         self.padded = not self._alone
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """See `Trunk`."""
+        """See `PackedTrunk`."""
         if self._alone and len(batch) > 1:
             return torch.cat([self._run(part) for part in each(batch)])
         return self._run(batch)
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
-        """See `Trunk`."""
+        """See `PackedTrunk`."""
         return {"input_ids": batch.input_ids}
 
-    def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
-        """See `Trunk`."""
-        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, offsets=offsets, bound=bound)
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
+        """See `PackedTrunk`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, offsets=offsets)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
-        """See `Trunk`."""
+        """See `PackedTrunk`."""
         return self.model.get_input_embeddings()(ids["input_ids"])  # type: ignore[no-any-return]
 
     def _run(self, batch: PackedBatch) -> Tensor:
@@ -175,6 +149,9 @@ class PaddedTrunk:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self._device)
+
+
+Trunk = PackedTrunk | PaddedTrunk
 
 
 def forget_lengths(model: Any) -> bool:
