@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch.nn.functional import linear
 
 from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import DTYPES, TorchBackend
@@ -147,7 +147,7 @@ def make(
         )
         heads = HeadWeights(lexical=LexicalWeights(one, one[0, :1]), projection=(square, square[0]))
     backend = TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, heads), acceleration=acceleration)
-    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    weights = sum(getattr(model, node.args[1].target).numel() for node in model.graph.nodes if node.target is linear)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     causal = any(form.causal for form in forms)
     return Made(backend, weights, config.num_hidden_layers * config.num_attention_heads * width, causal)

@@ -34,7 +34,7 @@ NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1, "fp8": 0.3}
 # The same kernels on the same numbers: what differs is at most the order of a sum.
 SAME = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2, "fp8": 4e-2}
 MAX_LETTERS = 300  # of a reason; compilers add pages
-PRODUCTS = {functional.linear, functional.embedding, fp8.product}
+PRODUCTS = {functional.linear, functional.embedding, fp8.product, operator.matmul}
 VIEWS = {"split", "unflatten", "flatten", operator.getitem}
 
 Compiler = str | Callable[..., Any]

@@ -14,7 +14,8 @@ import operator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
+from torch.nn import functional
 
 from hybridtei.errors import LoadError
 
@@ -54,27 +55,28 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 
 
 def to_eight_bits(model: fx.GraphModule) -> int:
-    """Quantise every Linear layer whose shape allows it, and the rows that it takes, as operations of their own, so that
-    `compiling` can put them into what makes the rows. How many layers were found."""
+    """Quantise every matrix whose shape allows it, and the rows that it is multiplied with, as operations of their own, so that
+    `compiling` can put them into what makes the rows. How many matrices were found."""
     graph, made = model.graph, dict[str, torch.dtype]()
     for node in [*graph.nodes]:
-        name = str(node.target)
-        layer = model.get_submodule(name) if node.op == "call_module" else None
-        if type(layer) is nn.Linear and not (layer.in_features % STEP or layer.out_features % STEP):
-            weight, scale = quantised(layer.weight.detach())
-            made[name], held = layer.weight.dtype, nn.Module()
-            for kind, tensor in (("weight", weight), ("scale", scale), ("bias", layer.bias)):
-                held.register_buffer(kind, None if tensor is None else tensor.detach())
-            model.add_module(name, held)
-        if name not in made:
+        if node.target is not functional.linear or node.args[1].op != "get_attr":
             continue
+        rows, matrix, *bias = (one for one in node.args if one is not None)
+        name = matrix.target
+        if name not in made:
+            exact = getattr(model, name)
+            if exact.shape[0] % STEP or exact.shape[1] % STEP:
+                continue
+            made[name] = exact.dtype
+            delattr(model, name)
+            for kind, tensor in zip((name, f"{name}_scale"), quantised(exact.detach()), strict=True):
+                model.register_buffer(kind, tensor)
         with graph.inserting_before(node):
-            rows = graph.call_function(quantised, (node.args[0],))
-            parts = [graph.call_function(operator.getitem, (rows, place)) for place in range(2)]
-            weights = [graph.get_attr(f"{name}.{kind}") for kind in ("weight", "scale")]
-            out = graph.call_function(product, (*parts, *weights, made[name]))
-            if model.get_submodule(name).bias is not None:
-                out = graph.call_function(operator.add, (out, graph.get_attr(f"{name}.bias")))
+            pair = graph.call_function(quantised, (rows,))
+            parts = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
+            out = graph.call_function(product, (*parts, matrix, graph.get_attr(f"{name}_scale"), made[name]))
+            if bias:
+                out = graph.call_function(operator.add, (out, *bias))
         node.replace_all_uses_with(out)
         graph.erase_node(node)
     model.recompile()

@@ -63,7 +63,7 @@ def family_module(
     `ids`: int64[t] each, by the names that `Ops.embedding` takes. `family`: a family whose settings are bound.
     """
     root = _Root(family, tensor_of, options)
-    graph = _Tracer().trace(root)
+    graph = fx.Tracer().trace(root)
     return fx.GraphModule(root, graph).eval().requires_grad_(False), frozenset(root.forms)
 
 
@@ -74,7 +74,6 @@ class _Root(nn.Module):
         super().__init__()
         self.family, self.tensor_of, self.options = family, tensor_of, options
         self.forms: set[AttentionForm] = set()
-        self.paths: dict[nn.Module, str] = {}
 
     def forward(self, ids: Mapping[str, Tensor], layout: Any) -> Tensor:
         hidden: Tensor = self.family(TorchOps(self, ids, layout)).value
@@ -82,36 +81,18 @@ class _Root(nn.Module):
 
     def parameter(self, name: str, *shape: int) -> Tensor:
         """A tensor of the checkpoint, registered once."""
-        path = path_of(name)
+        return self.stacked({name: shape})
+
+    def stacked(self, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+        """Tensors of the checkpoint, one below the other, registered once by the name of the first."""
+        path = path_of(next(iter(shapes)))
         if path not in self._parameters:
-            self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
+            tensors = [self.tensor_of(name, shape) for name, shape in shapes.items()]
+            whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+            self.register_parameter(path, nn.Parameter(whole, requires_grad=False))
         found = self._parameters[path]
         assert found is not None
         return found
-
-    def linear(self, names: Sequence[str], width: int, widths: Sequence[int], bias: bool) -> nn.Module:
-        """A layer of the tensors of several, one below the other: float[t, width] -> float[t, sum(widths)]."""
-        path = path_of(names[0])
-        if path not in self._modules:
-            with torch.device("meta"):
-                layer = nn.Linear(width, sum(widths), bias=bias)
-            parts = [*zip(names, widths, strict=True)]
-            layer.weight = _stacked([self.tensor_of(f"{name}.weight", (rows, width)) for name, rows in parts])
-            if bias:
-                layer.bias = _stacked([self.tensor_of(f"{name}.bias", (rows,)) for name, rows in parts])
-            self.add_module(path, layer)
-            self.paths[layer] = path
-        found = self._modules[path]
-        assert found is not None
-        return found
-
-
-class _Tracer(fx.Tracer):
-    """Knows layers that were made while it traces."""
-
-    def path_of_module(self, mod: nn.Module) -> str:
-        assert isinstance(self.root, _Root)
-        return self.root.paths[mod]
 
 
 class TorchOps:
@@ -134,12 +115,12 @@ class TorchOps:
             more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
             weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
             return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
-        return Rows(self._root.linear([name], x.width, [width], bias)(x.value), width)
+        return self._joined(x, {name: width}, bias)
 
     def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
         if not self._options.joined:
             return [self.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
-        return self.split(Rows(self._root.linear(names, x.width, widths, bias)(x.value), sum(widths)), widths)
+        return self.split(self._joined(x, dict(zip(names, widths, strict=True)), bias), widths)
 
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(x.value + y.value, x.width)
@@ -178,7 +159,7 @@ class TorchOps:
         w1, w2 = (self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2"))
         largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
         share = torch.zeros_like(logits.value).scatter(1, places, largest.to(self._options.dtype))
-        each = self.activate(Rows(functional.linear(x.value, w1), count * wide), act)
+        each = self.activate(Rows(x.value @ w1.T, count * wide), act)
         shared = (self._heads(each, wide) * share[:, :, None]).flatten(1)
         return Rows(functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width)
 
@@ -244,13 +225,15 @@ class TorchOps:
         places = torch.as_tensor(buckets, device=self._options.device)
         return DisentangledBias(self._heads(q, heads.dim), self._heads(k, heads.dim), places, to_position, to_content, scale)
 
+    def _joined(self, x: Rows, widths: Mapping[str, int], bias: bool) -> Rows:
+        """One product with the matrices of several layers, one below the other."""
+        weight = self._root.stacked({f"{name}.weight": (width, x.width) for name, width in widths.items()})
+        more = self._root.stacked({f"{name}.bias": (width,) for name, width in widths.items()}) if bias else None
+        return Rows(functional.linear(x.value, weight, more), sum(widths.values()))
+
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))
         return heads
-
-
-def _stacked(tensors: Sequence[Tensor]) -> nn.Parameter:
-    return nn.Parameter(tensors[0] if len(tensors) == 1 else torch.cat([*tensors]), requires_grad=False)
 
 
 def path_of(name: str) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.torch.backend import TorchBackend
@@ -71,14 +72,16 @@ def test_torchs_own_scaled_product_computes_the_same() -> None:
 
 
 class Two(nn.Module):
-    """A layer whose shape allows eight bits, called twice, and one whose does not."""
+    """A product whose shape allows eight bits, computed twice, and one whose does not."""
 
     def __init__(self, *, bias: bool) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(32, 32, bias=bias), nn.Linear(32, 30)
+        self.a, self.b = nn.Parameter(rows(32, 32, 1)), nn.Parameter(rows(30, 32, 2))
+        self.bias = nn.Parameter(rows(1, 32, 3)[0]) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(self.a(self.a(x)))
+        twice = functional.linear(functional.linear(x, self.a, self.bias), self.a, self.bias)
+        return functional.linear(twice, self.b)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -89,8 +92,8 @@ def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precisio
         exact = model(x)
         assert to_eight_bits(model) == 1
         found = model(x)
-    assert model.a.weight.dtype == EIGHT_BITS
-    assert isinstance(model.b, nn.Linear)
+    assert model.a.dtype == EIGHT_BITS
+    assert model.b.dtype == torch.bfloat16
     assert found.dtype == torch.bfloat16
     assert found.shape == exact.shape
     assert 0 < (found - exact).norm() / exact.norm() < 0.1
