@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
@@ -42,8 +43,7 @@ class Padding(StrEnum):
 EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
+class Encoding(Struct, frozen=True, eq=False):
     """One tokenised input, special tokens included.
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
@@ -81,8 +81,7 @@ class Encoding:
         return b"" if not self.shared else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LocatedEncoding(Encoding):
+class LocatedEncoding(Encoding, frozen=True, eq=False, kw_only=True):
     """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`, and `special` bool[t]."""
 
     text: str
@@ -121,8 +120,7 @@ class PackedBatch:
         return len(self.input_ids) if len(self) == 1 else int(self.lengths.max(initial=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
+class Positions(Struct, frozen=True):
     """A family's position ids: they begin at `offset`; a padding id inside a text stays at `padding_id` (RoBERTa)."""
 
     offset: int = 0
@@ -204,11 +202,10 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
-    return [replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
+    return [structs.replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Once:
+class Once(Struct, frozen=True, eq=False):
     """A batch whose common prefix is computed once. `kept` int64[c]: the tokens that are computed, ascending; `rows` int64[t]:
     which of those stands for each token of the batch."""
 
@@ -275,8 +272,7 @@ def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
     return np.repeat(first_of_row - offsets_of(lengths)[:-1], lengths) + np.arange(lengths.sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ragged:
+class Ragged(Struct, frozen=True, eq=False):
     """`n` rows in `values[t, ...]`; row i is `values[offsets[i]:offsets[i+1]]`."""
 
     values: NDArray[Any]

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -53,8 +53,7 @@ class Point(msgspec.Struct, frozen=True):
     spread: float
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Rates by size, ascending. `busy`: share of the cores that other programs took meanwhile."""
 
     points: Sequence[Point]

@@ -7,9 +7,11 @@ Families with equal trunks differ in their heads: ELECTRA's has gelu where RoBER
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.modules import Modules, Pooling, StepModule, read_pooling, read_steps
@@ -21,8 +23,7 @@ Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 ScorePooling = Pooling | Literal["late", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class LinearStep:
+class LinearStep(Struct, frozen=True):
     """A linear layer by its name. `rows`: only one row is used, or the difference of two."""
 
     name: str
@@ -31,8 +32,7 @@ class LinearStep:
     rows: tuple[int, int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NormStep:
+class NormStep(Struct, frozen=True):
     """A LayerNorm of the head, by the name of its weights."""
 
     name: str
@@ -43,8 +43,7 @@ class NormStep:
 Step = LinearStep | NormStep | StepModule
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifierHead:
+class ClassifierHead(Struct, frozen=True):
     """The layers from hidden states to logits. `trunk`: the prefix of all other tensors' names."""
 
     pooling: ScorePooling

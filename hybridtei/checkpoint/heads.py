@@ -9,7 +9,6 @@ Our file (`hybridtei_heads.safetensors`, made by `hybridtei train`) describes it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,8 +26,7 @@ LINEAR_SUFFIXES = (".pt", ".safetensors")
 Drop = Literal["first", "specials", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class SparseHead:
+class SparseHead(Struct, frozen=True):
     """`linear`: relu(W h + b), as BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head.
 
     `inputs` names what x concatenates: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
@@ -65,8 +63,7 @@ class Shares(Struct, frozen=True):
     multivector: Annotated[float, Meta(gt=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class MultivectorHead:
+class MultivectorHead(Struct, frozen=True):
     """One vector of width `dim` for each token that is not dropped. `own`: as in `SparseHead`.
 
     Of a late-interaction model: `module` is the last of its Dense modules and `before` those before it, or `tensor` names the

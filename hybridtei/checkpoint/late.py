@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.modules import Modules, module_path
@@ -24,8 +25,7 @@ STANFORD = "HF_ColBERT"
 QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(Struct, frozen=True):
     """Expand a query to `length` tokens with `token_id`; `fixed`: also truncate it. `attend`: other tokens attend to these."""
 
     length: int
@@ -34,8 +34,7 @@ class Expansion:
     attend: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPooling:
+class TokenPooling(Struct, frozen=True):
     """Merge the vectors of a text's tokens, but for the first `protected`, to one for each `factor` of them."""
 
     factor: float
@@ -43,8 +42,7 @@ class TokenPooling:
     normalize: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored;
     and how their vectors are merged."""
 
@@ -56,8 +54,7 @@ class Side:
     pooling: TokenPooling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LateInteraction:
+class LateInteraction(Struct, frozen=True):
     """Both sides of a model that has only vectors of tokens."""
 
     query: Side
@@ -179,8 +176,7 @@ def _expansion(settings: Any, file: Path, words: _Words) -> Expansion | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(Struct, frozen=True):
     folder: Path
     tokenizer: Mapping[str, Any]
     vocabulary: Mapping[str, int]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
@@ -21,8 +22,7 @@ from hybridtei.outputs import Floats
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearLayer:
+class LinearLayer(Struct, frozen=True, eq=False):
     """`activation(weight x + bias)`; weight float32[out, in], bias float32[out] or None."""
 
     weight: NDArray[np.float32]
@@ -30,8 +30,7 @@ class LinearLayer:
     activation: str = "identity"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NormLayer:
+class NormLayer(Struct, frozen=True, eq=False):
     """LayerNorm: weight float32[h], bias float32[h] or None."""
 
     weight: NDArray[np.float32]
@@ -62,8 +61,7 @@ def step_layer(module: StepModule) -> ClassifierLayer:
     return NormLayer(weight, bias, TORCH_EPSILON)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CodeLayers:
+class CodeLayers(Struct, frozen=True, eq=False):
     """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
 
     latents: NDArray[np.float32]
@@ -185,10 +183,10 @@ def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
     head = spec.classifier
     if head is not None:
         steps = tuple(
-            replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
+            structs.replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
             for step in head.steps
         )
-        head = replace(head, steps=steps)
+        head = structs.replace(head, steps=steps)
     return replace(spec, tanh_gelu=True, classifier=head)
 
 

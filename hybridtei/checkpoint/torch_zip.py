@@ -13,9 +13,10 @@ import math
 import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from hybridtei.errors import LoadError
 
@@ -39,8 +40,7 @@ MAX_DESCRIPTION_BYTES = 64_000_000
 LOCAL_HEADER_BYTES = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A tensor's place in a file. `strides`: in elements, of a tensor that does not lie row after row; else None."""
 
     dtype: str
@@ -50,20 +50,17 @@ class Place:
     strides: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
+class _Storage(Struct, frozen=True):
     dtype: str
     key: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
+class _View(Struct, frozen=True):
     """A tensor before its storage was found."""
 
     storage: _Storage

@@ -19,6 +19,8 @@ from time import perf_counter_ns, time, time_ns
 from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from hybridtei.errors import HybridTeiError, LoadError
 from hybridtei.outputs import Timings
 
@@ -101,8 +103,7 @@ class Recorder(Protocol):
         """Record the end of a span, with its error if it failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """The recorder of a request's spans, and the headers that name its parent."""
 
     recorder: Recorder
@@ -195,8 +196,7 @@ def require() -> None:
         raise LoadError("--otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'")
 
 
-@dataclass(frozen=True, slots=True)
-class _Identity:
+class _Identity(Struct, frozen=True):
     """A span's context and its parent's, as the SDK's `SpanContext`s."""
 
     context: Any

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.backends.graph.activations import sigmoid
@@ -18,16 +19,14 @@ from hybridtei.tasks.base import ListTask, Model
 from hybridtei.text.tokenizer import Direction, Text
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """One label and its score: a probability, or the logit where raw scores were asked for."""
 
     label: str
     score: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Classified:
+class Classified(Struct, frozen=True, eq=False):
     """float32[n, l], in the order of `labels`."""
 
     scores: Floats
@@ -101,8 +100,7 @@ def best_first(scores: Floats) -> NDArray[np.intp]:
     return np.argsort(scores, kind="stable")[::-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TaggedToken:
+class TaggedToken(Struct, frozen=True, eq=False):
     """A token and its score for each label, in the order of the model's labels. `special`: `text` is the vocabulary's word."""
 
     text: str
@@ -113,8 +111,7 @@ class TaggedToken:
     special: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tagged:
+class Tagged(Struct, frozen=True):
     """Of one text: spans, or every token where they were not to be merged."""
 
     text: str
@@ -186,8 +183,7 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(Struct, frozen=True):
     """A text's tokens without the special ones: places int64[t, 2] in code points, ids, and which continue a word, bool[t]."""
 
     text: str
@@ -196,8 +192,7 @@ class Tokens:
     continues: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Code points `start` to `end` of a text, and their label; `token_id` is 0 where it may be several tokens."""
 
     start: int
@@ -207,8 +202,7 @@ class Span:
     token_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(Struct, frozen=True):
     start: int
     end: int
     label: str

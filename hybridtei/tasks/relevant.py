@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,8 +27,7 @@ class RelevantSpan(Struct, frozen=True):
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpanOptions:
+class SpanOptions(Struct, frozen=True):
     """Spans of a score of `threshold` and more, the best `max_spans` of each document."""
 
     threshold: float = 0.1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
+from msgspec import Struct
 
 from hybridtei.batch import Encoding, Head, Ragged, sharing
 from hybridtei.checkpoint.spec import ModelSpec
@@ -27,8 +28,7 @@ MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so man
 INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class Scored(Struct, frozen=True, eq=False):
     """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""
 
     scores: Floats
@@ -118,8 +118,7 @@ class Rerank(_Question):
         return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Shares of each kind of vector in a score; they need not sum to 1."""
 
     dense: float = 1.0
@@ -275,8 +274,7 @@ def rerank_task(
     return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class RerankPairs:
+class RerankPairs(Struct, frozen=True):
     """Several questions, each about documents of its own; its chunks are theirs."""
 
     needs_first: ClassVar[bool] = False

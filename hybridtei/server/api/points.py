@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -71,8 +71,7 @@ class PointsResponse(Struct, frozen=True):
     failed: list[FailedPoint]
 
 
-@dataclass(frozen=True, slots=True)
-class _NewPoint:
+class _NewPoint(Struct, frozen=True):
     """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
 
     index: int

@@ -5,7 +5,6 @@ A union in msgspec holds one array type only, so the structs take `inputs` loose
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Raw, Struct
@@ -202,8 +201,7 @@ class OpenAICompatUsage(Struct, frozen=True):
     total_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """What `inputs` meant: its items, and whether it was a list of them."""
 
     items: list[Input]
@@ -215,8 +213,7 @@ class Inputs:
         return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """The items of `/predict`: texts and pairs; and whether they came as a list."""
 
     items: list[Text]
