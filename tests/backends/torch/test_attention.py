@@ -94,6 +94,7 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     monkeypatch.setattr(attention, "facts_of", lambda *_: facts(head_dim=8))
     openers = {**attention.OPENERS, FLASH_3: broken, TORCH_VARLEN: lambda: lambda q, *_, **__: 0 * q}
     monkeypatch.setattr(attention, "OPENERS", openers)
+    caplog.clear()  # of what opening the model said, where an earlier test has set the level
     with caplog.at_level(logging.INFO, "hybridtei.backends.torch.attention"):
         assert kernel_for(loaded, torch.float16, CPU)[1] is padded_groups
         monkeypatch.setattr(attention, "OPENERS", {**openers, TORCH_VARLEN: lambda: per_sequence})
