@@ -14,13 +14,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, offsets_of, sharing
+from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, kept_tokens, offsets_of, sharing
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, InvalidInput, LoadError, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled
+from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled, without_marks, without_rows
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction
 
@@ -146,7 +146,7 @@ class Embed(ListTask):
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
-            multivector=self._multivector(self.side(model.spec), encodings, outputs.multivector),
+            multivector=None if outputs.multivector is None else self._multivector(model.spec, encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
 
@@ -168,16 +168,24 @@ class Embed(ListTask):
         dense = cut(dense, self.dimensions)
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
-    def _multivector(self, side: Side | None, encodings: Sequence[Encoding], rows: Ragged | None) -> Ragged | None:
-        if rows is None:
-            return None
-        return self.merged(side, rows if side is None else _scored(side, encodings, rows))
+    def _multivector(self, spec: ModelSpec, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
+        assert spec.multivector is not None
+        input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+        cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+        kept, _ = kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, np.array(sorted(spec.removed_ids), dtype=np.int64))
+        input_ids, side = input_ids[kept], self.side(spec)
+        if side is not None and side.skipped:
+            skipped = np.isin(input_ids, list(side.skipped))
+            rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
+        return self.merged(spec, side, rows, input_ids)
 
-    def merged(self, side: Side | None, rows: Ragged) -> Ragged:
-        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it."""
+    def merged(self, spec: ModelSpec, side: Side | None, rows: Ragged, input_ids: Ids) -> Ragged:
+        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
+        elif self._budget is not None and self._budget.max_tokens is not None:
+            rows = without_marks(rows, np.isin(input_ids, list(spec.mark_ids)), self._budget.max_tokens)
         if self._budget is not None:
             return budgeted(rows, self._budget)
         return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
@@ -214,14 +222,6 @@ def check_spelled(spec: ModelSpec) -> None:
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
     """Return which of a model's prompts is for inputs of a type, or None."""
     return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
-
-
-def _scored(side: Side, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
-    """Return the rows without the tokens that a late-interaction model skips, such as punctuation."""
-    if not side.skipped:
-        return rows
-    kept = [~np.isin(encoding.input_ids, list(side.skipped)) for encoding in encodings]
-    return Ragged(rows.values[np.concatenate(kept)], offsets_of([int(mask.sum()) for mask in kept]))
 
 
 def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
-from hybridtei.batch import Ragged
+from hybridtei.batch import Ragged, offsets_of
 from hybridtei.checkpoint.late import TokenPooling
 from hybridtei.config import ModelConfig, MultivectorDtype
 from hybridtei.errors import InvalidInput, NotANumber
@@ -80,6 +80,21 @@ def merge(rows: Floats, max_rows: int) -> Floats:
         blocks = np.array_split(rows, -(-len(rows) // MAX_MERGED_AT_ONCE))
         rows = np.concatenate([_sums(block, clusters(unit(block), max(1, int(len(block) * share + 1e-9)))) for block in blocks])
     return rows
+
+
+def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ragged:
+    """Leave out rows of punctuation and special tokens, of texts with more than `max_rows` rows that have others.
+
+    What is left of few vectors is for words; ColBERT scores no punctuation of documents either. `is_mark`: bool[t].
+    """
+    marks = np.diff(offsets_of(is_mark)[rows.offsets])
+    merged = (rows.lengths > max_rows) & (marks < rows.lengths)
+    return without_rows(rows, is_mark & np.repeat(merged, rows.lengths))
+
+
+def without_rows(rows: Ragged, is_out: NDArray[np.bool_]) -> Ragged:
+    """Leave out rows of `values`. `is_out`: bool[t]."""
+    return Ragged(rows.values[~is_out], offsets_of(~is_out)[rows.offsets])
 
 
 def clusters(rows: Floats, count: int) -> NDArray[np.int64]:

@@ -210,7 +210,7 @@ class EmbedSpans(ListTask):
         has_vector = kept[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
-        return self.task.merged(side, Ragged(rows, offsets_of(lengths)))
+        return self.task.merged(spec, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]])
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:

@@ -14,7 +14,7 @@ from hybridtei.checkpoint.late import TokenPooling
 from hybridtei.errors import InvalidInput, NotANumber
 from hybridtei.outputs import unit
 from hybridtei.tasks import pooling
-from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budgeted, clusters, merge, pooled, unpacked
+from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budgeted, clusters, merge, pooled, unpacked, without_marks
 from hybridtei.tasks.rerank import maxsim
 
 
@@ -41,6 +41,15 @@ def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
         assert 0 < len(merged) <= most
         np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
     assert max(seen) <= 16
+
+
+def test_words_alone_are_merged_where_there_are_any() -> None:
+    is_mark = np.array([1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1], dtype=bool)
+    rows = Ragged(rows_of(12), np.array([0, 5, 5, 7, 9, 12]))
+    left = without_marks(rows, is_mark, 2)
+    assert left.lengths.tolist() == [3, 0, 2, 2, 3], "short rows stay whole, and those of marks alone"
+    np.testing.assert_array_equal(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
+    np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
 
 
 def test_equal_tokens_become_one() -> None:
