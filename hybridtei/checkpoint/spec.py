@@ -6,7 +6,6 @@ No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if th
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,7 +67,6 @@ class ModelSpec:
     `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
     for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
     the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
-    `mark_ids`: tokens of punctuation alone, and special tokens, where there are multi-vectors.
     `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text of
     no declared kind, "query", "document" or None.
     """
@@ -86,7 +84,6 @@ class ModelSpec:
     multivector: MultivectorHead | None = None
     prompts: Mapping[str, str] | None = None
     removed_ids: frozenset[int] = frozenset()
-    mark_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
     lowercase: bool = False
     padding_id: int = 0
@@ -222,7 +219,7 @@ def _read(
     coder = module_path(modules, CODER)
     if coder is not None:
         sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width)
-    padding_id, removed_ids = _padding_id(model_type, config, file), _removed_ids(home, tokenizer_config)
+    padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     return ModelSpec(
         folder=home,
@@ -238,8 +235,7 @@ def _read(
         multivector=multivector,
         late=late,
         prompts=_prompts(sentence, folder, adapters),
-        removed_ids=removed_ids,
-        mark_ids=frozenset() if multivector is None else removed_ids | _punctuation(home / "tokenizer.json"),
+        removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
         padding_id=padding_id,
@@ -375,13 +371,6 @@ def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset
         return frozenset(int(token["id"]) for token in added if token.get("content") in names)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
-
-
-def _punctuation(file: Path) -> frozenset[int]:
-    """Return the ids of tokens that are one mark of ASCII punctuation, or that and what marks a word's begin or middle."""
-    vocabulary = read_vocabulary(file)
-    words = (prefix + mark for prefix in ("", "##", "Ġ", "▁") for mark in string.punctuation)
-    return frozenset(vocabulary[word] for word in words if word in vocabulary)
 
 
 def _token_text(value: object) -> str | None:

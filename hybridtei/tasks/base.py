@@ -24,6 +24,11 @@ class Model:
     query_weights: Floats | None = None
     query: Model | None = None
 
+    @property
+    def mark_ids(self) -> frozenset[int]:
+        """Return the ids of punctuation and special tokens."""
+        return self.spec.removed_ids | self.reader.tokenizer.punctuation_ids
+
 
 class Chunk(Protocol[Answer]):
     """The part of a task that goes through the engine at once: all of its inputs, or some."""

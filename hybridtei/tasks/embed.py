@@ -146,7 +146,7 @@ class Embed(ListTask):
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
-            multivector=None if outputs.multivector is None else self._multivector(model.spec, encodings, outputs.multivector),
+            multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
 
@@ -168,7 +168,8 @@ class Embed(ListTask):
         dense = cut(dense, self.dimensions)
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
-    def _multivector(self, spec: ModelSpec, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
+    def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
+        spec = model.spec
         assert spec.multivector is not None
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
@@ -177,15 +178,15 @@ class Embed(ListTask):
         if side is not None and side.skipped:
             skipped = np.isin(input_ids, list(side.skipped))
             rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
-        return self.merged(spec, side, rows, input_ids)
+        return self.merged(model, side, rows, input_ids)
 
-    def merged(self, spec: ModelSpec, side: Side | None, rows: Ragged, input_ids: Ids) -> Ragged:
+    def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids) -> Ragged:
         """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
         elif self._budget is not None and self._budget.max_tokens is not None:
-            rows = without_marks(rows, np.isin(input_ids, list(spec.mark_ids)), self._budget.max_tokens)
+            rows = without_marks(rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens)
         if self._budget is not None:
             return budgeted(rows, self._budget)
         return rows if is_unit else Ragged(unit(rows.values), rows.offsets)

@@ -110,7 +110,7 @@ class EmbedSpans(ListTask):
         answer = Embeddings(
             dense=self.task.scaled(_dense(spec, encodings, states)) if Head.DENSE in heads and states is not None else None,
             sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
-            multivector=self._multivector(spec, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
+            multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
             tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,
         )
         return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
@@ -196,8 +196,9 @@ class EmbedSpans(ListTask):
             yield _encoding(located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held])
 
     def _multivector(
-        self, spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
+        self, model: Model, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
     ) -> Ragged | None:
+        spec = model.spec
         assert spec.multivector is not None
         assert outputs.multivector is not None
         special = np.array(sorted(spec.removed_ids), dtype=np.int64)
@@ -210,7 +211,7 @@ class EmbedSpans(ListTask):
         has_vector = kept[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
-        return self.task.merged(spec, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]])
+        return self.task.merged(model, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]])
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -109,6 +110,12 @@ class Tokenizer:
         """How many special tokens the checkpoint's template puts before a text."""
         mask = self._raw.encode("a").special_tokens_mask
         return mask.index(0) if 0 in mask else len(mask)
+
+    @cached_property
+    def punctuation_ids(self) -> frozenset[int]:
+        """Return the ids of tokens that are one mark of ASCII's punctuation, at the begin of a word or within it."""
+        found = (self.id_of(prefix + mark) for prefix in ("", "##", "Ġ", "▁") for mark in string.punctuation)
+        return frozenset(one for one in found if one is not None)
 
     def id_of(self, token: str | None) -> int | None:
         """Return the id of a token of the vocabulary."""

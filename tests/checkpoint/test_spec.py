@@ -10,7 +10,6 @@ import pytest
 from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.files import read_vocabulary
 from hybridtei.checkpoint.spec import OFFSET_FAMILIES, read_spec
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from tests import tiny, vocabulary
@@ -119,14 +118,6 @@ def test_prompts_of_another_shape_are_refused(bert: Path, copied: Copied, prompt
 )
 def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path: Path, model_type: str, removed: set[int]) -> None:
     assert read_spec(tiny.write_family(tmp_path, model_type), pooling="mean").removed_ids == removed
-
-
-def test_marks_are_punctuation_and_special_tokens(hybrid: Path, bert: Path) -> None:
-    spec = read_spec(hybrid)
-    ids = read_vocabulary(hybrid / "tokenizer.json")
-    marks = {ids[name] for name in ("?", ".", ",", "##?", "##.", "##,")}
-    assert spec.mark_ids == spec.removed_ids | marks
-    assert not read_spec(bert).mark_ids, "without multi-vectors nobody asks"
 
 
 def test_heads_beside_the_model_are_outputs(m3: Path, hybrid: Path) -> None:

@@ -11,7 +11,6 @@ from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, HeadOutputs
-from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.pooling import MultivectorBudget
 from tests.engine import small
@@ -23,10 +22,10 @@ texts = st.lists(st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=9).
 heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 
-def answer(task: Embed, *, computed: frozenset[Head] | None = None, model: Model = MODEL) -> Embeddings:
-    encodings = task.prepare(model)
-    outputs: HeadOutputs = FakeBackend(model.spec).forward(pack(encodings, computed or task.heads, model.spec.positions))
-    return task.finish(model, encodings, outputs)
+def answer(task: Embed, *, computed: frozenset[Head] | None = None) -> Embeddings:
+    encodings = task.prepare(MODEL)
+    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(pack(encodings, computed or task.heads, MODEL.spec.positions))
+    return task.finish(MODEL, encodings, outputs)
 
 
 @given(texts, heads)
@@ -60,11 +59,10 @@ def test_asking_twice_gives_the_same(inputs):
 
 
 def test_merged_tokens_are_words():
-    model = small.model(small.model_spec(mark_ids=frozenset({small.IDS[","], small.IDS["[SEP]"]})))
     everything, budget = frozenset({Head.MULTIVECTOR}), MultivectorBudget(max_tokens=3)
-    rows = answer(Embed(["one, two, three"], everything), model=model).multivector
+    rows = answer(Embed(["one, two, three"], everything)).multivector
     assert rows.lengths.tolist() == [6]
-    merged = answer(Embed(["one, two, three", "one,"], everything, multivector=budget), model=model).multivector
+    merged = answer(Embed(["one, two, three", "one,"], everything, multivector=budget)).multivector
     assert merged.lengths.tolist() == [3, 3], "what fits is kept whole"
     np.testing.assert_allclose(merged.row(0), rows.values[[0, 2, 4]], atol=1e-6)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
-from hybridtei.batch import Ragged
+from hybridtei.batch import Head, Ragged
 from hybridtei.checkpoint.late import TokenPooling
+from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import InvalidInput, NotANumber
-from hybridtei.outputs import unit
+from hybridtei.load import find_model, text_model
+from hybridtei.outputs import HeadOutputs, unit
 from hybridtei.tasks import pooling
+from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budgeted, clusters, merge, pooled, unpacked, without_marks
 from hybridtei.tasks.rerank import maxsim
 
@@ -99,3 +105,30 @@ def test_a_budget_by_its_fields() -> None:
     for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
         with pytest.raises(InvalidInput, match="multivector"):
             as_budget(wrong)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return text_model(find_model(ModelConfig()), EngineConfig())
+
+
+def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
+    """What `Embed` makes of raw multi-vectors, one row for each token but the first."""
+    task = Embed(texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most))
+    found = task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
+    assert found is not None
+    return found
+
+
+def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:
+    texts = ["Wings, plates; flow (thin) and layers: heat, lift, drag!", "one, two.", "?!.,;:()[]{}"]
+    pieces = [
+        [token.text for token in tokens][1:] for tokens in model.reader.tokens(texts, add_special_tokens=True, prompt_name=None)
+    ]
+    rows = Ragged.from_rows([rows_of(len(each), seed) for seed, each in enumerate(pieces)])
+    found = merged_of(model, texts, rows, 5)
+    words = [place for place, piece in enumerate(pieces[0]) if piece not in string.punctuation and piece != "[SEP]"]
+    assert 5 < len(words) < len(pieces[0])
+    np.testing.assert_array_equal(found.row(0), unit(merge(rows.row(0)[words], 5)))
+    np.testing.assert_array_equal(found.row(1), unit(rows.row(1)))  # it has no more tokens than vectors that it may have
+    np.testing.assert_array_equal(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else
