@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from hybridtei.backends.graph.host import dense, rounded
 from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of
@@ -36,7 +36,8 @@ MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
 MAX_WINDOWS = 16  # a text is read up to so many times what the model reads
 
 
-class SpanText(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)  # which orjson writes
+class SpanText:
     """A text and its parts, each (first code point, the one after its last)."""
 
     text: str
