@@ -15,7 +15,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
@@ -43,7 +42,8 @@ class Padding(StrEnum):
 EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 
 
-class Encoding(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
     """One tokenised input, special tokens included.
 
     `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
@@ -81,7 +81,8 @@ class Encoding(Struct, frozen=True, eq=False):
         return b"" if not self.shared else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
 
 
-class LocatedEncoding(Encoding, frozen=True, eq=False, kw_only=True):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LocatedEncoding(Encoding):
     """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`, and `special` bool[t]."""
 
     text: str
@@ -120,7 +121,8 @@ class PackedBatch:
         return len(self.input_ids) if len(self) == 1 else int(self.lengths.max(initial=0))
 
 
-class Positions(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Positions:
     """A family's position ids: they begin at `offset`; a padding id inside a text stays at `padding_id` (RoBERTa)."""
 
     offset: int = 0
@@ -202,10 +204,11 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
-    return [structs.replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
+    return [replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
 
 
-class Once(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Once:
     """A batch whose common prefix is computed once. `kept` int64[c]: the tokens that are computed, ascending; `rows` int64[t]:
     which of those stands for each token of the batch."""
 
@@ -272,7 +275,8 @@ def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
     return np.repeat(first_of_row - offsets_of(lengths)[:-1], lengths) + np.arange(lengths.sum())
 
 
-class Ragged(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
     """`n` rows in `values[t, ...]`; row i is `values[offsets[i]:offsets[i+1]]`."""
 
     values: NDArray[Any]

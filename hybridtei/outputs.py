@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.batch import Head, Indices, Offsets, Ragged, gather_index, offsets_of
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class SparseVectors(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVectors:
     """`n` sparse vectors in CSR form; each row's indices ascend and are unique, and no value is 0."""
 
     indices: NDArray[np.int64]
@@ -101,7 +101,7 @@ class Columns:
 def _nbytes(column: Any) -> int:
     if column is None or isinstance(column, np.ndarray):
         return 0 if column is None else column.nbytes
-    arrays = (getattr(column, name) for name in column.__struct_fields__)
+    arrays = (getattr(column, field.name) for field in fields(column))
     return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
@@ -188,7 +188,8 @@ def cut(rows: Floats, dimensions: int | None) -> Floats:
     return rows if dimensions is None else rows[:, :dimensions]
 
 
-class Timings(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Timings:
     """Where a request's time went, in nanoseconds; queue and inference are means over its sequences."""
 
     tokenization_ns: int = 0
@@ -196,7 +197,8 @@ class Timings(Struct, frozen=True):
     inference_ns: int = 0
 
 
-class Load(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Load:
     """The size of a request: inputs, their characters, and whether they came as a list."""
 
     inputs: int
@@ -204,7 +206,8 @@ class Load(Struct, frozen=True):
     is_batch: bool
 
 
-class Usage(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Usage:
     """The cost of a request: characters and tokens summed over its inputs, and its times."""
 
     load: Load

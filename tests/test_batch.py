@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
 from hybridtei.batch import (

@@ -11,9 +11,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
-
-from msgspec import Struct
 
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
@@ -74,7 +73,8 @@ class Measured(Protocol):
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
-class Replica(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Replica:
     """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
 
     backend: Backend

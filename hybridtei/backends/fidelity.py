@@ -6,11 +6,10 @@ Texts to judge an approximation by: short and long, prose, questions, code, seve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec
@@ -95,7 +94,8 @@ NEIGHBOURS = 10
 SAMPLE_TOKENS = 256
 
 
-class Guard(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Guard:
     """How close an approximation must be: cosines of the vectors of sample texts, the worst and on average, and `overlap`."""
 
     worst: float = 0.97
@@ -107,7 +107,8 @@ class Guard(Struct, frozen=True):
         return f"{asked}, {self.overlap:.0%} of neighbours" if self.overlap else asked
 
 
-class Fidelity(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Fidelity:
     """How close it is. `overlap`: share of each text's nearest neighbours among the others that are the same."""
 
     worst: float

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
@@ -44,7 +43,8 @@ INSTALLS = {"openvino": "openvino", "torch": "'hybridtei[torch]'"}  # by pip
 DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
 
 
-class Choice(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """A backend by name, at a precision, and the reason for it."""
 
     name: str

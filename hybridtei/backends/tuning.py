@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -53,7 +53,8 @@ class Point(msgspec.Struct, frozen=True):
     spread: float
 
 
-class Curve(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Curve:
     """Rates by size, ascending. `busy`: share of the cores that other programs took meanwhile."""
 
     points: Sequence[Point]

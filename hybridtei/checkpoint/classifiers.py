@@ -7,11 +7,9 @@ Families with equal trunks differ in their heads: ELECTRA's has gelu where RoBER
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.modules import Modules, Pooling, StepModule, read_pooling, read_steps
@@ -23,7 +21,8 @@ Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 ScorePooling = Pooling | Literal["late", "none"]
 
 
-class LinearStep(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LinearStep:
     """A linear layer by its name. `rows`: only one row is used, or the difference of two."""
 
     name: str
@@ -32,7 +31,8 @@ class LinearStep(Struct, frozen=True):
     rows: tuple[int, int | None] | None = None
 
 
-class NormStep(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class NormStep:
     """A LayerNorm of the head, by the name of its weights."""
 
     name: str
@@ -43,7 +43,8 @@ class NormStep(Struct, frozen=True):
 Step = LinearStep | NormStep | StepModule
 
 
-class ClassifierHead(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ClassifierHead:
     """The layers from hidden states to logits. `trunk`: the prefix of all other tensors' names."""
 
     pooling: ScorePooling

@@ -9,6 +9,7 @@ Our file (`hybridtei_heads.safetensors`, made by `hybridtei train`) describes it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,8 @@ LINEAR_SUFFIXES = (".pt", ".safetensors")
 Drop = Literal["first", "specials", "none"]
 
 
-class SparseHead(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SparseHead:
     """`linear`: relu(W h + b), as BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head.
 
     `inputs` names what x concatenates: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
@@ -63,7 +65,8 @@ class Shares(Struct, frozen=True):
     multivector: Annotated[float, Meta(gt=0)]
 
 
-class MultivectorHead(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MultivectorHead:
     """One vector of width `dim` for each token that is not dropped. `own`: as in `SparseHead`.
 
     Of a late-interaction model: `module` is the last of its Dense modules and `before` those before it, or `tensor` names the

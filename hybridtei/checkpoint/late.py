@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.modules import Modules, module_path
@@ -25,7 +24,8 @@ STANFORD = "HF_ColBERT"
 QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
 
 
-class Expansion(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Expansion:
     """Expand a query to `length` tokens with `token_id`; `fixed`: also truncate it. `attend`: other tokens attend to these."""
 
     length: int
@@ -34,7 +34,8 @@ class Expansion(Struct, frozen=True):
     attend: bool = False
 
 
-class TokenPooling(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TokenPooling:
     """Merge the vectors of a text's tokens, but for the first `protected`, to one for each `factor` of them."""
 
     factor: float
@@ -42,7 +43,8 @@ class TokenPooling(Struct, frozen=True):
     normalize: bool = True
 
 
-class Side(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Side:
     """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored;
     and how their vectors are merged."""
 
@@ -54,7 +56,8 @@ class Side(Struct, frozen=True):
     pooling: TokenPooling | None = None
 
 
-class LateInteraction(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LateInteraction:
     """Both sides of a model that has only vectors of tokens."""
 
     query: Side
@@ -176,7 +179,8 @@ def _expansion(settings: Any, file: Path, words: _Words) -> Expansion | None:
     )
 
 
-class _Words(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Words:
     folder: Path
     tokenizer: Mapping[str, Any]
     vocabulary: Mapping[str, int]

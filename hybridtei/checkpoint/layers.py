@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
@@ -22,7 +21,8 @@ from hybridtei.outputs import Floats
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
-class LinearLayer(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearLayer:
     """`activation(weight x + bias)`; weight float32[out, in], bias float32[out] or None."""
 
     weight: NDArray[np.float32]
@@ -30,7 +30,8 @@ class LinearLayer(Struct, frozen=True, eq=False):
     activation: str = "identity"
 
 
-class NormLayer(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class NormLayer:
     """LayerNorm: weight float32[h], bias float32[h] or None."""
 
     weight: NDArray[np.float32]
@@ -61,7 +62,8 @@ def step_layer(module: StepModule) -> ClassifierLayer:
     return NormLayer(weight, bias, TORCH_EPSILON)
 
 
-class CodeLayers(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeLayers:
     """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
 
     latents: NDArray[np.float32]
@@ -183,10 +185,10 @@ def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
     head = spec.classifier
     if head is not None:
         steps = tuple(
-            structs.replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
+            replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
             for step in head.steps
         )
-        head = structs.replace(head, steps=steps)
+        head = replace(head, steps=steps)
     return replace(spec, tanh_gelu=True, classifier=head)
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-from msgspec import Struct
 
 from hybridtei.checkpoint.files import inside, positive, read_json, read_object
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
@@ -42,7 +41,8 @@ OF_TOKENS = (None, "token_embeddings")
 Modules = Sequence[tuple[str, str]]  # (type, path)
 
 
-class DenseModule(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DenseModule:
     """A sentence-transformers Dense layer after the pooling: `activation(W x + b)`."""
 
     folder: Path
@@ -52,7 +52,8 @@ class DenseModule(Struct, frozen=True):
     activation: str
 
 
-class NormModule(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class NormModule:
     """A sentence-transformers LayerNorm after the pooling, with torch's epsilon."""
 
     folder: Path
@@ -104,7 +105,8 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
     return ids[0], ids[1]
 
 
-class Routes(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Routes:
     """Modules by route. `table`: the folder of the table in which queries are looked up, where no model reads them. `default`:
     the route of texts of no declared kind, or None."""
 

@@ -4,10 +4,10 @@ adapters, of which each text gets one or none (Jina embeddings v3, Sturua et al.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from safetensors import safe_open
 
 from hybridtei.batch import Positions
@@ -139,7 +139,8 @@ KEYS = frozenset(
 MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above those of any model; ranks of all adapters together
 
 
-class Adapters(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Adapters:
     """Adapters in the order of their tensors; `prompts`: the text that goes before an input of each.
 
     A text's adapter is a number: 0 for none, else its place in `names` plus 1. `scale`: what B (A x) is multiplied by.

@@ -13,10 +13,9 @@ import math
 import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from hybridtei.errors import LoadError
 
@@ -40,7 +39,8 @@ MAX_DESCRIPTION_BYTES = 64_000_000
 LOCAL_HEADER_BYTES = 30
 
 
-class Place(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Place:
     """A tensor's place in a file. `strides`: in elements, of a tensor that does not lie row after row; else None."""
 
     dtype: str
@@ -50,17 +50,20 @@ class Place(Struct, frozen=True):
     strides: tuple[int, ...] | None = None
 
 
-class _Name(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Name:
     text: str
 
 
-class _Storage(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Storage:
     dtype: str
     key: str
     count: int
 
 
-class _View(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _View:
     """A tensor before its storage was found."""
 
     storage: _Storage

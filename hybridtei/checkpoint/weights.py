@@ -14,13 +14,12 @@ import json
 import mmap
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -45,7 +44,8 @@ DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF
 INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
 
 
-class Tensor(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tensor:
     """A tensor's place in the mapping of its file."""
 
     file: Path

@@ -19,11 +19,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableSequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from hybridtei.engine.core import SHORT_TOKENS
 from hybridtei.errors import Overloaded, TimedOut
@@ -54,7 +52,8 @@ MAX_CHUNKS_AT_ONCE = 2
 MAX_ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
 
 
-class Bounds(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Bounds:
     """How a request of `inputs` inputs goes through: at most `chunk` inputs a chunk, `at_once` chunks at once, under `permits`
     permits that are held from before the first chunk until after the last. `max_numbers`: in the answer."""
 
@@ -110,7 +109,8 @@ class _Inside:
             self._admission.give_back(self._taken)
 
 
-class _Waiter(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Waiter:
     missing: int
     served: asyncio.Future[None]
 
@@ -248,7 +248,8 @@ def shared_memory(places: int) -> int:
     return descriptor
 
 
-class _Running(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class _Running:
     """A task, its deadline, and how often it had been cancelled before."""
 
     task: asyncio.Task[Any]

@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
 from hybridtei.engine.fairness import OVERTAKEN, OVERTAKEN_BY_BULK, Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.engine.scheduler import (
@@ -96,7 +94,8 @@ def _share(outputs: HeadOutputs, request: EngineRequest, rows: list[int]) -> Hea
     return outputs.only(request.heads).take(rows)
 
 
-class Part(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
     """The outputs of one batch for one request: of its sequences at `places`."""
 
     request: EngineRequest

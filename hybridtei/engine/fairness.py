@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from msgspec import Struct
-
 from hybridtei.batch import Encoding
 from hybridtei.engine.scheduler import EngineRequest
 
@@ -46,7 +44,8 @@ class Waiting:
         return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
 
 
-class _Arrival(Struct):
+@dataclass(slots=True)
+class _Arrival:
     """A request that waits. `number`: the last sequence's at its arrival. `left`: its sequences that wait."""
 
     number: int

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from msgspec import Struct
 
 HELP = {
     "hybridtei_batch_fill": "Share of the token budget that a batch used.",
@@ -60,7 +60,8 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
     return tuple(float(2**k) for k in range(limit.bit_length()))
 
 
-class Reading(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Reading:
     """One metric's state: `values` by labels, or a histogram's `counts` below each of `bounds`, and the sum `total`."""
 
     kind: str

@@ -19,8 +19,6 @@ from time import perf_counter_ns, time, time_ns
 from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from msgspec import Struct
-
 from hybridtei.errors import HybridTeiError, LoadError
 from hybridtei.outputs import Timings
 
@@ -103,7 +101,8 @@ class Recorder(Protocol):
         """Record the end of a span, with its error if it failed."""
 
 
-class Arrival(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Arrival:
     """The recorder of a request's spans, and the headers that name its parent."""
 
     recorder: Recorder
@@ -196,7 +195,8 @@ def require() -> None:
         raise LoadError("--otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'")
 
 
-class _Identity(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Identity:
     """A span's context and its parent's, as the SDK's `SpanContext`s."""
 
     context: Any

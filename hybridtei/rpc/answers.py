@@ -11,13 +11,13 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import grpc
 import numpy as np
-from msgspec.structs import replace
 
 from hybridtei.batch import Head
 from hybridtei.engine.service import in_order

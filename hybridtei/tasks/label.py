@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.backends.graph.activations import sigmoid
@@ -19,14 +18,16 @@ from hybridtei.tasks.base import ListTask, Model
 from hybridtei.text.tokenizer import Direction, Text
 
 
-class Prediction(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Prediction:
     """One label and its score: a probability, or the logit where raw scores were asked for."""
 
     label: str
     score: float
 
 
-class Classified(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Classified:
     """float32[n, l], in the order of `labels`."""
 
     scores: Floats
@@ -100,7 +101,8 @@ def best_first(scores: Floats) -> NDArray[np.intp]:
     return np.argsort(scores, kind="stable")[::-1]
 
 
-class TaggedToken(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class TaggedToken:
     """A token and its score for each label, in the order of the model's labels. `special`: `text` is the vocabulary's word."""
 
     text: str
@@ -111,7 +113,8 @@ class TaggedToken(Struct, frozen=True, eq=False):
     special: bool = False
 
 
-class Tagged(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tagged:
     """Of one text: spans, or every token where they were not to be merged."""
 
     text: str
@@ -183,7 +186,8 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
 
 
-class Tokens(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tokens:
     """A text's tokens without the special ones: places int64[t, 2] in code points, ids, and which continue a word, bool[t]."""
 
     text: str
@@ -192,7 +196,8 @@ class Tokens(Struct, frozen=True):
     continues: NDArray[np.bool_]
 
 
-class Span(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Span:
     """Code points `start` to `end` of a text, and their label; `token_id` is 0 where it may be several tokens."""
 
     start: int
@@ -202,7 +207,8 @@ class Span(Struct, frozen=True):
     token_id: int = 0
 
 
-class _Item(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Item:
     start: int
     end: int
     label: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -27,7 +28,8 @@ class RelevantSpan(Struct, frozen=True):
     score: float
 
 
-class SpanOptions(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SpanOptions:
     """Spans of a score of `threshold` and more, the best `max_spans` of each document."""
 
     threshold: float = 0.1

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
-from msgspec import Struct
 
 from hybridtei.batch import Encoding, Head, Ragged, sharing
 from hybridtei.checkpoint.spec import ModelSpec
@@ -28,7 +27,8 @@ MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so man
 INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
 
 
-class Scored(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
     """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""
 
     scores: Floats
@@ -118,7 +118,8 @@ class Rerank(_Question):
         return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
 
 
-class Weights(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Weights:
     """Shares of each kind of vector in a score; they need not sum to 1."""
 
     dense: float = 1.0
@@ -274,7 +275,8 @@ def rerank_task(
     return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
 
 
-class RerankPairs(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RerankPairs:
     """Several questions, each about documents of its own; its chunks are theirs."""
 
     needs_first: ClassVar[bool] = False

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from hybridtei.backends.graph.host import dense, rounded
 from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of
@@ -36,7 +35,7 @@ MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
 MAX_WINDOWS = 16  # a text is read up to so many times what the model reads
 
 
-@dataclass(frozen=True, slots=True)  # which orjson writes
+@dataclass(frozen=True, slots=True)
 class SpanText:
     """A text and its parts, each (first code point, the one after its last)."""
 
@@ -44,7 +43,8 @@ class SpanText:
     spans: Spans
 
 
-class SpanEncoding(Encoding, frozen=True, eq=False, kw_only=True):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SpanEncoding(Encoding):
     """An encoding with the places of each span's tokens in it, and which rows of the answer these spans are."""
 
     places: Ragged
@@ -207,8 +207,7 @@ class EmbedSpans(ListTask):
         row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
         if side is not None:
             kept = kept & ~np.isin(input_ids, list(side.skipped))
-            pooling = None if side.pooling is None else structs.replace(side.pooling, protected=0)
-            side = structs.replace(side, pooling=pooling)
+            side = replace(side, pooling=None if side.pooling is None else replace(side.pooling, protected=0))
         has_vector = kept[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])

@@ -7,12 +7,11 @@ tokens, as TEI does: clients that send ids rely on seeing the same counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 from tokenizers import Encoding as RawEncoding
 
 from hybridtei.batch import Encoding, LocatedEncoding
@@ -30,7 +29,8 @@ CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
 PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 bytes a token until what is too long is cut off
 
 
-class _Ready(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Ready:
     """A text to tokenise, whether special tokens go around it, and the adapter that computes it."""
 
     text: Text
@@ -38,7 +38,8 @@ class _Ready(Struct, frozen=True):
     adapter: int = 0
 
 
-class TextReader(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TextReader:
     """A tokenizer with a model's limits and prompts. Thread-safe."""
 
     tokenizer: Tokenizer

@@ -10,14 +10,13 @@ import json
 import re
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from tokenizers import Encoding as RawEncoding
 from tokenizers import Tokenizer as RawTokenizer
@@ -31,7 +30,8 @@ Direction = Literal["left", "right"]
 Text = str | tuple[str, str]  # a pair is laid into one input, by the checkpoint's template for pairs
 
 
-class Token(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Token:
     """One token of a text; `start` and `stop` are UTF-8 byte offsets, None for special tokens."""
 
     id: int
@@ -227,14 +227,15 @@ def _token(data: bytes, token_id: int, start: int, stop: int) -> Token:
 LONGEST_SHOWN = 200  # characters of a name given back in a message
 
 
-class Prompts(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Prompts:
     """The checkpoint's table (None: it has none) and the text used where a request names no prompt.
 
     `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name.
     """
 
     table: Mapping[str, str] | None = None
-    default: str | None = None
+    default: str | None = field(default=None)
     adapters: Sequence[str] = ()
     default_adapter: int = 0
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from hybridtei.batch import Encoding, Head, Ragged
 from hybridtei.engine.scheduler import ENTRY_BYTES, ResultCache

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Padding, Positions

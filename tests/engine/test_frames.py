@@ -89,7 +89,7 @@ def same_columns(one: Columns, other: Columns) -> bool:
     """Equal to the last bit."""
 
     def flat(column):
-        return [column] if isinstance(column, np.ndarray) else [getattr(column, name) for name in column.__struct_fields__]
+        return [column] if isinstance(column, np.ndarray) else [getattr(column, field.name) for field in fields(column)]
 
     for field in fields(one):
         mine, yours = getattr(one, field.name), getattr(other, field.name)
@@ -116,4 +116,4 @@ def test_encodings_mean_the_same(shapes):
 
 
 def test_every_field_of_an_encoding_is_sent():
-    assert {*Encoding.__struct_fields__} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}
+    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}

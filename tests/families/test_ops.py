@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from msgspec.structs import replace
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
 from hybridtei.backends.base import Backend

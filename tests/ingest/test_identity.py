@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -159,8 +158,7 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(
         spec = find(config)
         assert spec.sparse is not None
         assert spec.multivector is not None
-        sparse, multivector = (structs.replace(head, file=other) for head in (spec.sparse, spec.multivector))
-        return replace(spec, sparse=sparse, multivector=multivector)
+        return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
 
     monkeypatch.setattr(running, "find_model", trained_anew)
     if is_signed:

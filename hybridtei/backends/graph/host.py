@@ -8,11 +8,11 @@ flat, `hidden[t, h]` with `cu_seqlens[n+1]`, and no sequence is empty. Tests hol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.backends.graph.activations import ACTIVATIONS
@@ -82,7 +82,8 @@ def end_to_end(
     return hidden if once is None else hidden[once.rows]
 
 
-class _Attended(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attended:
     """The rectangles of attention: see `ops`. `rows` and `queries` are those of tokens that are computed."""
 
     places: Ids

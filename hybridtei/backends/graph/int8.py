@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from hybridtei.backends.fidelity import Fidelity, Guard, check, compare
@@ -45,7 +44,8 @@ def int8_family_graph(
     return replace(graph, held=tuple(sorted(ops.held)))
 
 
-class Int8Matrix(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Int8Matrix:
     """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group.
 
     `divisor`: float32[k] that it was multiplied by before, since what it multiplies is divided by it.

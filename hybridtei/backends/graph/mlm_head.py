@@ -7,9 +7,9 @@ texts, in a session of its own: a session computes its whole graph, and other ou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
-from msgspec import Struct
 
 from hybridtei.backends.graph.host import layer_norm, through
 from hybridtei.backends.graph.onnx_session import open_sessions
@@ -27,7 +27,8 @@ SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB
 Setting = tuple[str, object]  # key of config.json, and transformers' default for it
 
 
-class _Family(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Family:
     """Where a family keeps the parts of its head. `activation` and `epsilon` are settings, or values that no setting moves."""
 
     dense: str
@@ -84,7 +85,8 @@ FAMILIES: Mapping[str, _Family] = {
 }
 
 
-class MlmLayers(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class MlmLayers:
     """A dense layer with its activation, a norm of `scale` and `shift`, and the product with `table` float32[v, h]."""
 
     dense: LinearLayer

@@ -12,11 +12,11 @@ from __future__ import annotations
 import mmap
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from msgspec import Struct
 
 from hybridtei.backends.fidelity import Fidelity, Guard
 from hybridtei.backends.graph.ops import family_graph
@@ -143,7 +143,8 @@ DESCRIBING = frozenset({".json", ".txt", ".model"})
 NO_COPY = frozenset({"onnx", "openvino"})
 
 
-class Report(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Report:
     """What was written, and how close to float32 it is, where it is not that itself."""
 
     path: Path

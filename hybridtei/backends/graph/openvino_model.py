@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from hybridtei.backends.graph.int8 import Int8Matrix, quantized
 from hybridtei.backends.graph.weights import graph_keys
@@ -32,7 +32,8 @@ TINY = 1e-30  # a scale of zeros
 Tensors = Mapping[str, Floats | Int8Matrix]
 
 
-class Int8Form(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Int8Form:
     """Which matrices are kept in eight bits, and how. `group`: how many numbers of a row share a scale, and of a token.
 
     OpenVINO finds the scales of groups of a token in its product, and multiplies in vector registers. Those of whole tokens are

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.weights import weight_files
@@ -157,7 +157,8 @@ class _Tensors(msgspec.Struct, omit_defaults=True):
     matrices: tuple[str, ...] = ()
 
 
-class Graph(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Graph:
     """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
     `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it

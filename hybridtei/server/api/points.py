@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -71,7 +71,8 @@ class PointsResponse(Struct, frozen=True):
     failed: list[FailedPoint]
 
 
-class _NewPoint(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _NewPoint:
     """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
 
     index: int

@@ -5,6 +5,7 @@ A union in msgspec holds one array type only, so the structs take `inputs` loose
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Raw, Struct
@@ -201,7 +202,8 @@ class OpenAICompatUsage(Struct, frozen=True):
     total_tokens: int
 
 
-class Inputs(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Inputs:
     """What `inputs` meant: its items, and whether it was a list of them."""
 
     items: list[Input]
@@ -213,7 +215,8 @@ class Inputs(Struct, frozen=True):
         return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
 
 
-class Texts(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Texts:
     """The items of `/predict`: texts and pairs; and whether they came as a list."""
 
     items: list[Text]
