@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -82,8 +83,8 @@ class Run:
         """Raises RuntimeError if it fails."""
         if status := process.wait(END_SECONDS):
             raise RuntimeError(f"{self.name}: exit status {status}: {(self.folder / 'output').read_text()[-2000:]}")
-        ended, limit = f"{process.pid} +++ exited", time.monotonic() + START_SECONDS
-        while ended not in self.trace.read_text(errors="replace").replace("  ", " ") and time.monotonic() < limit:
+        ended, limit = re.compile(rf"^{process.pid} +\+\+\+ exited", re.MULTILINE), time.monotonic() + START_SECONDS
+        while not ended.search(self.trace.read_text(errors="replace")) and time.monotonic() < limit:
             time.sleep(0.05)  # strace is a process of its own, which has lines left to write
 
     def findings(self) -> list[Finding]:
