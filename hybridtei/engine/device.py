@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class ModelInstance:
     """One model on a device, and the callbacks of its lanes.
 
-    `on_take`: a lane took a batch; called under the device's lock. `on_complete`: requests are
-    complete. `on_death`: no lane is left.
+    `on_take`: a lane took a batch; called under the device's lock. `on_complete`: requests are complete. `on_death`: no lane is
+    left.
     """
 
     core: EngineCore

@@ -46,7 +46,6 @@ class BatchMetrics:
             registry.observed("hybridtei_running_batches", lambda: core.running)
         self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
         self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
-        self._shared = 0  # of them counted
         self.cache_hits = registry.counter("hybridtei_cache_hits_total")
         self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
@@ -64,9 +63,8 @@ class BatchMetrics:
 
     def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
         """What did not have to be computed, so far."""
-        if core.shared > self._shared:
-            self.shared.add(core.shared - self._shared)
-            self._shared = core.shared
+        if core.shared > self.shared.value():
+            self.shared.add(core.shared - self.shared.value())
         if cache is not None:
             self.cache_hits.add(cache.hits - self.cache_hits.value())
             self.cache_misses.add(cache.misses - self.cache_misses.value())

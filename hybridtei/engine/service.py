@@ -282,19 +282,13 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
 
 def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
     """Join chunks into the answer that one chunk would have had. Times are means over all inputs."""
-    if len(done) == 1:
-        (one,) = done
-        times = one.timings
-        return Answered(
-            one.answer, one.lengths, Timings(times.tokenization_ns // max(one.size, 1), times.queue_ns, times.inference_ns)
-        )
     inputs = max(task.size, 1)
     timings = Timings(
         sum(one.timings.tokenization_ns for one in done) // inputs,
         sum(one.size * one.timings.queue_ns for one in done) // inputs,
         sum(one.size * one.timings.inference_ns for one in done) // inputs,
     )
-    answer = task.join([one.answer for one in done])
+    answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
     return Answered(answer, [length for one in done for length in one.lengths], timings)
 
 

@@ -168,27 +168,31 @@ class Embed(ListTask):
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
-        spec = model.spec
-        assert spec.multivector is not None
+        spec, side = model.spec, self.side(model.spec)
+        if not (self._merges or (side is not None and side.skipped)):
+            return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-        cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
-        kept, _ = kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, np.array(sorted(spec.removed_ids), dtype=np.int64))
-        input_ids, side = input_ids[kept], self.side(spec)
+        input_ids = input_ids[have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))]
         if side is not None and side.skipped:
             skipped = np.isin(input_ids, list(side.skipped))
             rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
         return self.merged(model, side, rows, input_ids)
 
-    def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids) -> Ragged:
-        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token."""
+    def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None) -> Ragged:
+        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token,
+        where the request's budget merges."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
-        elif self._budget is not None and self._budget.max_tokens is not None:
+        elif self._budget is not None and self._budget.max_tokens is not None and input_ids is not None:
             rows = without_marks(rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens)
         if self._budget is not None:
             return budgeted(rows, self._budget)
         return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
+
+    @property
+    def _merges(self) -> bool:
+        return self._budget is not None and self._budget.max_tokens is not None
 
     @property
     def _budget(self) -> MultivectorBudget | None:
@@ -222,6 +226,13 @@ def check_spelled(spec: ModelSpec) -> None:
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
     """Return which of a model's prompts is for inputs of a type, or None."""
     return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
+
+
+def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArray[np.bool_]:
+    """Return which tokens of a batch have a row in its multi-vectors: bool[t]."""
+    assert spec.multivector is not None
+    special = np.array(sorted(spec.removed_ids), dtype=np.int64)
+    return kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)[0]
 
 
 def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:

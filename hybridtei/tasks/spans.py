@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hybridtei.backends.graph.host import dense, rounded
-from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of
+from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, offsets_of
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.layers import ClassifierLayer, step_layer
 from hybridtei.checkpoint.modules import StepModule
@@ -23,7 +23,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.embed import Embed, prompt_of, strongest
+from hybridtei.tasks.embed import Embed, have_vectors, prompt_of, strongest
 from hybridtei.tasks.windows import window_of_each, windows_over
 from hybridtei.text.reader import TextReader, locate_side
 
@@ -200,10 +200,8 @@ class EmbedSpans(ListTask):
         self, model: Model, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
     ) -> Ragged | None:
         spec = model.spec
-        assert spec.multivector is not None
         assert outputs.multivector is not None
-        special = np.array(sorted(spec.removed_ids), dtype=np.int64)
-        kept, _ = kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)
+        kept = have_vectors(spec, input_ids, cu_seqlens)
         row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
         if side is not None:
             kept = kept & ~np.isin(input_ids, list(side.skipped))

@@ -69,9 +69,11 @@ class Disconnect:
 
     def is_known(self) -> bool:
         """Whether it has happened, even if the event loop has not heard of it; asked only in a crowd, where it pays."""
-        if self.crowd <= CROWD or self.happened or self._transport is None:
-            return self.crowd > CROWD and self.happened
-        return monotonic() - self._looked >= LOOK_SECONDS and is_disconnected(self._transport)
+        if self.crowd <= CROWD:
+            return False
+        if self.happened or self._transport is None or monotonic() - self._looked < LOOK_SECONDS:
+            return self.happened
+        return is_disconnected(self._transport)
 
     def notify(self) -> None:
         """Set `happened`, and call `on_disconnect`."""

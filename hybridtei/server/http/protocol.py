@@ -57,8 +57,8 @@ class _Cycle(RequestResponseCycle):
     def send(self, message: Any) -> Coroutine[Any, Any, None]:
         """See ASGI."""
         if message["type"] == "http.response.start" and not (self.response_started or self.disconnected or self.access_log):
-            fields = [*self.default_headers, *message["headers"]]
-            names, values = zip(*fields, strict=True)
+            fields = [*self.default_headers, *message.get("headers", ())]
+            names, values = [name for name, _ in fields], [value for _, value in fields]
             length = dict(fields).get(b"content-length", b"")
             is_plain = length and b"connection" not in names and b"transfer-encoding" not in names
             if is_plain and not (OTHER_NAME.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values))):

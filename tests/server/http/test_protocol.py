@@ -351,7 +351,7 @@ def written_by(kind: type[RequestResponseCycle], fields: list[tuple[bytes, bytes
             logger=logging.getLogger("cycle"),
             access_logger=logging.getLogger("access"),
             access_log=False,
-            default_headers=[(b"server", b"one")],
+            default_headers=[],
             message_event=asyncio.Event(),
             expect_100_continue=True,
             keep_alive=keep_alive,
