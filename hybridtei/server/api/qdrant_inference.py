@@ -7,9 +7,9 @@ Such a server has `inference: {address, timeout, token}` in its configuration, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -26,6 +26,7 @@ from hybridtei.server.routing import Route, row_of
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.pooling import MultivectorBudget
 
+T = TypeVar("T")
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
 
@@ -87,20 +88,37 @@ class InferenceError(Struct, frozen=True):
         return (400 if mendable else row_of(error).status), cls(str(error))
 
 
+NO_HEADS: frozenset[Head] = frozenset()
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query", None: None}
 
 
+Reading = tuple[int, InputType | None, str | None]  # of a model, by identity; side; prompt
+READ_AT_ONCE = 1_000  # inputs that are read, or answered, before other clients have their turn
+
+
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """One input, checked: its model, text, head and options."""
+class _Target:
+    """What an input asks for, checked."""
 
     context: Context
     name: str
-    text: str
     head: Head
     side: InputType | None
     prompt_name: str | None
     dimensions: int | None
+
+    @property
+    def reading(self) -> Reading:
+        return id(self.context), self.side, self.prompt_name
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One input, checked."""
+
+    target: _Target
+    reading: Reading
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,41 +147,64 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
 
     Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input; what embedding raises.
     """
-    side = SIDES.get(request.inference)
-    items = [_item(models, alias, place, result, side) for place, result in enumerate(request.inputs)]
-    passes = _passes(items)
-    results = await asyncio.gather(*(_embedded(work) for work in passes.values()))
-    by_key = dict(zip(passes, results, strict=True))
-    heads = _heads_of(items)
+    items = await _items(models, alias, request)
+    passes = await _passes(items)
+    works = list({id(work): work for work in passes.values()}.values())
+    results = await asyncio.gather(*map(_embedded, works))
+    by_work = {id(result.work): result for result in results}
     embeddings = []
     vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
     numbers = 0
     tokens: dict[str, int] = {}
-    counted: set[tuple[Any, ...]] = set()
-    for place, item in enumerate(items):
-        result = by_key[_key(item, heads)]
+    counted: set[tuple[Reading, str]] = set()
+    async for place, item in _in_turns(items):
+        target, read = item.target, (item.reading, item.text)
+        result = by_work[id(passes[read])]
         row = result.work.texts[item.text]
-        alike = (id(result), row, item.head, item.dimensions)
+        alike = (id(result), row, target.head, target.dimensions)
         if alike not in vectors:
-            vectors[alike] = _written(result.embedded, row, item, place)
+            vectors[alike] = _written(result.embedded, row, target, place)
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
-        item.context.service.check_answer(numbers)  # a text may be wanted any number of times
-        if (*_reading(item), item.text) not in counted:  # a text that was read once is paid once
-            counted.add((*_reading(item), item.text))
-            tokens[item.name] = tokens.get(item.name, 0) + result.lengths[row]
+        target.context.service.check_answer(numbers)  # a text may be wanted any number of times
+        if read not in counted:  # a text that was read once is paid once
+            counted.add(read)
+            tokens[target.name] = tokens.get(target.name, 0) + result.lengths[row]
         else:
-            tokens.setdefault(item.name, 0)
+            tokens.setdefault(target.name, 0)
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
 
-def _item(models: Models, alias: str | None, place: int, one: InferenceInput, side: InputType | None) -> _Item:
-    where = f"inputs[{place}]"
-    if one.data_type != "text":
-        raise InvalidInput(f"`{where}.data_type` is {one.data_type[:40]!r}; this server embeds text")
-    if not isinstance(one.data, str):
-        raise InvalidInput(f"`{where}.data` should be a text, not {type(one.data).__name__}")
+async def _in_turns(things: Sequence[T]) -> AsyncIterator[tuple[int, T]]:
+    """Yield places and things; between every `READ_AT_ONCE` of them the event loop does what else waits."""
+    for start in range(0, len(things), READ_AT_ONCE):
+        for place in range(start, min(start + READ_AT_ONCE, len(things))):
+            yield place, things[place]
+        await asyncio.sleep(0)
+
+
+async def _items(models: Models, alias: str | None, request: InferenceRequest) -> list[_Item]:
+    side = SIDES.get(request.inference)
+    plain: dict[str, tuple[_Target, Reading]] = {}  # by model, of inputs without options
+    items = []
+    async for place, one in _in_turns(request.inputs):
+        where = f"inputs[{place}]"
+        if one.data_type != "text":
+            raise InvalidInput(f"`{where}.data_type` is {one.data_type[:40]!r}; this server embeds text")
+        if not isinstance(one.data, str):
+            raise InvalidInput(f"`{where}.data` should be a text, not {type(one.data).__name__}")
+        known = plain.get(one.model) if not one.options else None
+        if known is None:
+            target = _target(models, alias, where, one, side)
+            known = target, target.reading
+            if not one.options:
+                plain[one.model] = known
+        items.append(_Item(*known, one.data))
+    return items
+
+
+def _target(models: Models, alias: str | None, where: str, one: InferenceInput, side: InputType | None) -> _Target:
     options = one.options or {}
     name, vector = split_model(one.model)
     vector = _option(options, "vector", VECTORS, where) or vector
@@ -176,7 +217,7 @@ def _item(models: Models, alias: str | None, place: int, one: InferenceInput, si
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InvalidInput(f"`{where}.options.prompt_name` should be a string")
     own_side = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
-    return _Item(context, one.model, one.data, head, own_side or side, prompt_name, _dimensions(options, context, head, where))
+    return _Target(context, one.model, head, own_side or side, prompt_name, _dimensions(options, context, head, where))
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
@@ -227,30 +268,23 @@ def _dimensions(options: dict[str, Any], context: Context, head: Head, where: st
     return value
 
 
-def _reading(item: _Item) -> tuple[Any, ...]:
-    return id(item.context), item.side, item.prompt_name
-
-
-def _heads_of(items: Sequence[_Item]) -> dict[tuple[Any, ...], frozenset[Head]]:
-    """For each text, read in each way, all vectors that somebody wants of it."""
-    heads: dict[tuple[Any, ...], frozenset[Head]] = {}
-    for item in items:
-        key = (*_reading(item), item.text)
-        heads[key] = heads.get(key, frozenset()) | {item.head}
-    return heads
-
-
-def _key(item: _Item, heads: dict[tuple[Any, ...], frozenset[Head]]) -> tuple[Any, ...]:
-    return *_reading(item), heads[*_reading(item), item.text]
-
-
-def _passes(items: Sequence[_Item]) -> dict[tuple[Any, ...], _Pass]:
-    heads = _heads_of(items)
-    passes: dict[tuple[Any, ...], _Pass] = {}
-    for item in items:
-        key = _key(item, heads)
-        one = passes.setdefault(key, _Pass(item.context, item.side, item.prompt_name, key[-1]))
-        one.texts.setdefault(item.text, len(one.texts))
+async def _passes(items: Sequence[_Item]) -> dict[tuple[Reading, str], _Pass]:
+    """Return the pass that every text is in, as it is read: all vectors that somebody wants of it come from one."""
+    heads: dict[tuple[Reading, str], frozenset[Head]] = {}
+    async for _, item in _in_turns(items):
+        read = (item.reading, item.text)
+        if item.target.head not in (wanted := heads.get(read, NO_HEADS)):
+            heads[read] = wanted | {item.target.head}
+    alike: dict[tuple[Reading, frozenset[Head]], _Pass] = {}
+    passes: dict[tuple[Reading, str], _Pass] = {}
+    async for _, item in _in_turns(items):
+        read = (item.reading, item.text)
+        if read not in passes:
+            target, key = item.target, (item.reading, heads[read])
+            if key not in alike:
+                alike[key] = _Pass(target.context, target.side, target.prompt_name, heads[read])
+            work = passes[read] = alike[key]
+            work.texts[item.text] = len(work.texts)
     return passes
 
 
@@ -265,18 +299,20 @@ async def _embedded(work: _Pass) -> _PassResult:
     return _PassResult(work, answer, usage.lengths)
 
 
-def _written(embedded: Embeddings, row: int, item: _Item, place: int) -> Any:
-    if item.head is Head.DENSE and embedded.dense is not None:
+def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
+    if target.head is Head.DENSE and embedded.dense is not None:
         vector = embedded.dense[row : row + 1]
-        return (vector if item.dimensions is None else unit(cut(vector, item.dimensions)))[0]
-    if item.head is Head.SPARSE and embedded.sparse is not None:
+        return (vector if target.dimensions is None else unit(cut(vector, target.dimensions)))[0]
+    if target.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
-    if item.head is Head.MULTIVECTOR and embedded.multivector is not None:
+    if target.head is Head.MULTIVECTOR and embedded.multivector is not None:
         rows = embedded.multivector.row(row)
         if not len(rows):
             raise InvalidInput(f"`inputs[{place}].data` becomes no token, and so no multi-vector")
-        return np.ascontiguousarray(rows if item.dimensions is None else unit(cut(rows, item.dimensions)))
-    raise UnsupportedHead(f"`inputs[{place}].model`: {item.context.served_name} makes no {item.head.value} vector of a query")
+        return np.ascontiguousarray(rows if target.dimensions is None else unit(cut(rows, target.dimensions)))
+    raise UnsupportedHead(
+        f"`inputs[{place}].model`: {target.context.served_name} makes no {target.head.value} vector of a query"
+    )
 
 
 def _size(vector: Any) -> int:
