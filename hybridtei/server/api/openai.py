@@ -123,9 +123,11 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         return (form[0] if form else None) if isinstance(form, list) else form
 
     def check(self) -> None:
-        """Raises InvalidInput for what Jina offers and we do not."""
+        """Raises InvalidInput for what Jina offers and we do not, and for too many chunks."""
         if isinstance(self.embedding_type, list) and len(self.embedding_type) > 1:
             raise InvalidInput(f"`embedding_type` names {len(self.embedding_type)} forms, but one can be given")
+        if self.late_chunking:
+            check_chunks(len(parse_inputs(self.input).items), "input")
 
 
 class OpenAICompatEmbedding(Struct, frozen=True):
@@ -176,7 +178,6 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
 
     if request.late_chunking:
         with context.counting_failures():
-            check_chunks(len(inputs.items), "input")
             chunks = EmbedSpans([joined(only_texts(inputs.items))], task, "input")
         return await embed_spans(context, chunks, write, refusal, is_batch=False)
     return await context.embed(task, inputs, write, refusal=refusal)
