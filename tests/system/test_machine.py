@@ -10,7 +10,16 @@ import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.system import machine
-from hybridtei.system.machine import LaneKind, available_cores, both_lanes, cache_folder, cuda_devices, lower_priority
+from hybridtei.system.machine import (
+    LaneKind,
+    available_cores,
+    both_lanes,
+    cache_folder,
+    cuda_devices,
+    lower_priority,
+    move_to,
+    own_processors,
+)
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -42,6 +51,26 @@ def test_a_quota_of_cgroup_v1(tmp_path: Path, quota: str, cores: int) -> None:
 
 def test_no_quota_file(tmp_path: Path) -> None:
     assert available_cores(tmp_path / "none") == HERE
+
+
+def test_a_process_with_a_part_of_each_processor_owns_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(own_processors()) == sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv(machine.GRANTED, "1")
+    assert len(own_processors()) == (HERE if HERE == 1 else 0)
+
+
+def test_a_thread_moves_there_and_back() -> None:
+    everywhere = os.sched_getaffinity(0)
+    before = move_to([min(everywhere)])
+    assert (before, os.sched_getaffinity(0)) == (everywhere, {min(everywhere)})
+    move_to(before)
+    assert os.sched_getaffinity(0) == everywhere
+
+
+def test_a_processor_that_is_not_there_is_no_error() -> None:
+    everywhere = os.sched_getaffinity(0)
+    assert not move_to([max(everywhere) + 1000])
+    assert os.sched_getaffinity(0) == everywhere
 
 
 @pytest.mark.parametrize(

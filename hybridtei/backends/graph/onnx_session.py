@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
+from hybridtei.system.machine import own_processors
 
 VERSION = 14  # of the interface: the oldest that has all of FUNCTIONS
 LIBRARIES = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
@@ -251,6 +252,14 @@ SLOWER = "SkipLayerNormFusion"
 ENTRIES = {"session.force_spinning_stop": "1"}  # its threads wait actively within a pass only
 
 
+def placed(threads: int) -> dict[str, str]:
+    """What gives each thread but the caller's a processor of its own, where a session has as many threads as there are."""
+    others = own_processors()[1:]
+    if not others or threads != len(others) + 1:
+        return {}
+    return {"session.intra_op_thread_affinities": ";".join(str(number + 1) for number in others)}  # counted from 1
+
+
 class Session(Protocol):
     """A graph that runs with a certain number of threads. Threads may call at once. `inputs`: their names."""
 
@@ -275,7 +284,7 @@ def open_sessions(
             return [PythonSession(graph, lent, count) for count in threads]
         container = Container(api, tensors)
         entries = {**ENTRIES, "optimization.disable_specified_optimizers": SLOWER}
-        return [NativeSession(graph, container, count, entries) for count in threads]
+        return [NativeSession(graph, container, count, entries | placed(count)) for count in threads]
     except Exception as error:  # kinds of the library's own
         raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
 
@@ -312,7 +321,7 @@ class PythonSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        for key, text in ENTRIES.items():
+        for key, text in (ENTRIES | placed(threads)).items():
             options.add_session_config_entry(key, text)
         options.add_external_initializers(list(lent.values), list(lent.values.values()))
         for name, value in lent.tables.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hybridtei.backends.graph.onnx_session import Api, Container, NativeSession,
 from hybridtei.backends.graph.writer import declarations, product_graph
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
+from hybridtei.system.machine import own_processors
 
 DRAW = np.random.default_rng(0)
 MATRIX = DRAW.normal(size=(70, 33)).astype(np.float32)
@@ -55,6 +58,20 @@ def test_what_sessions_have_packed_is_kept_once(api: Api) -> None:
     matrix[:] = 0
     np.testing.assert_array_equal(first.run("product", {"rows": ROWS}), second.run("product", {"rows": ROWS}))
     np.testing.assert_allclose(second.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+@pytest.mark.parametrize("native", [True, False])
+def test_threads_of_a_session_over_all_cores_have_a_processor_each(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+    before = set(os.listdir("/proc/self/task"))
+    sessions = opened(1, len(own_processors()))
+    new = set(os.listdir("/proc/self/task")) - before
+    expected, end = [{one} for one in own_processors()[1:]], time.monotonic() + 60
+    while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:  # each moves once it has started
+        assert time.monotonic() < end
+    np.testing.assert_allclose(sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
 
 
 def test_threads_call_one_session_at_once() -> None:
