@@ -49,6 +49,10 @@ class Server:
             raise RuntimeError(f"{self.name}: {answer.status} {content[:200]!r}")
         return time.perf_counter() - began
 
+    def disconnect(self) -> None:
+        """The next request opens a connection: servers close one that had nothing to do for some seconds."""
+        self._connection.close()
+
 
 def main() -> int:
     """Exit status: 0."""
@@ -75,6 +79,7 @@ def measured(servers: list[Server], route: str, size: int, turns: int, *, mixed:
     found: dict[str, list[float]] = {server.name: [] for server in servers}
     for _ in range(turns):
         for server in draw.sample(servers, len(servers)):
+            server.disconnect()
             times = [1e3 * server.ask(route, body_of(route, size, draw, mixed=mixed)) for _ in range(TURN)]
             found[server.name] += times[1:]
     return found
