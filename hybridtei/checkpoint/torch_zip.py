@@ -88,11 +88,6 @@ CONSTANTS: Mapping[str, Callable[[], Any]] = {
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def is_torch_zip(path: Path) -> bool:
-    """Whether torch 1.6 or later saved the file: before, it wrote bare pickles."""
-    return zipfile.is_zipfile(path)
-
-
 def places(path: Path) -> dict[str, Place]:
     """Find every tensor of a state dict. Raises LoadError for anything else."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:

@@ -13,19 +13,18 @@ from __future__ import annotations
 import json
 import mmap
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from hybridtei.checkpoint.files import inside, read_object, require
-from hybridtei.checkpoint.torch_zip import is_torch_zip, places
 from hybridtei.errors import LoadError
 
 # Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
@@ -40,7 +39,7 @@ def left_over(unused: Iterable[str]) -> list[str]:
 
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # As safetensors spells them; always little-endian.
-DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
+DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
 INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
 
 
@@ -68,6 +67,8 @@ class Tensor:
     def stored(self) -> NDArray[Any]:
         if self.dtype not in DTYPES and self.dtype not in INTEGERS:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
+        if self.dtype == "BF16":
+            import ml_dtypes  # noqa: F401  # numpy knows the name by it; most checkpoints start without these 10 ms
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
         values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
         if self.strides is None:
@@ -153,6 +154,8 @@ def _opened(path: Path) -> dict[str, Tensor]:
 
 
 def _mapped_zip(path: Path) -> dict[str, Tensor]:
+    from hybridtei.checkpoint.torch_zip import places  # most checkpoints start without it
+
     if not is_torch_zip(path):
         raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")
     found = places(path)
@@ -188,6 +191,11 @@ def _files(folder: Path) -> list[Path]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights in a folder: of the first kind that is there."""
     return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
+
+
+def is_torch_zip(path: Path) -> bool:
+    """Whether torch 1.6 or later saved the file: before, it wrote bare pickles."""
+    return zipfile.is_zipfile(path)
 
 
 def has_weights(folder: Path) -> bool:
