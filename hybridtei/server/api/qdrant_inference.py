@@ -179,9 +179,10 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
 async def _in_turns(things: Sequence[T]) -> AsyncIterator[tuple[int, T]]:
     """Yield places and things; between every `READ_AT_ONCE` of them the event loop does what else waits."""
     for start in range(0, len(things), READ_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
         for place in range(start, min(start + READ_AT_ONCE, len(things))):
             yield place, things[place]
-        await asyncio.sleep(0)
 
 
 async def _items(models: Models, alias: str | None, request: InferenceRequest) -> list[_Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from hybridtei.server.api.qdrant_inference import split_model
+from hybridtei.server.api.qdrant_inference import READ_AT_ONCE, _in_turns, split_model
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of
 from tests.server.live import serving
@@ -144,6 +145,27 @@ def test_more_texts_than_permits_go_in_parts():
         answer = hook(running, [of(f"one {i}") for i in range(50)])
         assert len(answer.json()["embeddings"]) == 50
         assert running.service.admission.free == 4
+
+
+def test_others_have_their_turn_between_many_inputs():
+    places: list[int] = []
+    met: list[int] = []
+
+    async def other() -> None:
+        while True:
+            met.append(len(places))
+            await asyncio.sleep(0)
+
+    async def read() -> None:
+        task = asyncio.create_task(other())
+        async for place, thing in _in_turns(range(3 * READ_AT_ONCE + 1)):
+            assert place == thing
+            places.append(place)
+        task.cancel()
+
+    asyncio.run(read())
+    assert places == list(range(3 * READ_AT_ONCE + 1))
+    assert met == [READ_AT_ONCE, 2 * READ_AT_ONCE, 3 * READ_AT_ONCE]
 
 
 def test_a_text_that_is_wanted_very_often_is_bounded_as_an_answer():
