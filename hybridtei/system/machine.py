@@ -59,7 +59,7 @@ def own_processors() -> tuple[int, ...]:
     of the thread that wakes it (Linux, `available_idle_cpu`). Two threads that wait actively for each other then share a
     processor until the next tick: a pass takes 10 ms and not 4. Threads with a processor each do not.
     """
-    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    numbers = sorted(_affinity()) if hasattr(os, "sched_setaffinity") else []
     return tuple(numbers) if len(numbers) == available_cores() else ()
 
 

@@ -26,7 +26,7 @@ from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
-from hybridtei.system.machine import LaneKind, available_cores, both_lanes, move_to, own_processors
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 
@@ -77,7 +77,6 @@ class OnnxBackend:
         self._threads = threads
         self._counting = threading.Lock()
         self._output = "hidden"
-        self._processor = own_processors()[:1]
 
     def _counts(self) -> list[int]:
         """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
@@ -133,15 +132,10 @@ class OnnxBackend:
         del self._session, self._all_cores, self._heads
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
-        session, own = (self._all_cores, self._processor) if use_all_cores else (self._session, ())
+        session = self._all_cores if use_all_cores else self._session
 
         def run(feed: Feed) -> Floats:
-            before = move_to(own) if own else ()  # the session's other threads have one each
-            try:
-                return session.run(self._output, feed, shrink=shrink)
-            finally:
-                if before:
-                    move_to(before)
+            return session.run(self._output, feed, shrink=shrink)
 
         if self.padding is Padding.ATTENTION:
             return end_to_end(batch, self._inputs, run)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
-from hybridtei.system.machine import own_processors
+from hybridtei.system.machine import move_to, own_processors
 
 VERSION = 14  # of the interface: the oldest that has all of FUNCTIONS
 LIBRARIES = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
@@ -177,12 +177,13 @@ class NativeSession:
     def __init__(self, graph: bytes, container: Container, threads: int, entries: Mapping[str, str]) -> None:
         """`entries`: of its configuration, as ONNX Runtime names them. Raises RuntimeError."""
         api = self._api = container.api
+        self._places = Places(threads)
         options = api.make("CreateSessionOptions")
         try:
             api.call("SetSessionLogSeverityLevel", options, WARNINGS)
             api.call("SetIntraOpNumThreads", options, threads)
             api.call("SetInterOpNumThreads", options, 1)
-            for key, text in entries.items():
+            for key, text in {**entries, **self._places.entries}.items():
                 api.call("AddSessionConfigEntry", options, key.encode(), text.encode())
             values = container.values
             api.call("AddExternalInitializers", options, _names(values), _handles(values), len(values))  # for optimisers
@@ -212,6 +213,9 @@ class NativeSession:
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
         """One output, float32. `shrink`: free what passes took. Raises RuntimeError. Threads may call at once."""
+        return self._places.run(lambda: self._run(output, feed, shrink))
+
+    def _run(self, output: str, feed: Mapping[str, NDArray[Any]], shrink: bool) -> Floats:
         api = self._api
         arrays = [np.ascontiguousarray(array) for array in feed.values()]
         values, outputs = (c_void_p * len(feed))(), (c_void_p * 1)()
@@ -252,12 +256,26 @@ SLOWER = "SkipLayerNormFusion"
 ENTRIES = {"session.force_spinning_stop": "1"}  # its threads wait actively within a pass only
 
 
-def placed(threads: int) -> dict[str, str]:
-    """What gives each thread but the caller's a processor of its own, where a session has as many threads as there are."""
-    others = own_processors()[1:]
-    if not others or threads != len(others) + 1:
-        return {}
-    return {"session.intra_op_thread_affinities": ";".join(str(number + 1) for number in others)}  # counted from 1
+class Places:
+    """Where the threads of a session run: on a processor each where it has as many as there are, else anywhere.
+
+    `entries`: of the session's configuration, for all threads but its caller's.
+    """
+
+    def __init__(self, threads: int) -> None:
+        own = own_processors()
+        self._callers, others = (own[:1], own[1:]) if len(own) == threads > 1 else ((), ())
+        numbers = ";".join(str(number + 1) for number in others)  # counted from 1
+        self.entries = {"session.intra_op_thread_affinities": numbers} if others else {}
+
+    def run(self, work: Callable[[], Floats]) -> Floats:
+        """What `work` returns, called while the calling thread is on its processor."""
+        before = move_to(self._callers) if self._callers else ()
+        try:
+            return work()
+        finally:
+            if before:
+                move_to(before)
 
 
 class Session(Protocol):
@@ -284,7 +302,7 @@ def open_sessions(
             return [PythonSession(graph, lent, count) for count in threads]
         container = Container(api, tensors)
         entries = {**ENTRIES, "optimization.disable_specified_optimizers": SLOWER}
-        return [NativeSession(graph, container, count, entries | placed(count)) for count in threads]
+        return [NativeSession(graph, container, count, entries) for count in threads]
     except Exception as error:  # kinds of the library's own
         raise LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}") from error
 
@@ -321,7 +339,8 @@ class PythonSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        for key, text in (ENTRIES | placed(threads)).items():
+        self._places = Places(threads)
+        for key, text in {**ENTRIES, **self._places.entries}.items():
             options.add_session_config_entry(key, text)
         options.add_external_initializers(list(lent.values), list(lent.values.values()))
         for name, value in lent.tables.items():
@@ -336,5 +355,5 @@ class PythonSession:
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
         """See `Session.run`."""
-        found: Floats = self.inner.run([output], dict(feed), self._shrinking if shrink else None)[0]
-        return found
+        how = self._shrinking if shrink else None
+        return self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +23,9 @@ from hybridtei.checkpoint.modules import POOLINGS
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import HeadOutputs
 from hybridtei.system import memory
-from hybridtei.system.machine import LaneKind, own_processors
+from hybridtei.system.machine import LaneKind
 from tests import tiny, tolerances
 from tests.backends.torch.test_backend import columns_of, sixty_four
 from tests.backends.torch.test_trunk import random_encodings
@@ -295,30 +294,3 @@ def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
     assert memory.resident() - before > 20_000_000
     memory.trim()
     assert memory.resident() - before < 10_000_000
-
-
-@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
-def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run(
-    hybrid_backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everywhere, during = os.sched_getaffinity(0), []
-    session = hybrid_backend._all_cores
-
-    class Watched:
-        def run(self, *arguments: Any, **options: Any) -> Floats:
-            during.append(os.sched_getaffinity(0))
-            return session.run(*arguments, **options)
-
-    class Failing:
-        def run(self, *_: Any, **__: Any) -> Floats:
-            raise RuntimeError("no")
-
-    batch = pack(random_encodings(hybrid_backend.spec), frozenset({Head.DENSE}), hybrid_backend.spec.positions)
-    monkeypatch.setattr(hybrid_backend, "_all_cores", Watched())
-    hybrid_backend.forward(batch, use_all_cores=True)
-    assert during == [{own_processors()[0]}]
-    assert os.sched_getaffinity(0) == everywhere
-    monkeypatch.setattr(hybrid_backend, "_all_cores", Failing())
-    with pytest.raises(BackendError):
-        hybrid_backend.forward(batch, use_all_cores=True)
-    assert os.sched_getaffinity(0) == everywhere

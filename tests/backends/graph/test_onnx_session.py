@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,37 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each(native: bool,
     while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:  # each moves once it has started
         assert time.monotonic() < end
     np.testing.assert_allclose(sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+@pytest.mark.parametrize("native", [True, False])
+def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+    everywhere, during = os.sched_getaffinity(0), list[set[int]]()
+
+    class Watched(dict[str, Floats]):
+        def values(self) -> Any:
+            during.append(os.sched_getaffinity(0))
+            return super().values()
+
+        def keys(self) -> Any:
+            during.append(os.sched_getaffinity(0))
+            return super().keys()
+
+        def __iter__(self) -> Any:  # so that `dict` asks for the keys
+            return super().__iter__()
+
+    one, every = opened(1, len(own_processors()))
+    one.run("product", Watched(rows=ROWS))
+    assert set(map(frozenset, during)) == {frozenset(everywhere)}
+    during.clear()
+    every.run("product", Watched(rows=ROWS))
+    assert set(map(frozenset, during)) == {frozenset(own_processors()[:1])}
+    assert os.sched_getaffinity(0) == everywhere
+    with pytest.raises(Exception, match="rows"):
+        every.run("product", {})
+    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_threads_call_one_session_at_once() -> None:
