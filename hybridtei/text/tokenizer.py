@@ -10,7 +10,7 @@ import json
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
@@ -235,7 +235,7 @@ class Prompts:
     """
 
     table: Mapping[str, str] | None = None
-    default: str | None = field(default=None)
+    default: str | None = None
     adapters: Sequence[str] = ()
     default_adapter: int = 0
 

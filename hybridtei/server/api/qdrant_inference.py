@@ -90,8 +90,6 @@ class InferenceError(Struct, frozen=True):
 
 NO_HEADS: frozenset[Head] = frozenset()
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query", None: None}
-
-
 Reading = tuple[int, InputType | None, str | None]  # of a model, by identity; side; prompt
 READ_AT_ONCE = 1_000  # inputs that are read, or answered, before other clients have their turn
 
@@ -121,7 +119,7 @@ class _Item:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
     """Texts that are read alike by one model, for the same vectors; each once."""
 
@@ -134,9 +132,8 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _PassResult:
-    """A pass, what came of it, and how many tokens each of its texts has."""
+    """What came of a pass, and how many tokens each of its texts has."""
 
-    work: _Pass
     embedded: Embeddings
     lengths: Sequence[int]
 
@@ -149,9 +146,8 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
     """
     items = await _items(models, alias, request)
     passes = await _passes(items)
-    works = list({id(work): work for work in passes.values()}.values())
-    results = await asyncio.gather(*map(_embedded, works))
-    by_work = {id(result.work): result for result in results}
+    works = dict.fromkeys(passes.values())
+    results = dict(zip(works, await asyncio.gather(*map(_embedded, works)), strict=True))
     embeddings = []
     vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
     numbers = 0
@@ -159,9 +155,9 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
     counted: set[tuple[Reading, str]] = set()
     async for place, item in _in_turns(items):
         target, read = item.target, (item.reading, item.text)
-        result = by_work[id(passes[read])]
-        row = result.work.texts[item.text]
-        alike = (id(result), row, target.head, target.dimensions)
+        work = passes[read]
+        result, row = results[work], work.texts[item.text]
+        alike = (work, row, target.head, target.dimensions)
         if alike not in vectors:
             vectors[alike] = _written(result.embedded, row, target, place)
         embeddings.append(vectors[alike])
@@ -297,7 +293,7 @@ async def _embedded(work: _Pass) -> _PassResult:
     )
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
     answer, usage = await context.embed_in_chunks(task, load)
-    return _PassResult(work, answer, usage.lengths)
+    return _PassResult(answer, usage.lengths)
 
 
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
