@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import qdrant_edge as edge
 
 from hybridtei.store.embedded_conversions import Plain, member, optional, vector_of
@@ -59,7 +60,7 @@ def _field(condition: Plain) -> edge.FieldCondition:
         key=condition["key"],
         match=match and _match(match),
         range=_range(condition.get("range")),
-        values_count=count and edge.ValuesCount(**count),
+        values_count=None if count is None else edge.ValuesCount(**count),
         is_empty=condition.get("is_empty"),
         is_null=condition.get("is_null"),
         **_geo(condition),
@@ -69,7 +70,12 @@ def _field(condition: Plain) -> edge.FieldCondition:
 def _match(match: Plain) -> Any:
     for key in _MATCHES:
         if key in match:
-            return getattr(edge, f"Match{key.title().replace('_', '')}")(match[key])
+            value = match[key]
+            if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's as what it is
+                value = np.bool_(value)
+            elif isinstance(value, list) and any(isinstance(one, bool) for one in value):
+                raise ValueError(f"the embedded engine has no true or false in match {key}")
+            return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
     raise ValueError(f"the embedded engine has no match {'/'.join(match)}")
 
 

@@ -124,6 +124,7 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
         ({"query": [1.0], "lookup_from": {"collection": "x"}}, "`lookup_from` means nothing"),
         ({"filter": {"must": [{"slice": {}}]}}, "no condition slice"),
         ({"filter": {"must": [{"key": "a", "match": {"odd": 1}}]}}, "no match odd"),
+        ({"filter": {"must": [{"key": "a", "match": {"any": [True]}}]}}, "no true or false in match any"),
         ({"query": {"formula": {"tan": 1.0}}}, "no 'tan' in formulas"),
     ],
 )

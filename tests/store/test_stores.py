@@ -26,6 +26,7 @@ COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 POINTS = embeddings(COUNT)
 QUERY = embeddings(1, seed=7)
+FLAGS: list[Any] = [True, False, 1, [0, True]]  # true and false are not 1 and 0
 MODES: list[dict[str, Any]] = [
     {"mode": "dense"},
     {"mode": "sparse"},
@@ -57,7 +58,10 @@ def empty(shared: Asked) -> Iterator[Asked]:
 @pytest.fixture
 def filled(empty: Asked) -> Asked:
     empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
-    payloads = [{"number": i, "tags": ["odd" if i % 2 else "even"], "nested": {"text": f"ä {i}"}} for i in range(COUNT)]
+    payloads = [
+        {"number": i, "tags": ["odd" if i % 2 else "even"], "nested": {"text": f"ä {i}"}, "flag": FLAGS[i % 4]}
+        for i in range(COUNT)
+    ]
     empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS, payloads)))
     return empty
 
@@ -148,6 +152,7 @@ def test_exact_scores_of_given_points_make_a_true_sum(filled: Asked) -> None:
         np.testing.assert_allclose([p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE)
 
 
+FLAGGED = models.FieldCondition(key="flag", match=models.MatchValue(value=True))
 FILTERS: list[tuple[models.Filter, set[int]]] = [
     (models.Filter(must=[models.FieldCondition(key="number", range=models.Range(gte=30))]), set(range(30, COUNT))),
     (models.Filter(must=[models.FieldCondition(key="tags", match=models.MatchValue(value="odd"))]), set(range(1, COUNT, 2))),
@@ -160,6 +165,14 @@ FILTERS: list[tuple[models.Filter, set[int]]] = [
     (models.Filter(must=[models.FieldCondition(key="nested.text", match=models.MatchValue(value="ä 7"))]), {7}),
     (models.Filter(must=[models.IsEmptyCondition(is_empty=models.PayloadField(key="absent"))]), set(range(COUNT))),
     (models.Filter(must=[models.HasVectorCondition(has_vector="dense")]), set(range(COUNT))),
+    (models.Filter(must=[FLAGGED]), {i for i in range(COUNT) if i % 4 in (0, 3)}),
+    (models.Filter(must_not=[FLAGGED]), {i for i in range(COUNT) if i % 4 in (1, 2)}),
+    (
+        models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=False))]),
+        set(range(1, COUNT, 4)),
+    ),
+    (models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=1))]), set(range(2, COUNT, 4))),
+    (models.Filter(must=[models.FieldCondition(key="flag", values_count=models.ValuesCount())]), set(range(COUNT))),
     (
         models.Filter(
             min_should=models.MinShould(
