@@ -38,6 +38,7 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
+from hybridtei.checkpoint.sentence import MODEL_FILE, default_prompt, read_prompts, score_activation
 from hybridtei.checkpoint.sizes import (
     KEYS,
     UNSET_LENGTH,
@@ -64,8 +65,8 @@ STATIC_TYPE = "static"  # the model type of a table of token vectors, which has 
 class ModelSpec:
     """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
-    `template`: the prompt of a language model that ranks. `activation`: sentence-transformers' function of a reranker's logit,
-    for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
+    `default_prompt_name`: the prompt of texts that name no other. `template`: the prompt of a language model that ranks.
+    `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
     the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
     `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text of
     no declared kind, "query", "document" or None.
@@ -83,6 +84,7 @@ class ModelSpec:
     sparse: SparseHead | None = None
     multivector: MultivectorHead | None = None
     prompts: Mapping[str, str] | None = None
+    default_prompt_name: str | None = None
     removed_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
     lowercase: bool = False
@@ -141,7 +143,7 @@ def read_spec(
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
-    sentence = read_object(folder / "config_sentence_transformers.json", optional=True)
+    sentence = read_object(folder / MODEL_FILE, optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
     routes = read_router(folder, read_modules(folder, late=is_colbert))
@@ -219,6 +221,7 @@ def _read(
     coder = module_path(modules, CODER)
     if coder is not None:
         sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width)
+    prompts = read_prompts(sentence, folder, adapters)
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
     return ModelSpec(
@@ -234,7 +237,8 @@ def _read(
         sparse=sparse,
         multivector=multivector,
         late=late,
-        prompts=_prompts(sentence, folder, adapters),
+        prompts=prompts,
+        default_prompt_name=default_prompt(sentence, folder, prompts) if pooled or splade else None,
         removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
@@ -242,7 +246,7 @@ def _read(
         config=config,
         classifier=classifier,
         template=template,
-        activation=_activation(config, sentence),
+        activation=score_activation(config, sentence),
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
@@ -259,6 +263,7 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         raise LoadError(f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions")
     rows, width = shapes[0]
     rows = weights.shape("mapping")[0] if "embeddings" in names and "mapping" in weights.names() else rows
+    prompts = read_prompts(sentence, folder, None)
     return ModelSpec(
         folder=home,
         model_type=STATIC_TYPE,
@@ -269,7 +274,8 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         positions=Positions(),
         pooling=("mean",),
         dense_modules=read_steps(folder, modules, None, width),
-        prompts=_prompts(sentence, folder, None),
+        prompts=prompts,
+        default_prompt_name=default_prompt(sentence, folder, prompts),
     )
 
 
@@ -319,14 +325,6 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
     return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
 
 
-def _activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
-    """Return the name of the activation, which each version of sentence-transformers keeps elsewhere."""
-    settings = config.get("sentence_transformers")
-    inner = settings.get("activation_fn") if isinstance(settings, dict) else None
-    name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
-    return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
-
-
 def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> bool:
     return (
         model_type in TOKEN_TYPE_FAMILIES
@@ -347,16 +345,6 @@ def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
         raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
     return declared
-
-
-def _prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
-    """Return the named prompts; an adapter's name is always one."""
-    prompts = sentence.get("prompts")
-    if prompts is None:
-        return None if adapters is None else adapters.prompts
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise LoadError(f"{folder / 'config_sentence_transformers.json'}: `prompts` should map names to texts")
-    return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 
 def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:

@@ -92,17 +92,27 @@ def test_families_that_count_from_two_take_two_tokens_less(tmp_path: Path, model
 
 
 @pytest.mark.parametrize(
-    ("sentence", "prompts"),
+    ("sentence", "prompts", "default"),
     [
-        ({}, None),
-        ({"prompts": {}}, {}),
-        ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, {"query": "q: "}),
+        ({}, None, None),
+        ({"prompts": {}}, {}, None),
+        ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, {"query": "q: "}, "query"),
+        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "document"}, {"s2p": "s: "}, None),  # an empty one of the library's
+        ({"default_prompt_name": "query"}, None, None),
     ],
 )
-def test_prompts_are_read(bert: Path, copied: Copied, sentence: dict[str, Any], prompts: Any) -> None:
+def test_prompts_are_read(bert: Path, copied: Copied, sentence: dict[str, Any], prompts: Any, default: str | None) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "config_sentence_transformers.json", sentence)
-    assert read_spec(folder).prompts == prompts
+    spec = read_spec(folder)
+    assert (spec.prompts, spec.default_prompt_name) == (prompts, default)
+
+
+@pytest.mark.parametrize("name", ["nope", 5, ["query"]])
+def test_a_default_prompt_that_is_not_there_is_refused(bert: Path, copied: Copied, name: Any) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q"}, "default_prompt_name": name})
+    assert "`prompts` has: query" in raised(LoadError, folder, "config_sentence_transformers.json")
 
 
 @pytest.mark.parametrize("prompts", [["query"], {"query": 5}, "query"])
