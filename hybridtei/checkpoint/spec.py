@@ -66,10 +66,11 @@ class ModelSpec:
     """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
     `default_prompt_name`: the prompt of texts that name no other. `template`: the prompt of a language model that ranks.
-    `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule. `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces
-    the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
-    `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text of
-    no declared kind, "query", "document" or None.
+    `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
+    `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces the gelu that `config` names
+    (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`. `query`: the model that reads queries,
+    where this one reads documents alone; `default_route`: which of both reads a text of no declared kind, "query", "document"
+    or None.
     """
 
     folder: Path
