@@ -19,6 +19,14 @@ SIZES = (BODY_BYTES, BODY_BYTES, 1_000_000, 400_000, 100_000, 20_000, 4_000, 500
 UNITS = ("a", "a ", ". ", "hybrid search ", "\\u0000", "é", "🙂", "\\n", "中", "%2e", "0.1, ")
 COUNTS = (2, 32, 33, 512, 1000, 1001, 10_000, 10_001, 100_000)
 NUMBERS = (0, 1, 2, 32, 1000, 10_000, 100_000, 2**31, 2**32 - 1, 2**63 - 1, -1, 1e308)
+CONDITIONS: tuple[Any, ...] = (  # of filters, which the schema tells nothing of; the second is none
+    {"key": "text", "match": {"value": "a"}},
+    {"key": "text", "match": {"valu": "a"}},
+    {"key": "text", "match": {"text_any": {"*text": ["hybrid ", 40]}}},
+    {"key": "text", "match": {"any": {"*list": ["a", 40]}}},
+    {"must": [{"nested": {"key": "a", "filter": {"must_not": [{"key": "b", "match": {"value": True}}]}}}]},
+    {"min_should": {"conditions": [{"is_empty": {"key": "a"}}, {"has_id": [1, 2]}], "min_count": 1}},
+)
 NAMES = {"collection": "docs", "name": "docs", "data_type": "text", "alias": "nobody", "model_id": "/nowhere"}
 DEEPEST = 5
 HEAD_BYTES = 60_000
@@ -167,11 +175,22 @@ class Shapes:
         }
         if self._draw.random() < 0.05:
             return self._anything(size)
+        if path and path[-1] == "filter":
+            return self._filter(size)
         if "enum" in schema:
             return self._draw.choice(schema["enum"])
         if kind == "object" and schema.get("properties"):
             return self._object(schema, size)
+        if kind == "object" and self._draw.random() < 0.7:  # of any keys, such as a payload
+            return {"a": self._anything(size)}
         return makers.get(kind, lambda: self._anything(size))()
+
+    def _filter(self, size: int) -> Any:
+        condition = self._draw.choice(CONDITIONS)
+        most = min(size, 99_000) // len(encode(condition))
+        return {
+            self._draw.choice(("must", "should", "must_not")): {"*list": [condition, self._draw.choice((1, 50, 100, most))]}
+        }
 
     def _string(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...]) -> Any:
         if path and path[-1] in NAMES and self._draw.random() < 0.7:

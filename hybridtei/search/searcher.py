@@ -25,7 +25,7 @@ from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.candidates import Candidates
 from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.search.query import finds_nothing, hybrid_query
+from hybridtei.search.query import check_conditions, finds_nothing, hybrid_query
 from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import (
     MULTIVECTOR,
@@ -127,8 +127,11 @@ class Searcher:
 
     async def embed(self, collection: str, queries: Sequence[str], options: SearchOptions | None = None) -> Embeddings:
         """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
-        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none."""
-        schema, options = await self.schema(collection), options or SearchOptions()
+        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none, or for a
+        filter of too many conditions."""
+        options = options or SearchOptions()
+        check_conditions(options.query_filter, "query_filter")
+        schema = await self.schema(collection)
         heads = common_heads(schema, self.model.spec)
         if options.query_encoder == "model":
             return fit_to_schema(await self.model.embed(queries, heads), schema)

@@ -98,6 +98,7 @@ def test_find_and_store_over_http_with_a_key(encoder):
                 {"query": ""},
                 {"query": "x", "limit": 51},
                 {"query": "x", "filter": {"must": 1}},
+                {"query": "x", "filter": {"must": [{"has_id": [1]}] * 101}},
                 {"query": "x" * 10_001},
             ):
                 assert (await client.call_tool("find", wrong)).is_error

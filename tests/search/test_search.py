@@ -70,6 +70,14 @@ def ask(searcher, query=QUERY, rank=None, **options):
     return run(searcher.search("papers", query, SearchOptions(**options), rank=rank))
 
 
+def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec):
+    fresh = encoder_of(spec)
+    least = models.FieldCondition(key="metadata.place", match=models.MatchValue(value=1))
+    with pytest.raises(InvalidInput, match="`query_filter` holds more than 100 conditions"):
+        ask(Searcher(store, query_model(fresh, MODEL)), query_filter=models.Filter(should=[least] * 101))
+    assert fresh.forwards == 0
+
+
 @pytest.mark.parametrize("mode", ALL)
 def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
     scores = exact(encoder)[mode]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
-from hybridtei.search.query import MAX_DEPTH, filter_from
+from hybridtei.search.query import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, check_conditions, filter_from
 
 
 def test_what_qdrant_takes():
@@ -53,3 +55,36 @@ def test_depth_and_size_are_limited():
     assert filter_from(allowed) is not None
     with pytest.raises(InvalidInput, match="bytes"):
         filter_from({"must": [{"has_id": list(range(50_000))}]})
+
+
+def matched(**match: Any) -> dict[str, Any]:
+    return {"key": "a", "match": match}
+
+
+HALF, REST = [matched(value=1)] * (MAX_CONDITIONS // 2), [matched(value=1)] * (MAX_CONDITIONS // 2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("most", "further", "message"),
+    [
+        ({"should": HALF + HALF}, {"must": matched(value=1)}, "100 conditions"),
+        ({"must_not": [{"must": HALF + REST}]}, {"must": [{"should": []}]}, "100 conditions"),
+        ({"must": [{"nested": {"key": "n", "filter": {"must": HALF + REST}}}]}, {"should": [{"has_id": []}]}, "100 conditions"),
+        ({"min_should": {"conditions": HALF + HALF, "min_count": 1}}, {"must": [{"is_null": {"key": "a"}}]}, "100 conditions"),
+        ({"must": [matched(any=[1] * 900), {"has_id": [1] * 100}]}, {"should": [matched(any=["a"])]}, "1000 values"),
+        ({"must": [matched(**{"except": [1] * MAX_VALUES})]}, {"should": [matched(text="word")]}, "1000 values"),
+        ({"must": [matched(text_any="a " * MAX_VALUES)]}, {"should": [matched(phrase="b")]}, "1000 values"),
+    ],
+)
+def test_what_is_compared_with_each_point_is_limited(most: Any, further: Any, message: str) -> None:
+    """As JSON, and as the models that a library's user makes."""
+    check_conditions(filter_from(most))
+    with pytest.raises(InvalidInput, match=f"`filter` holds more than {message}"):
+        filter_from({**most, **further})
+    with pytest.raises(InvalidInput, match=f"`query_filter` holds more than {message}"):
+        check_conditions(models.Filter(**{**most, **further}), "query_filter")
+
+
+def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
+    with pytest.raises(InvalidInput, match="100 conditions"):
+        filter_from({"should": [matched(valu=1)] * 2_000})

@@ -198,6 +198,11 @@ def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec
             422,
             "`filter.must[0]",
         ),
+        (
+            {"collection": "papers", "query": "one", "filter": {"must": [{"has_id": [1]}] * 101}},
+            422,
+            "`filter` holds more than 100 conditions",
+        ),
         ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
         ({"collection": "papers", "queries": ["one"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
     ],
