@@ -161,6 +161,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra=INPUTS,
         ),
     ] = None
+    use_default_prompt: Annotated[
+        bool,
+        Meta(
+            description="Put the checkpoint's own default prompt before inputs of TEI's routes too, which TEI leaves out.",
+            extra=INPUTS,
+        ),
+    ] = False
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):

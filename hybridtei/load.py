@@ -131,11 +131,15 @@ def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
 
 def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
     """Return a model's tokenizer with its limits and prompts. Raises LoadError."""
+    name = engine.default_prompt_name
+    if engine.use_default_prompt and engine.default_prompt is None and name is None:
+        name = spec.default_prompt_name
     prompts = Prompts.configure(
         spec.prompts,
         default_prompt=engine.default_prompt,
-        default_prompt_name=engine.default_prompt_name,
+        default_prompt_name=name,
         adapters=() if spec.adapters is None else spec.adapters.names,
+        own=spec.default_prompt_name,
     )
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, bare=spec.model_type == STATIC_TYPE

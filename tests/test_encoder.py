@@ -108,6 +108,38 @@ def test_a_default_prompt_is_put_before_every_text(tmp_path: Path, settings: dic
     close(dense_of(ours), dense_of(ours, [PROMPTS["query"] + text for text in TEXTS], prompt_name="document"))
 
 
+def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(tmp_path: Path) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS, default_prompt_name="query")
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
+    close(dense_of(ours, normalize=False, prompt_name="document"), theirs.encode(TEXTS, prompt_name="document"))
+    for side, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+        close(dense_of(ours, normalize=False, input_type=side), encode(TEXTS))
+    ours = Encoder.load(str(folder), default_prompt="")
+    close(dense_of(ours, normalize=False), theirs.encode(TEXTS, prompt=""))
+
+
+@pytest.mark.parametrize(
+    ("default", "of_queries", "of_documents"), [("s2p", "s2p", "s2p"), ("query", "query", None), ("passage", None, "passage")]
+)
+def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(
+    tmp_path: Path, default: str, of_queries: str | None, of_documents: str | None
+) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts={default: "lolo mo"}, default_prompt_name=default)
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    for side, name in (("query", of_queries), ("document", of_documents)):
+        expected = theirs.encode(TEXTS, prompt_name=name, prompt=None if name else "")
+        close(dense_of(ours, normalize=False, input_type=side), expected)
+
+
+@pytest.mark.parametrize("names", [("document", "passage"), ("passage", "corpus"), ("corpus", "retrieval.passage")])
+def test_documents_have_the_first_prompt_that_sentence_transformers_tries(tmp_path: Path, names: tuple[str, str]) -> None:
+    prompts = {name: f"{'lolo ' * place}mo" for place, name in enumerate(reversed(names), 1)}
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=prompts)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt_name=names[0])
+    close(dense_of(Encoder.load(str(folder)), normalize=False, input_type="document"), expected)
+
+
 @pytest.mark.parametrize("dimensions", [1, 7, tiny.HIDDEN])
 def test_cut_vectors_are_cut_first_and_normalised_then(bert: Path, dimensions: int) -> None:
     theirs = SentenceTransformer(str(bert), device="cpu", truncate_dim=dimensions).encode(TEXTS, normalize_embeddings=True)

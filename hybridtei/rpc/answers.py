@@ -112,6 +112,7 @@ async def embed_sparse(context: Context, message: Any) -> Reply:
         message.truncate,
         direction(_truncation(message)["truncation_direction"]),
         prompt_name=_optional(message, "prompt_name"),
+        uses_default_prompt=False,
     )
     refusal = None if Head.SPARSE in context.heads else UnsupportedHead(embed.NOT_SPLADE)
     reply = await context.embed(task, inputs, _sparse, refusal=refusal)

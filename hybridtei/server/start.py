@@ -228,6 +228,10 @@ def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     loaded = load_model(config, engine)
     for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
         log.info("%s", line, extra={"facts": facts})
+    own = loaded.model.reader.prompts.own
+    if own is not None:
+        words = "the checkpoint's default; TEI's routes leave it out, as TEI does: --use-default-prompt puts it there too"
+        log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
     return loaded
 
 

@@ -21,13 +21,13 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cu
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled, without_marks, without_rows
 from hybridtei.text.reader import Input, read_side
-from hybridtei.text.tokenizer import Direction
+from hybridtei.text.tokenizer import Direction, Prompts
 
 InputType = Literal["query", "document"]
 QueryEncoder = Literal["model", "table"]
 PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "query": ("query", "retrieval.query"),
-    "document": ("document", "retrieval.passage"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),  # sentence-transformers' names, then Jina's
 }
 
 
@@ -55,7 +55,8 @@ class Embed(ListTask):
 
     `multivector`: how small the multi-vectors of documents are to be. `query_encoder` "table": sparse vectors of queries, from
     the tokenizer and a table of weights, without a pass.
-    `input_type` is for models that read queries otherwise than documents; for them None means "document", for others no prompt.
+    `input_type` is for models that read queries otherwise than documents; for them None means "document", for others the
+    checkpoint's default prompt, if it has one and `uses_default_prompt`: TEI's routes leave it out.
     """
 
     inputs: Sequence[Input]
@@ -68,6 +69,7 @@ class Embed(ListTask):
     input_type: InputType | None = None
     multivector: MultivectorBudget | None = None
     query_encoder: QueryEncoder = "model"
+    uses_default_prompt: bool = True
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` for a query of a model that looks its queries up, and where the table is asked for."""
@@ -116,9 +118,18 @@ class Embed(ListTask):
             self.inputs,
             truncate=self.truncate,
             direction=self.direction,
-            prompt_name=self.prompt_name or prompt_of(self.input_type, reader.prompts.table or ()),
+            prompt_name=self.prompt(reader.prompts),
             allow_empty=allow_empty,
         )
+
+    def prompt(self, prompts: Prompts) -> str | None:
+        """Return the name of the prompt before the inputs: that of the request, of their type, or the checkpoint's default,
+        which is not put before queries where it is that of documents, nor the other way about. None: the server's default."""
+        name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
+        if name is not None or not self.uses_default_prompt:
+            return name
+        is_other = self.input_type is not None and any(prompts.own in names for names in PROMPTS.values())
+        return None if is_other else prompts.own
 
     def route(self, spec: ModelSpec) -> str | None:
         """Return which model of a router reads the inputs: that of their type, or of their prompt where it is a type's."""

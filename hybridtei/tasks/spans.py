@@ -23,7 +23,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.embed import Embed, have_vectors, prompt_of, strongest
+from hybridtei.tasks.embed import Embed, have_vectors, strongest
 from hybridtei.tasks.windows import window_of_each, windows_over
 from hybridtei.text.reader import TextReader, locate_side
 
@@ -151,7 +151,7 @@ class EmbedSpans(ListTask):
         texts = [item.text for item in self.inputs]
         if side is not None and task.prompt_name is None:
             return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction, times=times)
-        name = task.prompt_name or prompt_of(task.input_type, reader.prompts.table or ())
+        name = task.prompt(reader.prompts)
         prompt, adapter = reader.prompts.named(name) or "", reader.prompts.adapter(name)
         return reader.locate(
             texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter, times=times

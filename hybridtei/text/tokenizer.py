@@ -231,13 +231,15 @@ LONGEST_SHOWN = 200  # characters of a name given back in a message
 class Prompts:
     """The checkpoint's table (None: it has none) and the text used where a request names no prompt.
 
-    `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name.
+    `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name. `own`: the
+    name of the checkpoint's default prompt, which tasks that TEI does not have use; None where the server has a default.
     """
 
     table: Mapping[str, str] | None = None
     default: str | None = None
     adapters: Sequence[str] = ()
     default_adapter: int = 0
+    own: str | None = None
 
     @classmethod
     def configure(
@@ -247,13 +249,14 @@ class Prompts:
         default_prompt: str | None,
         default_prompt_name: str | None,
         adapters: Sequence[str] = (),
+        own: str | None = None,
     ) -> Prompts:
-        """Apply the server's default. Raises LoadError on an unknown name or on two defaults at once."""
+        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError on an unknown name or on two defaults."""
         if default_prompt is not None and default_prompt_name is not None:
             raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
         prompts = cls(table, default_prompt, adapters)
         if default_prompt_name is None:
-            return prompts
+            return replace(prompts, own=own if default_prompt is None else None)
         try:
             default = prompts.named(default_prompt_name)
         except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""`input_type`: queries of models that read them otherwise than documents, over HTTP as in process."""
+"""`input_type` and the checkpoint's default prompt: how a text is read, over HTTP as in process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hybridtei.encoder import Encoder
 from hybridtei.engine.service import EngineService
 from hybridtei.load import load_model
 from hybridtei.server.app import create_app
+from hybridtei.server.start import _loaded
+from tests import tiny, tolerances
 from tests.test_inference_free import routed
 from tests.test_late_interaction import pylate
 
@@ -25,10 +27,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"lookup": routed(tmp_path_factory.mktemp("lookup")), "late": pylate(tmp_path_factory.mktemp("late") / "m")}
 
 
-def answers(folder: Path, path: str, body: dict[str, Any], **server: Any) -> Any:
-    config = ModelConfig(model_id=str(folder))
-    loaded = load_model(config, EngineConfig())
-    service = EngineService(loaded.model, loaded.backend, EngineConfig(), budget_tokens=loaded.budget_tokens)
+def answers(folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any) -> Any:
+    config, engine = ModelConfig(model_id=str(folder)), engine or EngineConfig()
+    loaded = load_model(config, engine)
+    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens)
     with TestClient(create_app(service, ServerConfig(**server), config)) as client:
         response = client.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -54,3 +56,44 @@ def test_a_late_interaction_model_marks_queries(folders, side):
     expected = Encoder.load(str(folders["late"])).encode(TEXTS, ["multivector"], input_type=side).multivector
     for i, rows in enumerate(found):
         np.testing.assert_allclose(rows, expected.row(i), atol=1e-5)
+
+
+PROMPTS = {"query": "lolo mo ", "s2p": "bulo bulo "}
+OF_TEI = {
+    "/embed": ({"inputs": TEXTS}, lambda answer: answer),
+    "/similarity": ({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}, None),
+    "/v1/embeddings": ({"input": TEXTS}, lambda answer: [one["embedding"] for one in answer["data"]]),
+    "/tokenize": ({"inputs": TEXTS}, None),
+}
+OF_OTHERS = {
+    "/embed_hybrid": ({"inputs": TEXTS}, lambda answer: [one["dense"] for one in answer]),
+    "/v2/embed": ({"texts": TEXTS, "embedding_types": ["float"]}, lambda answer: answer["embeddings"]["float"]),
+    "/api/embed": ({"input": TEXTS}, lambda answer: answer["embeddings"]),
+}
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.write_family(tmp_path_factory.mktemp("prompted"), "bert")
+    return tiny.write_modules(folder, prompts=PROMPTS, default_prompt_name="s2p")
+
+
+@pytest.mark.parametrize("path", [*OF_TEI, *OF_OTHERS])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_default_prompt_of_a_checkpoint_is_for_routes_that_tei_lacks(prompted, path, asked):
+    body, rows_of = {**OF_TEI, **OF_OTHERS}[path]
+    engine = EngineConfig(use_default_prompt=asked)
+    found = answers(prompted, path, body, engine)
+    applies = asked or path in OF_OTHERS
+    if rows_of is None:
+        assert found == answers(prompted, path, body, EngineConfig(default_prompt=PROMPTS["s2p"] if applies else ""))
+        return
+    expected = Encoder.load(str(prompted), default_prompt="").encode(TEXTS, prompt_name="s2p" if applies else None).dense
+    np.testing.assert_allclose(rows_of(found), expected, atol=tolerances.UNIT["float32"])
+
+
+@pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])
+def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(prompted, asked, lines, caplog):
+    caplog.set_level("INFO")
+    _loaded(ModelConfig(model_id=str(prompted)), EngineConfig(use_default_prompt=asked))
+    assert len([line for line in caplog.messages if "`s2p`" in line and "--use-default-prompt" in line]) == lines

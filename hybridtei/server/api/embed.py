@@ -177,6 +177,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
         dimensions=request.dimensions,
         input_type=request.input_type,
         multivector=request.multivector,
+        uses_default_prompt=True,
     )
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
     bits = task.bits_of(context.service.model.spec)
@@ -197,6 +198,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
         dimensions=request.dimensions,
         input_type=request.input_type,
         multivector=request.multivector,
+        uses_default_prompt=True,
     )
     pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions, is_small=task.is_small)
@@ -222,6 +224,7 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
         direction(parameters.truncation_direction),
         parameters.prompt_name,
         normalize=False,
+        uses_default_prompt=False,
     )
 
     def write(answer: Embeddings, _: Usage) -> Floats:
@@ -240,6 +243,7 @@ def _task(
     dimensions: int | None = None,
     input_type: InputType | None = None,
     multivector: MultivectorBudget | None = None,
+    uses_default_prompt: bool = False,
 ) -> Embed:
     return Embed(
         inputs.items,
@@ -251,6 +255,7 @@ def _task(
         dimensions,
         input_type,
         budget_of(context.model) if multivector is None else multivector,
+        uses_default_prompt=uses_default_prompt,
     )
 
 

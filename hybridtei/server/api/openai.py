@@ -167,6 +167,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
+        uses_default_prompt=False,  # TEI has this route
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
     pieces = context.service.tokenizer.pieces
