@@ -251,7 +251,7 @@ class Prompts:
         adapters: Sequence[str] = (),
         own: str | None = None,
     ) -> Prompts:
-        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError on an unknown name or on two defaults."""
+        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError on an unknown name or two defaults."""
         if default_prompt is not None and default_prompt_name is not None:
             raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
         prompts = cls(table, default_prompt, adapters)

@@ -210,6 +210,7 @@ def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
         "--table-under-load",
         "--split-large-batches",
         "--trust-remote-code",
+        "--use-default-prompt",
     }
 
 
