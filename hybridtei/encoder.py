@@ -128,7 +128,7 @@ class Encoder:
         input_type: InputType | None = None,
         multivector: MultivectorBudget | Mapping[str, Any] | None = None,
         truncate: bool = True,
-        truncation_direction: Direction = "right",
+        truncation_direction: Direction | None = None,
         query_encoder: QueryEncoder = "model",
         spans: Sequence[Spans] | Spans | None = None,
         show_progress: bool = False,
@@ -185,7 +185,7 @@ class Encoder:
         instruction: str | None = None,
         weights: Weights | str | None = None,
         truncate: bool = True,
-        truncation_direction: Direction = "right",
+        truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
         """Return the documents, the best for the query first; ties in TEI's order, the last of them first.
 
@@ -218,7 +218,7 @@ class Encoder:
         *,
         raw_scores: bool = False,
         truncate: bool = True,
-        truncation_direction: Direction = "right",
+        truncation_direction: Direction | None = None,
     ) -> list[list[Prediction]]:
         """Return every label's score for each text, or pair of texts (a tuple), the best first.
 
@@ -240,7 +240,7 @@ class Encoder:
         *,
         aggregation_strategy: Aggregation = "simple",
         truncate: bool = True,
-        truncation_direction: Direction = "right",
+        truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points; with "none", one a token, those without a meaning (`O`) too.
 

@@ -142,7 +142,10 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         own=spec.default_prompt_name,
     )
     tokenizer = Tokenizer.load(
-        spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, bare=spec.model_type == STATIC_TYPE
+        spec.folder / "tokenizer.json",
+        has_token_types=spec.has_token_types,
+        bare=spec.model_type == STATIC_TYPE,
+        settings=spec.tokenizer_settings,
     )
     return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase)
 

@@ -68,7 +68,9 @@ def serve(port: int, *, full: bool = False) -> None:
             return HeadOutputs(dense=self._rows[: len(batch)])
 
     spec = find_model(ModelConfig())
-    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
+    tokenizer = Tokenizer.load(
+        spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=spec.tokenizer_settings
+    )
     reader = TextReader(tokenizer, Prompts(spec.prompts), spec.max_input_length, spec.vocab_size, spec.lowercase)
     logs.configure(json_output=False, level="info")  # each request has its line
     registry, config = Registry(), ServerConfig(hostname="127.0.0.1", port=port)

@@ -162,7 +162,8 @@ def sample_vectors(backend: Forward) -> Floats:
 
 def sample_encodings(spec: ModelSpec, texts: Sequence[str] = SAMPLE) -> list[Encoding]:
     """The sample texts in tokens, of every adapter in turn."""
-    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types)
+    settings = spec.tokenizer_settings
+    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=settings)
     longest = min(spec.max_input_length, SAMPLE_TOKENS)
     encodings = [tokenizer.cut(raw, longest, "right") for raw in tokenizer.encode(texts)]
     choices = 1 if spec.adapters is None else 1 + len(spec.adapters.names)

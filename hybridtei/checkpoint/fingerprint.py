@@ -14,19 +14,26 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
+from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.checkpoint.files import sha256_of
-from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.files import read_object, sha256_of
+from hybridtei.checkpoint.sizes import lengths
+from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
+from hybridtei.checkpoint.tokenizer_settings import apply_settings, truncation_side
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
 WEIGHTS = (".safetensors", ".bin", ".pt")  # of one model in several forms the first counts
+# Letters of both cases, accents, Chinese, spaces at the begin and within, special tokens as text.
+PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
 
 
 def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None) -> dict[str, str | None]:
     """Return `model`, the hash of all below but the dtype and the default prompt; `id`, the hash of all; and the parts:
     `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`. A part is None where there are no files of it.
+    `reading` is there only where texts are read otherwise than version 0.1.0 read them, so that collections of other models
+    stay as they are.
 
     Reads the weights once, about a second for a gigabyte, and again when a file changes. Raises OSError.
     """
@@ -39,6 +46,8 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
         "prompts": _digest(dict(spec.prompts or {})),
         "activation": _activation(spec),
     }
+    if (reading := _reading(spec)) is not None:
+        parts["reading"] = reading
     model = _digest(parts)
     parts["dtype"] = dtype
     return {"id": _digest([model, dtype, default_prompt]), "model": model, **parts}
@@ -65,6 +74,22 @@ def _of_file(path: Path) -> str:
 @lru_cache(1024)
 def _kept(path: Path, *_: int) -> str:
     return sha256_of(path)
+
+
+def _reading(spec: ModelSpec) -> str | None:
+    """Return the hash of how texts are read, or None where version 0.1.0 read them in the same way: it knew no settings of
+    tokenizer_config.json, took the least of all lengths, and no prompt by default."""
+    file = spec.folder / "tokenizer.json"
+    if spec.model_type == STATIC_TYPE or not file.is_file():
+        return None
+    written = read_object(spec.folder / "tokenizer_config.json", optional=True)
+    known = lengths(spec.folder, spec.config, written, spec.positions)
+    least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
+    before, now = (RawTokenizer.from_file(str(file)) for _ in range(2))
+    changed = apply_settings(now, spec.tokenizer_settings, file)
+    side = truncation_side(now, spec.tokenizer_settings)
+    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side]
+    return None if read == [[], before.encode("").ids, before.encode(PROBE).ids, least, "right"] else _digest(read)
 
 
 def _pooling(spec: ModelSpec) -> str:

@@ -87,18 +87,41 @@ UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 def max_input_length(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
 ) -> int:
-    """Return the smallest of the lengths that tokenizer, sentence-transformers and the table of positions allow. `sides`:
-    queries and documents have lengths of their own, so sentence-transformers' is not used."""
-    sentence_file, sentence = sentence_config(folder)
-    lengths = (
-        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
-        None if sides else _length(sentence, "max_seq_length", sentence_file),
-        _table_length(config, positions, folder / "config.json"),
-    )
-    known = [length for length in lengths if length is not None]
+    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, as far as there are positions. `sides`:
+    queries and documents have lengths of their own, so the first is not used.
+
+    A family without a table of positions reads what `max_seq_length` declares, as sentence-transformers and TEI do.
+    """
+    declared, told, table = lengths(folder, config, tokenizer_config, positions)
+    if declared is not None and not sides:
+        known = [declared, *([table] if table is not None and _has_table(config) else [])]
+    else:
+        known = [length for length in (told, table) if length is not None]
     if not known:
         raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length")
     return min(known)
+
+
+def lengths(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
+) -> tuple[int | None, int | None, int | None]:
+    """Return (`max_seq_length`, `model_max_length`, the config's positions), None for each that no file has."""
+    sentence_file, sentence = sentence_config(folder)
+    return (
+        _length(sentence, "max_seq_length", sentence_file),
+        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
+        _table_length(config, positions, folder / "config.json"),
+    )
+
+
+# Model types that compute positions instead of looking them up; other families with rotary positions name a base.
+WITHOUT_TABLE = frozenset({"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"})
+WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+
+
+def _has_table(config: Mapping[str, Any]) -> bool:
+    rotary = config.get("model_type") in WITHOUT_TABLE or any(key.startswith(("rope_", "rotary_")) for key in config)
+    return not rotary and config.get("position_biased_input") is not False
 
 
 def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:

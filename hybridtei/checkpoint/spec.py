@@ -48,6 +48,7 @@ from hybridtei.checkpoint.sizes import (
     read_adapters,
     sentence_config,
 )
+from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
@@ -101,6 +102,7 @@ class ModelSpec:
     is_rounded: bool = False
     query: ModelSpec | None = None
     default_route: str | None = None
+    tokenizer_settings: TokenizerSettings = UNCHANGED
 
     # What follows from these, asked for by every request and so computed once.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -250,6 +252,7 @@ def _read(
         activation=score_activation(config, sentence),
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
+        tokenizer_settings=read_tokenizer_settings(home, published.get("model_type", ""), published),
         is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
 

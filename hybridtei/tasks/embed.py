@@ -62,7 +62,7 @@ class Embed(ListTask):
     inputs: Sequence[Input]
     heads: frozenset[Head]
     truncate: bool = True
-    direction: Direction = "right"
+    direction: Direction | None = None
     prompt_name: str | None = None
     normalize: bool = True
     dimensions: int | None = None

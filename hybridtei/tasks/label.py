@@ -45,7 +45,7 @@ class Classify(ListTask):
 
     inputs: Sequence[Text]
     truncate: bool = True
-    direction: Direction = "right"
+    direction: Direction | None = None
     raw_scores: bool = False
 
     @property
@@ -129,7 +129,7 @@ class Tag(ListTask):
     inputs: Sequence[str]
     aggregation: Aggregation = "none"
     truncate: bool = True
-    direction: Direction = "right"
+    direction: Direction | None = None
     raw_scores: bool = False
     include_special_tokens: bool = False
 

@@ -48,7 +48,7 @@ class _Question(ListTask):
     query: str
     documents: Sequence[str]
     truncate: bool = True
-    direction: Direction = "right"
+    direction: Direction | None = None
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
@@ -258,7 +258,7 @@ def rerank_task(
     documents: Sequence[str],
     *,
     truncate: bool = True,
-    direction: Direction = "right",
+    direction: Direction | None = None,
     raw_scores: bool = False,
     instruction: str | None = None,
     weights: Weights | str | None = None,

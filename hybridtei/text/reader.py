@@ -53,30 +53,32 @@ class TextReader:
         inputs: Sequence[Input],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         prompt_name: str | None = None,
         allow_empty: bool = False,
         special_tokens: bool = True,
     ) -> list[Encoding]:
         """One encoding an input, in order. Raises RequestError for the first input, by place, that breaks a rule."""
+        side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
-            inputs, lambda item: self._prepare(item, truncate, direction, prompt_name, allow_empty=allow_empty)
+            inputs, lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty)
         )
         if refused is None and len(ready) == 1:  # as most requests have
             (one,) = ready
             (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
-            return [self._fitted(raw, truncate, direction, one.adapter)]
+            return [self._fitted(raw, truncate, side, one.adapter)]
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
-        encodings = self._encode(ready, truncate, direction)
+        encodings = self._encode(ready, truncate, side)
         if refused is not None:
             raise refused
         return encodings
 
-    def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction = "right") -> list[Encoding]:
+    def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None) -> list[Encoding]:
         """One encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
-        ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, direction))
-        encodings = self._encode(ready, truncate, direction)
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, side))
+        encodings = self._encode(ready, truncate, side)
         if refused is not None:
             raise refused
         return encodings
@@ -88,13 +90,14 @@ class TextReader:
         *,
         instruction: str | None = None,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
     ) -> list[Encoding]:
         """Return one encoding a pair (query, document), laid into the template. Texts of users never become special tokens.
 
         Raises RequestError as `read` does.
         """
-        ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, direction))
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
         instruction = template.instruction if instruction is None else instruction
         prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
         pieces = self.tokenizer.around_specials(template.body)
@@ -104,7 +107,7 @@ class TextReader:
         encodings = []
         for _ in ready:
             body = [i for piece, special in pieces for i in (self._trusted(piece) if special else next(raws).ids)]
-            encodings.append(self._fitted_question(prefix, body, suffix, truncate, direction))
+            encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
         if refused is not None:
             raise refused
         return encodings
@@ -125,7 +128,7 @@ class TextReader:
         texts: Sequence[str],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         prompt: str = "",
         adapter: int = 0,
         times: int = 1,
@@ -134,7 +137,8 @@ class TextReader:
 
         `times`: texts are cut to so many times what the model reads, for windows; their characters are bounded as ever.
         """
-        ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, direction)))
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, side)))
         bodies = [prompt + str(item.text) for item in ready]
         if self.lowercase:
             bodies = [_lowered(body) for body in bodies]
@@ -142,8 +146,8 @@ class TextReader:
         encodings = []
         for text, body, raw in zip(texts, bodies, raws, strict=False):
             self._check_length(raw, truncate)
-            shift = len(text) - len(body) if direction == "left" else -len(prompt)
-            located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, direction, shift=shift)
+            shift = len(text) - len(body) if side == "left" else -len(prompt)
+            located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, side, shift=shift)
             self._checked(located)
             encodings.append(replace(located, adapter=adapter) if adapter else located)
         if refused is not None:
@@ -299,7 +303,13 @@ def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> 
 
 
 def read_side(
-    reader: TextReader, inputs: Sequence[Input], side: Side, *, truncate: bool, direction: Direction, allow_empty: bool = False
+    reader: TextReader,
+    inputs: Sequence[Input],
+    side: Side,
+    *,
+    truncate: bool,
+    direction: Direction | None,
+    allow_empty: bool = False,
 ) -> list[Encoding]:
     """Return one encoding an input, in order, with the marker and expansion of its side. Raises RequestError as
     `TextReader.read` does."""
@@ -310,7 +320,7 @@ def read_side(
 
 
 def locate_side(
-    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction, times: int = 1
+    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction | None, times: int = 1
 ) -> list[LocatedEncoding]:
     """Do what `read_side` does for a side without expansion, with each token's place in the text; `times`: see `locate`."""
     limited, _ = _limited(reader, side)

@@ -7,6 +7,7 @@ truncation happens here, on the ids. Texts go through `encode_batch`, which free
 from __future__ import annotations
 
 import json
+import logging
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,10 @@ from tokenizers import Encoding as RawEncoding
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
+
+log = logging.getLogger(__name__)
 
 SHORT_CHARACTERS = 256  # a text of no more keeps the GIL: to get it back from another thread takes longer than to tokenise
 
@@ -44,21 +48,32 @@ class Token:
 class Tokenizer:
     """Thread-safe wrapper around one `tokenizers.Tokenizer`."""
 
-    def __init__(self, raw: RawTokenizer, *, has_token_types: bool = False) -> None:
+    def __init__(self, raw: RawTokenizer, *, has_token_types: bool = False, truncation_side: Direction = "right") -> None:
         raw.no_padding()
         raw.no_truncation()
         self._raw = raw
         self._has_token_types = has_token_types
+        self.truncation_side = truncation_side  # where a request names none
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, path: Path, *, has_token_types: bool = False, bare: bool = False) -> Tokenizer:
-        """Read `tokenizer.json`. `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed."""
+    def load(
+        cls, path: Path, *, has_token_types: bool = False, bare: bool = False, settings: TokenizerSettings = UNCHANGED
+    ) -> Tokenizer:
+        """Read `tokenizer.json` under the settings of the files beside it. `bare`: no special tokens go around texts.
+
+        Raises LoadError if it cannot be parsed, or lacks a token that a setting names.
+        """
         try:
             raw = RawTokenizer.from_file(str(path))
             if bare:
                 raw.post_processor = None
-            return cls(raw, has_token_types=has_token_types)
+            changed = apply_settings(raw, settings, path)
+            if changed:
+                log.info("%s: read with the settings of tokenizer_config.json: %s", path, ", ".join(changed))
+            return cls(raw, has_token_types=has_token_types, truncation_side=truncation_side(raw, settings))
+        except LoadError:
+            raise
         except BaseException as error:  # the library raises bare Exception, and a panic of its own that is none
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

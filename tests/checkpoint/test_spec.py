@@ -68,7 +68,7 @@ def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: A
         ({"table": 128, "tokenizer": 200}, 128),
         ({"table": 128, "tokenizer": 1e30}, 128),
         ({"table": 128, "tokenizer": 100, "sentence": 50}, 50),
-        ({"table": 128, "tokenizer": 100, "sentence": 110}, 100),
+        ({"table": 128, "tokenizer": 100, "sentence": 110}, 110),
         ({"table": 128, "tokenizer": 1e30, "sentence": 2e6}, 128),
         ({"table": 128, "tokenizer": 100, "sentence": None}, 100),
         ({"table": 128, "sentence": None}, 128),
