@@ -88,8 +88,9 @@ def _reading(spec: ModelSpec) -> str | None:
     before, now = (RawTokenizer.from_file(str(file)) for _ in range(2))
     changed = apply_settings(now, spec.tokenizer_settings, file)
     side = truncation_side(now, spec.tokenizer_settings)
-    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side]
-    return None if read == [[], before.encode("").ids, before.encode(PROBE).ids, least, "right"] else _digest(read)
+    prompt = (spec.prompts or {}).get(spec.default_prompt_name or "")
+    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompt or None]
+    return None if read == [[], before.encode("").ids, before.encode(PROBE).ids, least, "right", None] else _digest(read)
 
 
 def _pooling(spec: ModelSpec) -> str:

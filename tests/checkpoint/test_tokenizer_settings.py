@@ -160,5 +160,8 @@ def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprin
     for change in ({"model_max_length": 64}, {"do_lower_case": False}, {"truncation_side": "left"}):
         tiny.edit_json(folder / "tokenizer_config.json", **change)
         found.append(reading())
+    prompts = {"prompts": {"query": "q: "}, "default_prompt_name": "query"}
+    tiny.write_json(folder / "config_sentence_transformers.json", prompts)
+    found.append(reading())
     assert None not in found
     assert len({*found}) == len(found)
