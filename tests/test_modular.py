@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,16 @@ def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None
         export_model(encoder.spec, tmp_path / "exported")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model_type", ["t5", "mt5"])
+def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path: Path, model_type: str, backend: str) -> None:
+    """As sentence-t5, GTR and INSTRUCTOR are built, which are saved without the decoder."""
+    steps = [*trunk(tmp_path, model_type), shaken(Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.Identity()))]
+    SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    assert not [name for name in load_file(tmp_path / "saved/model.safetensors") if name.startswith("decoder")]
+    agrees(tmp_path / "saved", backend=backend)
+
+
 def static(folder: Path) -> Path:
     words = vocabulary.tokenizer("wordpiece").backend_tokenizer
     table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
@@ -96,9 +107,9 @@ def home(folder: Path) -> Path:
     return next(file.parent for file in folder.rglob("tokenizer.json"))
 
 
-def agrees(folder: Path) -> None:
+def agrees(folder: Path, **options: Any) -> None:
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    ours = Encoder.load(str(folder)).encode(TEXTS, normalize=False).dense
+    ours = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 

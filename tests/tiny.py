@@ -43,6 +43,11 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+T5 = {
+    **{"d_model": HIDDEN, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 GEMMA = {**DECODER, "head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8, "layer_types": LOCAL_AND_GLOBAL}
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("Bert", "wordpiece", ENCODER),
@@ -66,6 +71,8 @@ FAMILIES: Mapping[str, Family] = {
         {"dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": LONGEST},
     ),
     "mpnet": Family("MPNet", "unigram", ROBERTA),
+    "t5": Family("T5", "unigram", T5),
+    "mt5": Family("MT5", "unigram", T5),
     "deberta-v2": Family(
         "DebertaV2",
         "wordpiece",
@@ -74,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-BIASED = frozenset({"mpnet", "deberta-v2"})  # their attention adds a bias to scores
+BIASED = frozenset({"mpnet", "deberta-v2", "mt5", "t5"})  # their attention adds a bias to scores
 
 
 def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any) -> Path:
@@ -92,6 +99,12 @@ def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: in
     randomise(model, seed)
     model.eval().save_pretrained(folder)
     return folder
+
+
+def model_of(folder: Path) -> Any:
+    """transformers' model of a checkpoint with its eager attention; of encoder and decoder the encoder."""
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
 def write_classifier(

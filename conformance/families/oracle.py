@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModel
 
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.ops import family_graph
@@ -17,6 +16,7 @@ from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
+from tests import tiny
 from tests.tolerances import INT8
 
 ENGINES = ("ort", "openvino", "torch")
@@ -97,7 +97,7 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
 
 def reference(folder: Path, texts: Sequence[Encoding]) -> Floats:
     """Hidden states float32[t, h] by transformers and its eager attention, a text at a time."""
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = tiny.model_of(folder)
     with torch.no_grad():
         states = [model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy() for text in texts]
     return np.concatenate(states)

@@ -194,6 +194,30 @@ def _decoder(config: Config, file: Path) -> Config:
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 
+# T5's names -> those of most families.
+T5_NAMES: Mapping[str, str] = {
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "d_kv": "head_dim",
+    "d_ff": "intermediate_size",
+}
+FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # where none is named
+
+
+def _t5(config: Config, file: Path) -> Config:
+    """After `T5Config` and `MT5Config`, of which the encoder is served. `gated-gelu` is that of the tanh form."""
+    for name, ours in T5_NAMES.items():
+        _rename(config, name, ours, file)
+    _drop(config, "dense_act_fn", "is_encoder_decoder", "n_positions", "num_decoder_layers", "scale_decoder_outputs")
+    written = config.pop("feed_forward_proj", None) or FEED_FORWARD[config["model_type"]]
+    gated, _, name = str(written).rpartition("-")
+    if gated not in ("", "gated"):
+        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; served: 'relu', 'gated-gelu' and their like")
+    act = "gelu_new" if written == "gated-gelu" else name
+    return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
+
+
 def _architectures(config: Config) -> list[str]:
     names = config.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -235,6 +259,7 @@ TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
     "llama_bidirec": _llama_bidirec,
     "new": _gte,
     "nomic_bert": _nomic,
+    **dict.fromkeys(("t5", "mt5"), _t5),
     "xlm-roberta": _jina_v3,
     "xlm-roberta-flash": _jina_v3,
 }

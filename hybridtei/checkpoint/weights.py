@@ -29,7 +29,9 @@ from hybridtei.errors import LoadError
 
 # Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
-UNUSED = re.compile(r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$")
+UNUSED = re.compile(
+    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
+)
 
 
 def left_over(unused: Iterable[str]) -> list[str]:

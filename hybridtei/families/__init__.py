@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet
+from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet, t5
 from hybridtei.families.ops import Ops, Rows, adapted
 from hybridtei.families.rotary import eurobert, gemma3, gte, jina_v3, llama, mistral, modernbert, nomic_bert, qwen2, qwen3
 from hybridtei.families.settings import Settings
@@ -26,9 +26,11 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": mistral,
     "modernbert": modernbert,
     "mpnet": mpnet,
+    "mt5": t5,
     "nomic_bert": nomic_bert,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "t5": t5,
 }
 
 

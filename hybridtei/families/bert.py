@@ -1,8 +1,8 @@
-"""BERT and what differs from it by positions, the width of its embeddings or its names.
+"""BERT and what differs from it by positions, the width of its embeddings or its names; and the encoder of T5.
 
-RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, JinaBERT and
-DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. MPNet's bias is looked up by the bucket of
-a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs. DeBERTa has scores
+RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, T5, JinaBERT and
+DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. The bias of MPNet and T5 is looked up by
+the bucket of a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs. DeBERTa has scores
 of contents with distances beside those of contents with contents.
 """
 
@@ -91,7 +91,7 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
     s.get("type_vocab_size")  # written, and not read: MPNet has no types
     s.only("relative_attention_num_buckets", BUCKETS)  # transformers takes the table's size from there, and no other number
-    bias = o.buckets(mpnet_buckets(BUCKETS, positions), "encoder.relative_attention_bias.weight", count)
+    bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
     heads = Heads(count, count, hidden // count)
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
     for i in range(s.count("num_hidden_layers", 12)):
@@ -105,15 +105,39 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     return x
 
 
-def mpnet_buckets(number: int, longest: int) -> NDArray[np.int64]:
-    """Bucket of each key minus query from -longest to longest: exact when near, logarithmic up to `MAX_DISTANCE`."""
-    distance = np.arange(-longest, longest + 1)
+def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
+    """Bucket of each key minus query from -furthest to furthest, from where on all are in the last: exact when near, else
+    logarithmic."""
+    distance = np.arange(-furthest, furthest + 1)
     half = number // 2
     exact = half // 2
     far = np.maximum(np.abs(distance), 1).astype(np.float32)
-    steps = np.log(far / np.float32(exact)) / np.float32(math.log(MAX_DISTANCE / exact)) * np.float32(half - exact)
+    steps = np.log(far / np.float32(exact)) / np.float32(math.log(furthest / exact)) * np.float32(half - exact)
     large = np.minimum(exact + steps.astype(np.int64), half - 1)
     return np.where(distance > 0, half, 0) + np.where(np.abs(distance) < exact, np.abs(distance), large)
+
+
+def t5(o: Ops, s: Settings) -> Rows:
+    """After `T5EncoderModel`: no biases, norms of the mean square before each block, and scores that are not scaled."""
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
+    heads = Heads(count, count, s.count("head_dim"))
+    number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
+    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # of the first layer, read by all
+    bias = o.buckets(distance_buckets(number, furthest), table, count)
+    act, wide, is_gated = s.activation("hidden_act"), s.count("intermediate_size"), s.flag("is_gated_act")
+    x = o.embedding("shared.weight", s.count("vocab_size"), hidden, "input_ids")
+    for i in range(s.count("num_hidden_layers")):
+        attn, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
+        y = o.rms_norm(x, f"{attn}layer_norm", eps)
+        q, k, v = o.linears(y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
+        attended = o.attention(q, k, v, heads, scale=1.0, bias=bias)
+        x = o.add(x, o.linear(attended, f"{attn}SelfAttention.o", hidden, bias=False))
+        y = o.rms_norm(x, f"{mlp}layer_norm", eps)
+        parts = ("wi_0", "wi_1") if is_gated else ("wi",)
+        gate, *up = o.linears(y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False)
+        y = o.activate(gate, act)
+        x = o.add(x, o.linear(o.multiply(y, up[0]) if up else y, f"{mlp}DenseReluDense.wo", hidden, bias=False))
+    return o.rms_norm(x, "encoder.final_layer_norm", eps)
 
 
 GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the function of the gate

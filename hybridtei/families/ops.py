@@ -119,7 +119,8 @@ class Ops(Protocol):
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
-        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d."""
+        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d. Beyond `longest`
+        on either side, the last one's."""
         ...
 
     def disentangled(

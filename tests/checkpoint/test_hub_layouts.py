@@ -15,14 +15,14 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 from tests import jina, published, tiny
 
 
-@pytest.mark.parametrize("model_type", tiny.FAMILIES)
+@pytest.mark.parametrize("model_type", [name for name in tiny.FAMILIES if name not in ("t5", "mt5")])
 def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
     file = tiny.write_family(tmp_path, model_type) / "config.json"
     config = json.loads(file.read_text())
     assert translate(config, file) == config
 
 
-@pytest.mark.parametrize("model_type", [None, 3, ["new"], "t5"])
+@pytest.mark.parametrize("model_type", [None, 3, ["new"], "t6"])
 def test_what_is_not_in_the_table_stays(model_type: Any) -> None:
     assert translate({"model_type": model_type}, Path("config.json")) == {"model_type": model_type}
 

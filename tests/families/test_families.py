@@ -30,7 +30,7 @@ from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
-from hybridtei.families.bert import deberta_buckets, mpnet_buckets
+from hybridtei.families.bert import deberta_buckets, distance_buckets
 from tests import tiny
 
 # As the configurations of older checkpoints are written.
@@ -164,8 +164,8 @@ def test_nested_settings_of_another_form_are_refused(tmp_path: Path, family: str
 
 
 def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
-    with pytest.raises(UnsupportedArchitecture, match="no family `t5`"):
-        family_graph(replace(read_spec(bert), model_type="t5"))
+    with pytest.raises(UnsupportedArchitecture, match="no family `t6`"):
+        family_graph(replace(read_spec(bert), model_type="t6"))
 
 
 def test_every_family_has_a_checkpoint_here() -> None:
@@ -187,10 +187,13 @@ def test_debertas_buckets_are_transformers(number: int, furthest: int) -> None:
     np.testing.assert_array_equal(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
 
 
-@pytest.mark.parametrize("number", [32, 8, 64])
-def test_mpnets_buckets_are_transformers(number: int) -> None:
+@pytest.mark.parametrize(("number", "furthest"), [(32, 128), (8, 20), (64, 128), (32, 64)])
+def test_buckets_of_distances_are_transformers(number: int, furthest: int) -> None:
     from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+    from transformers.models.t5.modeling_t5 import T5Attention
 
     distance = torch.arange(-600, 601)
-    expected = MPNetEncoder.relative_position_bucket(distance, num_buckets=number).numpy()
-    np.testing.assert_array_equal(mpnet_buckets(number, 600), expected)
+    ours = distance_buckets(number, furthest)[distance.clamp(-furthest, furthest) + furthest]
+    bucket_of = (MPNetEncoder.relative_position_bucket, T5Attention._relative_position_bucket)
+    for one in bucket_of:
+        np.testing.assert_array_equal(ours, one(distance, num_buckets=number, max_distance=furthest).numpy())

@@ -206,7 +206,9 @@ class OnnxOps:
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
         table = self._weight(name, (int(buckets.max()) + 1, heads))
-        chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))
+        longest = len(buckets) // 2
+        distance = self._node("Clip", self._node("Neg", self._distance()), self._int(-longest), self._int(longest))
+        chosen = self._node("Gather", table, self._bucket(buckets, distance))
         return self._node("Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0))
 
     def disentangled(

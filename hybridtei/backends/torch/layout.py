@@ -21,14 +21,16 @@ from hybridtei.batch import Offsets
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceBias:
-    """The same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at `d` from its query."""
+    """The same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at `d` from its query, or the
+    last ones if it is further."""
 
     values: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
         """float[heads, queries, keys]: of some queries of a sequence, counted from its begin, against all of its tokens.
         `sequence`: where it lies among the rows of the batch."""
-        return self.values[:, _distances(sequence, queries, self.values.device) + self.values.shape[1] // 2]
+        longest = self.values.shape[1] // 2
+        return self.values[:, _distances(sequence, queries, self.values.device).clamp(-longest, longest) + longest]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

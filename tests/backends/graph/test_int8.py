@@ -32,7 +32,7 @@ LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.
 
 
 # Tables, and what DeBERTa multiplies one of them by, once.
-NO_MATRIX = re.compile(r"(embeddings|embed_tokens|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$")
+NO_MATRIX = re.compile(r"(embeddings|embed_tokens|shared|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$")
 
 
 @pytest.fixture(autouse=True)

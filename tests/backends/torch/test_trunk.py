@@ -59,7 +59,7 @@ def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarr
 
 def reference(folder: Path, encodings: list[Encoding]) -> list[np.ndarray]:
     """Each text alone, unpadded, by transformers' eager attention; it numbers the positions itself."""
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    model = tiny.model_of(folder)
     rows = []
     with torch.inference_mode():
         for encoding in encodings:
