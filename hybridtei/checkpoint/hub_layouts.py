@@ -213,7 +213,7 @@ def _t5(config: Config, file: Path) -> Config:
     written = config.pop("feed_forward_proj", None) or FEED_FORWARD[config["model_type"]]
     gated, _, name = str(written).rpartition("-")
     if gated not in ("", "gated"):
-        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; served: 'relu', 'gated-gelu' and their like")
+        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; served: ACTIVATION or gated-ACTIVATION")
     act = "gelu_new" if written == "gated-gelu" else name
     return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
 

@@ -2,8 +2,8 @@
 
 RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, T5, JinaBERT and
 DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. The bias of MPNet and T5 is looked up by
-the bucket of a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs. DeBERTa has scores
-of contents with distances beside those of contents with contents.
+the bucket of a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs.
+DeBERTa has scores of contents with distances beside those of contents with contents.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class Ops(Protocol):
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
-        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d. Beyond `longest`
-        on either side, the last one's."""
+        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d. What is
+        further than `longest` has the bucket at `longest`."""
         ...
 
     def disentangled(
