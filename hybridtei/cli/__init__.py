@@ -14,7 +14,7 @@ from pathlib import Path
 from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError, anchor_of
-from hybridtei.system import memory
+from hybridtei.system import machine, memory
 
 HELP = Path(__file__).parents[1] / "server/page/errors.html"
 
@@ -36,8 +36,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hybridtei COMMAND`; return the exit status."""
-    memory.collect_seldom()
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _begin(argv)
     parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -54,7 +53,7 @@ def add_command(commands: Commands, name: str) -> None:
 
 def router(argv: Sequence[str] | None = None) -> int:
     """Run `text-embeddings-router`; return the exit status."""
-    memory.collect_seldom()
+    argv = _begin(argv)
     from hybridtei.cli import serve
 
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
@@ -63,12 +62,20 @@ def router(argv: Sequence[str] | None = None) -> int:
     return _run(parser, argv)
 
 
+def _begin(argv: Sequence[str] | None) -> Sequence[str]:
+    """Return the words of the command. None: this process is the command's own."""
+    if argv is None:
+        machine.leave_process_one()
+    memory.collect_seldom()
+    return sys.argv[1:] if argv is None else argv
+
+
 def _add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", "-V", action="version", version=f"{parser.prog} {__version__}")
 
 
-def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    arguments, unknown = parser.parse_known_args(explicit_booleans(sys.argv[1:] if argv is None else argv))
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    arguments, unknown = parser.parse_known_args(explicit_booleans(argv))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(without_values(unknown))}")
     try:

@@ -96,7 +96,7 @@ class DrainingServer(uvicorn.Server):
             await self._rpc.bind()  # a port that is taken is an error before anything starts
         await super().startup(sockets)
         memory.settle()  # modules and model live as long as the process
-        if self.started:
+        if self.started and not self.should_exit:  # a signal may have come meanwhile
             self._heap.start()
             self.announce()
 

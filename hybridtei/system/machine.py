@@ -10,6 +10,7 @@ search it before the standard library, and an empty or relative entry of `PYTHON
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -195,6 +196,39 @@ def search_path() -> list[str]:
     named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     folders = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
     return list(dict.fromkeys(folders if PACKAGE_HOME in folders else [*folders, PACKAGE_HOME]))
+
+
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def leave_process_one() -> None:
+    """Return in a child if this is process 1, as in a container: the kernel drops the signals of process 1 that have no handler,
+    and a Python handler waits for the end of each call into C, such as the packing of a model's weights.
+
+    Process 1 then only forwards signals and reaps what ends, and exits as the child does, or with 128 + its signal. To be
+    called before this process has threads.
+    """
+    if os.getpid() != 1:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*FORWARDED, signal.SIGCHLD})
+        return
+    while True:
+        arrived = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
+        if arrived.si_signo == signal.SIGCHLD:
+            _reap(child)
+        elif arrived.si_code <= 0:  # the kernel itself sends a terminal's Ctrl-C to the child too
+            os.kill(child, arrived.si_signo)
+
+
+def _reap(child: int) -> None:
+    """Collect ended processes; exit if the child is one of them."""
+    while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+        if ended[0] == child:
+            status = os.waitstatus_to_exitcode(ended[1])
+            os._exit(status if status >= 0 else 128 - status)
 
 
 def _is_working_folder(path: str) -> bool:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
+from hybridtei.config import ServerConfig
+from hybridtei.server.run import DrainingServer, settings_of
 from tests.sampled import sampled
-from tests.server.live import HANG, process
+from tests.server.live import HANG, ROOT, process
 
 FAKE = ["-m", "tests.server.fake_server"]
 BODY = {"inputs": ["one two three"] * 4}
@@ -93,3 +101,59 @@ def test_an_idle_server_ends_at_once_though_connections_are_open():
         assert client.get("/health").status_code == 200
         running.terminate()
         assert running.wait() == 0
+
+
+UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
+SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    try:
+        subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=HANG, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs unshare and the right to make process namespaces: {error}")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("line", ["", "loading minilm-hybrid", "outputs "], ids=["main", "loading", "loaded"])
+def test_process_1_ends_at_a_signal_that_comes_before_ready(line):
+    """Where the server is process 1, as in a container, the kernel drops a signal without a handler. `line`: what the log says
+    when the signal comes; "": nothing yet, but `main` has begun."""
+    with process(["-c", f"import os, sys; os.execvp('unshare', [*{UNSHARE}, sys.executable, *{SERVE}])"]) as running:
+        while not any(line in said for said in running.lines):
+            assert running.process.poll() is None, running.errors
+            if not line and any(children(first) for first in children(running.process.pid)):
+                break
+            time.sleep(0.001)
+        (first,) = children(running.process.pid)
+        os.kill(first, signal.SIGTERM)
+        assert running.wait() in (0, 128 + signal.SIGTERM)
+        assert line.startswith("outputs") or not any("Ready" in said for said in running.lines)
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_process_1_ends_with_the_status_of_the_server_and_reaps_what_ends():
+    orphan = "import os; os.fork() or (os.fork() or os._exit(0)); os._exit(7)"
+    code = f"from hybridtei.system.machine import leave_process_one; leave_process_one(); {orphan}"
+    done = subprocess.run([*UNSHARE, sys.executable, "-c", code], cwd=ROOT, timeout=HANG, check=False)
+    assert done.returncode == 7
+
+
+def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
+    async def app(scope, receive, send):
+        assert (await receive())["type"] == "lifespan.startup"
+        signal.raise_signal(signal.SIGTERM)
+        await send({"type": "lifespan.startup.complete"})
+        assert (await receive())["type"] == "lifespan.shutdown"
+        await send({"type": "lifespan.shutdown.complete"})
+
+    with caplog.at_level("INFO"):
+        server = DrainingServer(settings_of(app, ServerConfig(hostname="127.0.0.1", port=0)), drain_seconds=0)
+        server.run()
+    assert server.started
+    assert "Ready" not in caplog.messages
