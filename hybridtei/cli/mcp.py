@@ -7,15 +7,14 @@ import asyncio
 import ipaddress
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from hybridtei.cli.collection import needs_client
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.errors import LoadError, UsageError
+from hybridtei.errors import UsageError
 from hybridtei.server.http.security import Keyring, is_sendable
 from hybridtei.store import open_store, with_default
+from hybridtei.system.machine import require_extra
 
 ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
 PATH = "/mcp"
@@ -50,9 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     key = os.environ.get("API_KEY") if arguments.api_key is None else arguments.api_key
     if arguments.http:
         check(arguments.hostname, key)
-    needs_client()
-    if find_spec("mcp") is None:
-        raise LoadError("the package `mcp` is missing: pip install 'hybridtei[mcp]'")
+    require_extra("qdrant", "qdrant_client")
+    require_extra("mcp", "mcp")
     from hybridtei.encoder import Encoder
 
     encoder = Encoder.load(config=model, engine=engine, measures=False)

@@ -7,6 +7,7 @@ import argparse
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.migrate import MigrateOptions
+from hybridtei.system.machine import require_extra
 
 ABOUT = "Embed a collection's stored texts by another model, compare, and let that copy answer; run it again after a stop."
 STEPS = {
@@ -35,6 +36,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Take a step, and print what came of it."""
+    require_extra("qdrant", "qdrant_client")
     from hybridtei.migrate.run import run_migration
 
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)

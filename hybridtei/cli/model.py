@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import msgspec
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.errors import HybridTeiError, LoadError, UsageError
+from hybridtei.errors import HybridTeiError, UsageError
+from hybridtei.system.machine import require_extra
 
 ABOUT_TRAIN = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
 ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.models`, which imports torch
@@ -89,9 +89,7 @@ def _add_training_flags(group: Any) -> None:
 
 def run_train(arguments: argparse.Namespace) -> None:
     """Train, and print the mean losses of each epoch."""
-    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
-    if missing:
-        raise LoadError(f"the package `{missing[0]}` is missing: pip install 'hybridtei[torch]'")
+    require_extra("torch", "torch", "transformers")
     from hybridtei.heads.run import train
 
     try:

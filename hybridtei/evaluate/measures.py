@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.errors import InvalidInput
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
 from hybridtei.outputs import Embeddings
 from hybridtei.search.options import MAX_RERANKED, Mode, SearchOptions
@@ -34,6 +33,7 @@ from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import common_heads
 from hybridtei.store.packed import packed_format
+from hybridtei.system.machine import require_extra
 
 CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
 
@@ -219,7 +219,7 @@ async def evaluate(
     advance: Advance = lambda name, done: None,
 ) -> Evaluation:
     """Run every judged query every way. Raises LoadError without ir-measures; what searching raises."""
-    require_measures()
+    require_extra("eval", "ir_measures")
     schema = await searcher.schema(collection)
     points = await searcher.store.count(collection)
     several = await _is_chunked(searcher, collection)
@@ -300,12 +300,6 @@ async def _run(
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
     """Documents, the best first, with strictly descending scores, since measures order equal scores as they like."""
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
-
-
-def require_measures() -> None:
-    """Raises LoadError where the extra is not installed."""
-    if find_spec("ir_measures") is None:
-        raise LoadError("the package `ir_measures` is missing: pip install 'hybridtei[eval]'")
 
 
 def measure(run: Run, judged: Judgements) -> dict[str, float]:

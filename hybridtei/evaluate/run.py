@@ -9,7 +9,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tqdm.auto import tqdm
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput, LoadError, StoreError
+from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.evaluate.measures import (
     MEASURES,
     Advance,
@@ -29,7 +28,6 @@ from hybridtei.evaluate.measures import (
     Judgements,
     evaluate,
     read_judgements,
-    require_measures,
 )
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
@@ -37,6 +35,7 @@ from hybridtei.search.local import query_model, rank_by
 from hybridtei.search.searcher import Searcher
 from hybridtei.store import open_store, place_of, with_default
 from hybridtei.store.collection import check_name
+from hybridtei.system.machine import require_extra
 
 CHART_KINDS = (".png", ".svg", ".pdf")
 COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
@@ -48,8 +47,7 @@ def check_chart(path: Path) -> None:
         raise InvalidInput(f"{path}: a chart should end in {', '.join(CHART_KINDS)}")
     if not path.resolve().parent.is_dir():
         raise InvalidInput(f"{path}: there is no such folder")
-    if find_spec("matplotlib") is None:
-        raise LoadError("the package `matplotlib` is missing: pip install 'hybridtei[eval]'")
+    require_extra("eval", "matplotlib")
 
 
 def write_chart(evaluation: Evaluation, path: Path) -> None:
@@ -151,7 +149,7 @@ def run_evaluation(
     options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
 ) -> Evaluation:
     """Measure a collection, ingested before if it is not there. Raises HybridTeiError or OSError."""
-    require_measures()
+    require_extra("eval", "ir_measures")
     check_name(options.collection)
     judged = read_judgements(options.folder, options.split)
     store = with_default(store)

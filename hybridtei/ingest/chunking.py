@@ -32,7 +32,7 @@ import orjson
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Head, offsets_of
-from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.errors import InvalidInput
 from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
@@ -193,13 +193,11 @@ def tokens_around(model: Model) -> int:
 
 
 class Chunker:
-    """Cuts texts; thread-safe. `raw`: the model's tokenizer for the splitter. Raises LoadError without the splitter."""
+    """Cuts texts; thread-safe. `raw`: the model's tokenizer for the splitter."""
 
     def __init__(self, model: Model, raw: RawTokenizer, settings: ChunkSettings) -> None:
-        try:
-            from semantic_text_splitter import TextSplitter
-        except ImportError as error:
-            raise LoadError("ingest needs semantic-text-splitter: pip install 'hybridtei[qdrant]'") from error
+        from semantic_text_splitter import TextSplitter
+
         raw.no_padding()
         raw.no_truncation()
         self.settings = settings

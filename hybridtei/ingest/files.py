@@ -26,8 +26,8 @@ from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.ingest.chunking import Document, Rejection
 from hybridtei.ingest.records import ReadOptions, Unfit, excerpt
 from hybridtei.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.system.machine import require_extra
 
-NEEDS_EXTRA = "{kind} files need {package}: pip install 'hybridtei[qdrant]'"
 HTML_BLOCKS = (
     "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
     "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
@@ -81,10 +81,9 @@ def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
     """The visible text, a block a line, without scripts, styles and the head."""
-    try:
-        from selectolax.lexbor import LexborHTMLParser
-    except ImportError as error:
-        raise LoadError(NEEDS_EXTRA.format(kind="HTML", package="selectolax")) from error
+    require_extra("qdrant", "selectolax")
+    from selectolax.lexbor import LexborHTMLParser
+
     tree = LexborHTMLParser(_html_text(data))
     named = tree.css_first("title")
     title = " ".join(named.text().split()) if named is not None else None
@@ -113,10 +112,9 @@ def _html_text(data: bytes) -> str:
 
 def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
     """The text of all pages. Raises Unfit for a PDF without text."""
-    try:
-        import pypdf
-    except ImportError as error:
-        raise LoadError(NEEDS_EXTRA.format(kind="PDF", package="pypdf")) from error
+    require_extra("qdrant", "pypdf")
+    import pypdf
+
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every oddity
     try:
         reader = pypdf.PdfReader(BytesIO(data))
@@ -196,7 +194,7 @@ def label_of(source: Path, name: str | None = None) -> str:
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
-    """(document or rejection, bytes of the file read so far) of a file. Raises LoadError without the library of its kind."""
+    """(document or rejection, bytes of the file read so far) of a file. One whose library is not installed is a rejection."""
     suffix = file.path.suffix.lower()
     try:
         if file.unreadable is not None:
@@ -208,6 +206,8 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
         else:
             kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
             yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
+    except LoadError as error:
+        yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
 

@@ -94,7 +94,7 @@ class Preparation:
         return sum(file.size for file in self.files if file.label not in finished)
 
     def batches(self) -> Iterator[Batch]:
-        """Full batches, and a last one, in the order of the source. Raises LoadError where a kind of file needs a library."""
+        """Full batches, and a last one, in the order of the source."""
         batch, before = Batch(), 0
         finished = self.finished_files()
         unseen = self._stored_in({file.label for file in self.files if file.label not in finished})

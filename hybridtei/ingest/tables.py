@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 import orjson
 
-from hybridtei.errors import LoadError
 from hybridtei.ingest.chunking import Document, Rejection
 from hybridtei.ingest.records import Line, ReadOptions, Unfit, bounded_lines, decode_line, excerpt, id_of, text_and_rest
+from hybridtei.system.machine import require_extra
 
 ROWS = 64  # read at a time
 MAX_COLUMN_BYTES = 64_000_000  # of a row group's column, if it is more than so many times what it is in the file:
@@ -27,11 +27,10 @@ WIDTHS: Mapping[str, int] = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, 
 
 def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
     """A row a document. Raises LoadError without pyarrow."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise LoadError("parquet files need pyarrow: pip install 'hybridtei[parquet]'") from error
+    require_extra("parquet", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     size = path.stat().st_size
     number = 0
     try:

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput, StoreError, UnknownCollection
-from hybridtei.evaluate.measures import Judgements, Way, evaluate, paired_bootstrap, read_judgements, require_measures
+from hybridtei.evaluate.measures import Judgements, Way, evaluate, paired_bootstrap, read_judgements
 from hybridtei.migrate import MigrateOptions
 from hybridtei.migrate.fill import Embed, Filler, text_of
 from hybridtei.outputs import Embeddings
@@ -29,6 +29,7 @@ from hybridtei.store.base import NAMES, CollectionSchema, Store
 from hybridtei.store.collection import KEPT_S, CollectionSchemas, check_fits, check_name, heads_of
 from hybridtei.store.migration import RECORD, TWIN_OF, Migration, migration_of, record_of
 from hybridtei.store.plan import MODEL_ID, MODEL_KEYS, plan_of, planned_schema, settled, signed, with_budget
+from hybridtei.system.machine import require_extra
 
 Tell = Callable[[str], None]
 TOP = 10
@@ -252,7 +253,7 @@ class MigrationRun:
         """Those of --judged, read before any work. Raises InvalidInput, LoadError."""
         if self._options.judged is None:
             return None
-        require_measures()
+        require_extra("eval", "ir_measures")
         return read_judgements(Path(self._options.judged), self._options.split)
 
     async def _compared(

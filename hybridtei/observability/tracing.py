@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from hybridtei.errors import HybridTeiError, LoadError
 from hybridtei.outputs import Timings
+from hybridtei.system.machine import install_command
 
 SECOND_NS, MILLISECOND_NS, MICROSECOND_NS = 1_000_000_000, 1_000_000, 1_000
 
@@ -192,7 +193,7 @@ def require() -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise LoadError("--otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'")
+        raise LoadError(f"--otlp-endpoint needs an extra that is not installed: {install_command('otlp')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from math import ceil
 from typing import Annotated, Any
 
@@ -22,17 +21,11 @@ import msgspec
 from msgspec import Meta
 
 from hybridtei.config import EngineConfig, ModelConfig, Positive, Seconds, ServerConfig
-from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.system.machine import GRANTED
+from hybridtei.errors import InvalidInput
+from hybridtei.system.machine import GRANTED, require_extra
 
 LOCAL = "local"
 REACH_S = 10.0
-
-
-def require() -> None:
-    """Raises LoadError, which names the extra, where Ray is not installed."""
-    if find_spec("ray") is None:
-        raise LoadError("the package `ray` is missing: pip install 'hybridtei[ray]'")
 
 
 def join(address: str | None, processors: int) -> Callable[[], None]:
@@ -41,7 +34,7 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
     `address`: None takes RAY_ADDRESS, and without that a cluster of our own. One that was joined before is left as it is.
     Raises LoadError without Ray, ConnectionError where nothing answers.
     """
-    require()
+    require_extra("ray", "ray")
     import ray
 
     if ray.is_initialized():
@@ -168,7 +161,7 @@ def application(settings: dict[str, Any]) -> Any:
     `settings`: the fields of `ModelConfig`, `EngineConfig`, `ServerConfig` and `Scale`, by name. Raises LoadError without Ray,
     InvalidInput for a name that nobody knows, that Serve decides, or whose value is out of bounds.
     """
-    require()
+    require_extra("ray", "ray")
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 

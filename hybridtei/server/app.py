@@ -59,6 +59,7 @@ from hybridtei.server.openapi import document
 from hybridtei.server.registry import Capacity, Models, StoreBounds
 from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait, help_link
 from hybridtei.server.vectors import ranges_in
+from hybridtei.system.machine import install_command
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
@@ -174,7 +175,7 @@ def rpc_server_class() -> type[RpcServer]:
     try:
         from hybridtei.rpc.server import RpcServer
     except ImportError as error:
-        raise LoadError(f"--grpc-port needs an extra, pip install 'hybridtei[grpc]' ({error})") from None
+        raise LoadError(f"--grpc-port needs an extra: {install_command('grpc')}: {error}") from None
     return RpcServer
 
 

@@ -7,7 +7,6 @@ unlike a cache, which other programs may empty.
 from __future__ import annotations
 
 from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hybridtei.config import MultivectorDtype, StoreConfig
-from hybridtei.errors import LoadError, StoreError
-from hybridtei.system.machine import cache_folder
+from hybridtei.errors import StoreError
+from hybridtei.system.machine import cache_folder, require_extra
 
 if TYPE_CHECKING:
     from hybridtei.store.base import Store
@@ -88,7 +87,7 @@ def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClie
         raise StoreError(
             "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
         )
-    _require("qdrant_client" if config.qdrant_url is not None else "qdrant_edge")
+    require_extra("qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else []))
     if config.qdrant_url is not None:
         from hybridtei.store.server import ServerStore
 
@@ -97,9 +96,3 @@ def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClie
 
     assert config.qdrant_path is not None
     return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout, client=client)
-
-
-def _require(*modules: str) -> None:
-    for module in ("qdrant_client", *modules):
-        if find_spec(module) is None:
-            raise LoadError(f"the package `{module}` is missing: pip install 'hybridtei[qdrant]'")

@@ -1,4 +1,5 @@
-"""What this process may use of its machine: processors, GPUs, priorities, a cache folder; and how it starts other processes.
+"""What this process may use of its machine: processors, GPUs, priorities, a cache folder, optional packages; and how it
+starts other processes.
 
 A container or `taskset` may leave fewer processors than the machine has.
 
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from uuid import uuid4
@@ -202,7 +204,7 @@ FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def leave_process_one() -> None:
-    """Return in a child if this is process 1, as in a container: the kernel drops the signals of process 1 that have no handler,
+    """Return in a child if this is process 1, as in a container. The kernel drops signals that process 1 has no handler for,
     and a Python handler waits for the end of each call into C, such as the packing of a model's weights.
 
     Process 1 then only forwards signals and reaps what ends, and exits as the child does, or with 128 + its signal. To be
@@ -236,6 +238,18 @@ def _is_working_folder(path: str) -> bool:
         return os.path.samefile(path, ".")
     except OSError:  # no such folder
         return False
+
+
+def require_extra(extra: str, *packages: str) -> None:
+    """Raise LoadError if a package of an extra is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise LoadError(f"the package `{package}` is missing: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return how to install an extra, also where only a clone of the repository has the package."""
+    return f"pip install 'hybridtei[{extra}]' (in a clone: '.[{extra}]')"
 
 
 TELEMETRY_OFF = {

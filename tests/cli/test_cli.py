@@ -175,6 +175,13 @@ def test_embed_says_what_is_wrong(bert, tmp_path, capsys, name, content, flags, 
     assert not target.exists()
 
 
+def test_embed_looks_at_its_target_before_it_loads_a_model(tmp_path, capsys):
+    target = tmp_path / "none" / "out.npz"
+    for wrong, said in ((target, f"there is no folder {target.parent}"), (tmp_path / "out.csv", "should end in .jsonl")):
+        assert main(["embed", str(tmp_path / "in.txt"), "-o", str(wrong), "--model-id", "./none"]) == 1
+        assert message(capsys).startswith(f"Error: {wrong}: {said}")
+
+
 ROUTER = ["-c", "import sys; from hybridtei.cli import router; sys.exit(router())"]
 
 
@@ -309,7 +316,9 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     monkeypatch.setattr("hybridtei.observability.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
-    assert message(capsys) == "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
+    assert message(capsys).startswith(
+        "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
+    )
 
 
 def test_a_taken_metrics_port_is_told_before_anything_is_loaded():

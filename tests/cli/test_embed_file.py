@@ -152,7 +152,7 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path):
         ("in.txt", "out.npz", ["vectors"], InvalidInput, "known: dense, multivector, sparse, tokens"),
         ("in.txt", "out.npz", ["dense", "tokens"], InvalidInput, "token states are not written"),
         ("missing.txt", "out.npz", None, FileNotFoundError, "missing.txt"),
-        ("in.txt", "no/such/out.jsonl", None, FileNotFoundError, "out.jsonl"),
+        ("in.txt", "no/such/out.jsonl", None, InvalidInput, "there is no folder"),
     ],
 )
 def test_what_cannot_be(tmp_path, source, target, outputs, error, why):
