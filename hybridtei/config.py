@@ -355,6 +355,13 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_url: Annotated[str | None, Meta(description="Qdrant server, or a cluster's: http://a:6334,http://b:6334.")] = None
     qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
+    qdrant_rest_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(
+            description="REST port of servers named as grpc://host:port, asked for the number of nodes [default: 6333 beside "
+            "6334, else none]."
+        ),
+    ] = None
     qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
     qdrant_patience: Annotated[
         Seconds, Meta(description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.")

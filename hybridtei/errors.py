@@ -277,7 +277,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreAway(StoreUnavailable):
-    """Nothing answers at the store's address."""
+    """Nothing answers at the store's address, or what is there says that the store is unavailable."""
 
 
 class StoreAtCapacity(StoreUnavailable):

@@ -98,6 +98,7 @@ CLIENT_ERRORS = (
     *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+AWAY = frozenset({502, 503, 504})  # the server is not there, as its proxy or it itself says
 TRANSIENT_CODES = frozenset({CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED, CODE.ABORTED, CODE.INTERNAL})
 ADVICE = {
     400: "it does not take the request",
@@ -141,7 +142,7 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
 def _of_transport(error: BaseException, where: str) -> StoreError:
     """The error for no answer, or an unreadable one; qdrant-client keeps the cause in `source`."""
     source = error.source if isinstance(error, ResponseHandlingException) else error
-    if isinstance(source, httpx.TimeoutException | TimeoutError):
+    if isinstance(source, httpx.TimeoutException | TimeoutError) and not isinstance(source, httpx.ConnectTimeout):
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
         return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
@@ -156,8 +157,11 @@ def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
     status = error.status_code or 0
     detail = error.content.decode(errors="replace")[:500] if error.content else error.reason_phrase
     message = f"{where}: {ADVICE.get(status, 'it refused')} (HTTP {status}: {detail})"
+    asked_s = _retry_after(error.headers)
+    if status in AWAY and asked_s is None:  # a node that asks to wait speaks for the cluster
+        return StoreAway(message)
     if status in TRANSIENT:
-        return StoreUnavailable(message, _retry_after(error.headers))
+        return StoreUnavailable(message, asked_s)
     return StoreError(message)
 
 
@@ -220,7 +224,10 @@ class Availability:
                 await self._checked()
             result = running.result()
         except StoreAway as error:
-            self._note(error, began_s)
+            if running.done() and await self._answers():
+                self._away = None  # one collection's nodes are away
+            else:
+                self._note(error, began_s)
             raise
         except StoreError:
             self._away = None  # the server answered
@@ -253,6 +260,13 @@ class Availability:
             self._checking = asyncio.create_task(self._check_once())
             self._checking.add_done_callback(lambda check: check.cancelled() or check.exception())  # so retrieved
         await asyncio.shield(self._checking)
+
+    async def _answers(self) -> bool:
+        try:
+            await self._checked()
+        except StoreAway:
+            return False
+        return True
 
     async def _check_once(self) -> None:
         try:

@@ -1,7 +1,8 @@
 """Nodes of one cluster: calls go to the first that answers, and to the next of them where it does not.
 
-A node that refuses a connection, or answers that it is unavailable, is left at once; one that hangs after `CHECK_AFTER_S` and
-`CHECK_S` together, which is less than a second. All calls leave it together. While another node than the first is asked, the
+A node that refuses a connection, or says that it or what is behind it is unavailable (502 to 504), is left at once; one that
+hangs after `CHECK_AFTER_S` and `CHECK_S` together, which is less than a second. Any other error is an answer, of one collection
+perhaps, and another node would give the same. All calls leave a node together. While another node than the first is asked, the
 first is checked each `RETURN_S`, and is asked again once it answers.
 """
 
@@ -12,7 +13,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -20,18 +21,19 @@ from urllib.parse import urlsplit
 from qdrant_client import AsyncQdrantClient
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
+from hybridtei.errors import StoreAway, StoreError
 from hybridtei.store.failures import CLIENT_ERRORS, store_error
 
 T = TypeVar("T")
 CHECK_AFTER_S, CHECK_S = 0.5, 0.4
 RETURN_S = 1.0
 REST_PORT, GRPC_PORT = 6333, 6334
-# By default a channel waits up to two minutes before it connects again.
+# By default a channel waits up to two minutes before it connects again, and half a minute before it resolves the name again.
 CHANNEL = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 2000,
+    "grpc.dns_min_time_between_resolutions_ms": 1000,
 }
 logger = logging.getLogger(__name__)
 Check = Callable[[AsyncQdrantClient], Awaitable[object]]
@@ -39,20 +41,20 @@ Check = Callable[[AsyncQdrantClient], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address: `port` for REST; `grpc_port` is None where only REST is used."""
+    """A server's address: `port` for REST, None where it is not known; `grpc_port` is None where only REST is used."""
 
     host: str
-    port: int
+    port: int | None
     grpc_port: int | None
     tls: bool
     prefix: str = ""
 
 
-def address_of(url: str) -> Address:
-    """Read a server's address. Raises StoreError.
+def address_of(url: str, rest_port: int | None = None) -> Address:
+    """Read a server's address. Raises StoreError. No port is asked that the user did not give, but for Qdrant's two.
 
     `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST there, since proxies speak it.
-    `grpc(s)://host:port`: gRPC there.
+    `grpc(s)://host:port`: gRPC there, REST at `rest_port`, or at 6333 beside 6334.
     """
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
@@ -65,7 +67,8 @@ def address_of(url: str) -> Address:
         raise StoreError("`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`")
     prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
     if parts.scheme in ("grpc", "grpcs"):
-        return Address(parts.hostname, REST_PORT, port or GRPC_PORT, tls)
+        beside = REST_PORT if port in (None, GRPC_PORT) else None
+        return Address(parts.hostname, rest_port or beside, port or GRPC_PORT, tls)
     if port in (None, REST_PORT, GRPC_PORT) and not prefix:
         return Address(parts.hostname, REST_PORT, GRPC_PORT, tls)
     return Address(parts.hostname, port or REST_PORT, None, tls, prefix)
@@ -86,7 +89,7 @@ def client_of(url: str, address: Address, config: StoreConfig) -> AsyncQdrantCli
         try:
             client = AsyncQdrantClient(
                 host=address.host,
-                port=address.port,
+                port=address.port or address.grpc_port,
                 grpc_port=address.grpc_port or GRPC_PORT,
                 prefer_grpc=address.grpc_port is not None,
                 https=address.tls,
@@ -129,25 +132,29 @@ class Nodes:
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The attempt's result, tried once at each node while they are unavailable; an attempt asks `client`.
 
-        Raises the last node's error. A node that asks to wait is not left, since it speaks for the cluster.
+        Raises the last node's error.
         """
         self._look_for_first()
         for left in range(len(self._nodes) - 1, -1, -1):
             at = self._at
             try:
                 return await self._answered(at, attempt)
-            except StoreUnavailable as error:
-                if not left or error.retry_after_s is not None:
+            except StoreAway:
+                if not left:
                     raise
             if at == self._at:  # no other call has left it meanwhile
                 self._at = (at + 1) % len(self._nodes)
                 self._return_s = self._clock() + RETURN_S
         raise AssertionError
 
-    async def first_answer(self, ask: Callable[[AsyncQdrantClient], Awaitable[T]], timeout_s: float) -> T:
-        """What the first node that answers says, where no node is left for failing to. Raises the last node's StoreError."""
+    async def first_answer(
+        self, ask: Callable[[AsyncQdrantClient], Awaitable[T]], timeout_s: float, urls: Collection[str]
+    ) -> T:
+        """The answer of the first of these nodes that gives one; none is left for failing to. Raises the last's StoreError."""
         failure: BaseException | None = None
         for url, client in self._nodes:
+            if url not in urls:
+                continue
             try:
                 async with asyncio.timeout(timeout_s):
                     return await ask(client)

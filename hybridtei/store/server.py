@@ -45,7 +45,8 @@ class ServerStore:
         assert config.qdrant_url is not None
         self._url = config.qdrant_url
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
-        addresses = {url: address_of(url) for url in urls_of(config.qdrant_url)}
+        addresses = {url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)}
+        self._with_rest = {url for url, address in addresses.items() if address.port is not None}
         protocols = {address.grpc_port is not None for address in addresses.values()}
         if len(protocols) > 1:
             raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST")
@@ -226,7 +227,10 @@ class ServerStore:
 
     async def peers(self) -> int:
         """The number of nodes of the cluster, which only REST says; 1 of a server alone. Raises StoreError."""
-        status = await self._nodes.first_answer(lambda client: client.cluster_status(), min(PEERS_S, self._timeout_s))
+        if not self._with_rest:
+            raise StoreError(f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`")
+        timeout_s = min(PEERS_S, self._timeout_s)
+        status = await self._nodes.first_answer(lambda client: client.cluster_status(), timeout_s, self._with_rest)
         return len(getattr(status, "peers", ())) or 1
 
     async def close(self) -> None:

@@ -28,7 +28,6 @@ from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
 from hybridtei.store import CollectionPlan, collection_state_folder, state_folder
-from hybridtei.store import nodes as addresses
 from hybridtei.store.server import ServerStore
 from tests.ingest.small_ingest import Ingest, points
 from tests.store.memory_store import MemoryStore
@@ -323,7 +322,6 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
 ) -> None:
     for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
         node, told = Node(), list[str]()
-        monkeypatch.setattr(addresses, "REST_PORT", 1)  # of the second, where only gRPC is served
         with serving(node) as port:
             summary = run(source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append)
         assert summary.outcome.points == COUNT

@@ -34,6 +34,8 @@ class Server:
     async def check(self) -> None:
         self.checks += 1
         await self.deaf.wait()
+        if isinstance(self.failure, StoreAway):
+            raise self.failure
 
     def ask(self) -> Awaitable[str]:
         return self.availability.call(self.answer)

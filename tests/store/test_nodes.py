@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from grpc.aio import AioRpcError
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
+from hybridtei.store import nodes as addresses
 from hybridtei.store.failures import retry_unavailable
 from hybridtei.store.nodes import urls_of
 from hybridtei.store.server import ServerStore
-from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
+from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
 from tests.store.stores import plan
 from tests.store.test_server_store import POINTS
 
@@ -113,6 +118,103 @@ def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol: str) -> None
             await store.close()
 
         asyncio.run(asyncio.wait_for(run(), 60))
+    node.local.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_error_of_one_collection_is_that_collections(protocol: str, status: int) -> None:
+    """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no absence of the store."""
+    node = Qdrant()
+    with SERVING[protocol](node) as port:
+        scheme = "grpc" if protocol == "grpc" else "http"
+
+        async def run() -> None:
+            urls = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:1"
+            store = ServerStore(StoreConfig(qdrant_url=urls), patient=False)
+            await store.create("c", plan())
+            await store.upsert("c", POINTS)
+            for _ in range(3):
+                node.failures.append(Failure(status, "shard 2 of collection lost has no active replica"))
+                with pytest.raises(StoreUnavailable) as raised:
+                    await store.count("lost")
+                assert isinstance(raised.value, StoreAway) == (status == 503)
+                assert await store.count("c") == len(POINTS)
+            await store.close()
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+    node.local.close()
+
+
+def test_no_port_is_asked_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with speaking(key="secret") as state:
+        state.peers = 3
+        monkeypatch.setattr(addresses, "REST_PORT", state.rest_port)
+
+        async def peers(**settings: Any) -> int:
+            url = f"grpc://127.0.0.1:{state.grpc_port}"
+            store = ServerStore(StoreConfig(qdrant_url=url, qdrant_api_key="secret", **settings))
+            try:
+                return await store.peers()
+            finally:
+                await store.close()
+
+        with pytest.raises(StoreError, match="names no port of REST"):
+            asyncio.run(peers())
+        assert state.calls == []
+        assert asyncio.run(peers(qdrant_rest_port=state.rest_port)) == 3
+
+
+class Names:
+    """A DNS server with one address for every name. `asked`: how often it was asked for it."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.asked = address, 0
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+
+    def answer(self) -> None:
+        while len(query := (received := self._socket.recvfrom(512))[0]) > 12:
+            question = query[12 : query.index(b"\0", 12) + 5]  # labels, type and class
+            is_v4 = question.endswith(b"\0\1\0\1")
+            self.asked += is_v4
+            record = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.address) if is_v4 else b""
+            counts = b"\0\1" + bytes([0, is_v4]) + bytes(4)
+            self._socket.sendto(query[:2] + b"\x84\0" + counts + question + record, received[1])
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._socket.sendto(b"end", self._socket.getsockname())
+            thread.join()
+            self._socket.close()
+
+
+def test_a_server_that_comes_back_at_another_address_is_found() -> None:
+    """gRPC's own resolver is asked, whose answers the client keeps for half a minute by default."""
+    node, names = Qdrant(), Names("127.0.0.9")
+    with serving_grpc(node) as port, names.answering():
+        address = addresses.Address(f"dns://127.0.0.1:{names.port}/qdrant.test", None, port, tls=False)
+
+        async def run() -> None:
+            client = addresses.client_of("grpc://qdrant.test", address, StoreConfig())
+            while names.asked < 6:  # three times it is asked at once, and later where the address is not there
+                with contextlib.suppress(AioRpcError):
+                    await client.collection_exists("-")
+                await asyncio.sleep(0.02)
+            names.address = "127.0.0.1"
+            while not node.calls:
+                with contextlib.suppress(AioRpcError):
+                    await client.collection_exists("-")
+                await asyncio.sleep(0.02)
+            await client.close()
+
+        asyncio.run(asyncio.wait_for(run(), 20))
     node.local.close()
 
 

@@ -290,7 +290,8 @@ def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
         ("https://x.cloud.qdrant.io:6333", Address("x.cloud.qdrant.io", 6333, 6334, True)),
         ("https://proxy.example/qdrant", Address("proxy.example", 6333, None, True, "/qdrant")),
         ("http://proxy.example:8080", Address("proxy.example", 8080, None, False)),
-        ("grpc://[::1]:7777", Address("::1", 6333, 7777, False)),
+        ("grpc://[::1]:7777", Address("::1", None, 7777, False)),
+        ("grpc://host:6334", Address("host", 6333, 6334, False)),
         ("grpcs://host", Address("host", 6333, 6334, True)),
     ],
 )
