@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
@@ -76,8 +77,20 @@ def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: A
         ({"sentence": 60}, 60),
     ],
 )
-def test_the_length_is_the_smallest_that_is_told(bert: Path, copied: Copied, told: dict[str, Any], length: int) -> None:
+def test_the_length_is_that_of_sentence_transformers_else_the_smallest(
+    bert: Path, copied: Copied, told: dict[str, Any], length: int
+) -> None:
     assert read_spec(lengths(copied(bert), **told)).max_input_length == length
+
+
+@pytest.mark.parametrize(
+    ("model_type", "length"), [("modernbert", 300), ("qwen3", 300), ("gte", 300), ("bert", 128), ("roberta", 126)]
+)
+def test_a_family_without_a_table_of_positions_reads_what_is_declared(tmp_path: Path, model_type: str, length: int) -> None:
+    folder = lengths(tiny.write_family(tmp_path, model_type), table=128, tokenizer=100, sentence=300)
+    assert read_spec(folder, pooling="mean").max_input_length == length
+    if model_type != "roberta":  # sentence-transformers counts all rows of the table
+        assert SentenceTransformer(str(folder), device="cpu").max_seq_length == 300
 
 
 @pytest.mark.parametrize("told", [{}, {"table": None, "tokenizer": None}, {"tokenizer": 1e30}, {"sentence": None}])
