@@ -109,8 +109,8 @@ def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str =
         title = f"collection {name!r}" if name else "the collection"
         if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
             lines.append(
-                "the model's files have changed, or this version reads texts otherwise (tokenizer settings, longest input, default "
-                f"prompt); `hybridtei migrate {name or 'NAME'}` makes the vectors anew"
+                "the model's files have changed, or this version reads texts otherwise (tokenizer settings, longest input, "
+                f"default prompt); `hybridtei migrate {name or 'NAME'}` makes the vectors anew"
             )
         raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
 

@@ -17,7 +17,7 @@ from hybridtei.store.collection import check_fits, check_name, check_searchable,
 from hybridtei.store.plan import FINGERPRINT, schema_for, signed
 from tests.store.stores import asked, plan
 
-TOKENIZER = b'{"model": {}}'
+TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
 
 
 @pytest.fixture
