@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridtei.checkpoint.files import positive, read_object
+from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
@@ -29,9 +29,9 @@ def translate(config: Mapping[str, Any], file: Path) -> Config:
     return dict(config) if translator is None else translator(dict(config), file)
 
 
-def is_translated(config: Mapping[str, Any], file: Path) -> bool:
-    """Whether these settings of a model are in other words than its config.json."""
-    return dict(config) != read_object(file)
+def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether transformers' own class computes the model that `translate` made `config` of, and no code of the publisher's."""
+    return "auto_map" not in published and (config == published or published["model_type"] in T5)
 
 
 def _gte(config: Config, file: Path) -> Config:
@@ -202,6 +202,7 @@ T5_NAMES: Mapping[str, str] = {
     "d_kv": "head_dim",
     "d_ff": "intermediate_size",
 }
+T5 = ("t5", "mt5")
 FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # where none is named
 
 
@@ -259,7 +260,7 @@ TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
     "llama_bidirec": _llama_bidirec,
     "new": _gte,
     "nomic_bert": _nomic,
-    **dict.fromkeys(("t5", "mt5"), _t5),
+    **dict.fromkeys(T5, _t5),
     "xlm-roberta": _jina_v3,
     "xlm-roberta-flash": _jina_v3,
 }

@@ -16,7 +16,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, in_modules
 from hybridtei.checkpoint.files import inside, positive, read_object, read_vocabulary, require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
-from hybridtei.checkpoint.hub_layouts import PPLX, translate
+from hybridtei.checkpoint.hub_layouts import PPLX, is_native, translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
     CODER,
@@ -68,10 +68,10 @@ class ModelSpec:
 
     `default_prompt_name`: the prompt of texts that name no other. `template`: the prompt of a language model that ranks.
     `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
-    `config`: config.json as `hub_layouts` translates it. `tanh_gelu`: replaces the gelu that `config` names
-    (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`. `query`: the model that reads queries,
-    where this one reads documents alone; `default_route`: which of both reads a text of no declared kind, "query", "document"
-    or None.
+    `config`: config.json as `hub_layouts` translates it; `is_native`: transformers' own class computes it. `tanh_gelu`:
+    replaces the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
+    `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text
+    of no declared kind, "query", "document" or None.
     """
 
     folder: Path
@@ -92,6 +92,7 @@ class ModelSpec:
     lowercase: bool = False
     padding_id: int = 0
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    is_native: bool = True
     classifier: ClassifierHead | None = None
     template: PairTemplate | None = None
     late: LateInteraction | None = None
@@ -178,6 +179,7 @@ def _read(
     file = home / "config.json"
     published = read_object(file)
     config = translate(published, file)
+    native = is_native(published, config)
     adapters = read_adapters(config, file)
     config = {key: value for key, value in config.items() if key not in KEYS}
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
@@ -247,6 +249,7 @@ def _read(
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
         padding_id=padding_id,
         config=config,
+        is_native=native,
         classifier=classifier,
         template=template,
         activation=score_activation(config, sentence),

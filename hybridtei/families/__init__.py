@@ -9,7 +9,7 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet, t5
 from hybridtei.families.ops import Ops, Rows, adapted
 from hybridtei.families.rotary import eurobert, gemma3, gte, jina_v3, llama, mistral, modernbert, nomic_bert, qwen2, qwen3
-from hybridtei.families.settings import Settings
+from hybridtei.families.settings import Settings, declared_keys
 
 Family = Callable[[Ops, Settings], Rows]
 FAMILIES: Mapping[str, Family] = {
@@ -35,11 +35,18 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def run_family(
-    ops: Ops, model_type: str, config: Mapping[str, Any], file: str, adapters: tuple[int, int, float] | None = None
+    ops: Ops,
+    model_type: str,
+    config: Mapping[str, Any],
+    file: str,
+    adapters: tuple[int, int, float] | None = None,
+    *,
+    is_native: bool,
 ) -> Rows:
     """Last hidden states by these operations. `config`: the contents of `file`, a config.json.
 
-    `adapters`: how many there are, their rank and their scale: see `ops.adapted`.
+    `adapters`: how many there are, their rank and their scale: see `ops.adapted`. `is_native`: transformers' own class computes
+    this model, so that keys which it does not declare are without effect.
     Raises UnsupportedArchitecture for a family or a setting that is not known, and LoadError for a value that cannot be.
     """
     family = FAMILIES.get(model_type)
@@ -50,5 +57,5 @@ def run_family(
         hidden = family(ops if adapters is None else adapted(ops, *adapters), settings)
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
         raise LoadError(f"{file}: no configuration of `{model_type}`: {error!r}") from error
-    settings.check()
+    settings.check(declared_keys(model_type) if is_native else None)
     return hidden

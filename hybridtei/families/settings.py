@@ -1,13 +1,19 @@
 """A family's settings, read from config.json and checked one by one; and the frequencies of rotary positions that they mean.
 
-A key that the family does not read, and that is not known to be without effect, could change the computation: it is an
-error. Frequencies are those of transformers' `modeling_rope_utils`.
+A key that transformers' class of the family declares, that the family does not read, and that is not known to be without effect
+could change the computation: it is an error. One that the class does not declare is ignored there, and so here, with a warning.
+`declared.json` has the keys of each class (`python -m conformance.families.declared`). Frequencies are those of transformers'
+`modeling_rope_utils`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,9 @@ from numpy.typing import NDArray
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
+log = logging.getLogger(__name__)
+
+DECLARED = Path(__file__).with_name("declared.json")
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without a window, and with one
 # config.json's names of activations -> those of `Ops.activate`.
 ACTIVATIONS: Mapping[str, str] = {
@@ -28,112 +37,70 @@ ACTIVATIONS: Mapping[str, str] = {
     "swish": "silu",
     "tanh": "tanh",
 }
-# What a configuration says of its maker, its task, its training or its generation.
+# Declared by transformers' classes, or written by publishers beside their own code, and without effect on states.
 IRRELEVANT = frozenset(
     {
+        "_attn_implementation",
         "_attn_implementation_autoset",
+        "_commit_hash",
         "_name_or_path",
         "architectures",
+        "attn_implementation",
         "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
         "bos_token_id",
-        "cache_implementation",
         "classifier_activation",
         "classifier_bias",
-        "classifier_from_token",
         "classifier_pooling",
         "clf_pooling",
         "cls_token_id",
         "decoder_bias",
-        "decoder_start_token_id",
         "deterministic_flash_attn",
-        "directionality",
-        "diversity_penalty",
-        "do_sample",
         "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
         "eos_token_id",
-        "exponential_decay_length_penalty",
         "final_logit_softcapping",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
         "gradient_checkpointing",
         "id2label",
+        "init_std",
         "initializer_cutoff_factor",
         "initializer_factor",
         "initializer_range",
         "is_matryoshka",
-        "is_original_qwen3_reranker",
         "label2id",
         "legacy",
-        "length_penalty",
         "mask_token_id",
         "matryoshka_dimensions",
-        "max_length",
-        "min_length",
         "model_max_length",
         "model_type",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
+        "name_or_path",
         "num_labels",
-        "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
-        "output_past",
-        "output_scores",
         "pad_token_id",
-        "pooler_fc_size",
         "pooler_hidden_act",
         "pooler_hidden_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-        "pooler_size_per_head",
-        "pooler_type",
         "pooling",
-        "prefix",
         "pretraining_tp",
         "problem_type",
-        "reference_compile",
-        "remove_invalid_values",
-        "repad_logits_with_grad",
-        "repetition_penalty",
         "return_dict",
-        "return_dict_in_generate",
         "sbert_ce_default_activation_function",
         "sentence_transformers",
         "sep_token_id",
         "sparse_pred_ignore_index",
         "sparse_prediction",
         "summary_activation",
+        "summary_proj_to_labels",
         "summary_type",
         "summary_use_proj",
-        "suppress_tokens",
-        "task_specific_params",
         "temperature",
-        "tf_legacy_loss",
-        "tie_encoder_decoder",
-        "tie_weights_",
         "tie_word_embeddings",
         "tokenizer_class",
-        "top_k",
-        "top_p",
         "torch_dtype",
-        "torchscript",
         "transformers_version",
-        "typical_p",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_bfloat16",
         "use_cache",
-        "use_return_dict",
         "vocab_size",
     }
 )
-# Values of keys under which they change nothing.
+# Values of declared keys under which they change nothing.
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "chunk_size_feed_forward": (0,),
@@ -207,13 +174,35 @@ class Settings:
         named = ", ".join(map(repr, served))
         return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; served: {named}")
 
-    def check(self) -> None:
-        """Raises UnsupportedArchitecture for a key that could matter and that nothing has read."""
+    def check(self, declared: Collection[str] | None) -> None:
+        """Raises UnsupportedArchitecture for a key that could matter and that nothing has read; warns of the others.
+
+        `declared`: the keys that could matter; None for all.
+        """
+        unknown = list[str]()
         for key, value in self._config.items():
             if key in self._read or key in IRRELEVANT or "dropout" in key or value is None:
                 continue
-            if value not in WITHOUT_EFFECT.get(key, ()):
+            if value in WITHOUT_EFFECT.get(key, ()):
+                continue
+            if declared is None or key in declared:
                 raise UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}, which the family is not known to have")
+            unknown.append(f"`{key}`")
+        if unknown:
+            _warn_once(f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Several backends look at a checkpoint before one of them runs it."""
+    log.warning("%s", message)
+
+
+@cache
+def declared_keys(model_type: str) -> frozenset[str] | None:
+    """The keys of config.json that transformers 5.23 reads in a family; None if it has no class of that name."""
+    keys = json.loads(DECLARED.read_text(encoding="utf-8"))
+    return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
 
 
 Frequencies = tuple[NDArray[np.float32], float]  # float32[dim / 2], and what cosines and sines are multiplied by

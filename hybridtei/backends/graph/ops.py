@@ -42,7 +42,8 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
 def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     """Write a checkpoint's family by these operations. Raises as `family_graph`."""
     file = str(spec.folder / "config.json")
-    hidden = run_family(ops, spec.model_type, spec.config, file, None if spec.adapters is None else spec.adapters.form)
+    adapters = None if spec.adapters is None else spec.adapters.form
+    hidden = run_family(ops, spec.model_type, spec.config, file, adapters, is_native=spec.is_native)
     return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices), causal=ops.causal)
 
 

@@ -30,7 +30,6 @@ from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
-from hybridtei.checkpoint.hub_layouts import is_translated
 from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.spec import ModelSpec
@@ -74,8 +73,8 @@ def _load_trunk(
     except UnsupportedArchitecture as refused:
         if spec.is_splade or spec.adapters is not None:
             raise
-        if is_translated(spec.config, spec.folder / "config.json") and not trust_remote_code:
-            raise  # transformers takes its own defaults for what the makers' words say, and computes another model
+        if not (spec.is_native or trust_remote_code):
+            raise  # transformers' own class would compute another model than the publisher's code
         log.info("transformers' own modules run this model, padded: %s", refused)
     model = load_model(spec, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
     return PaddedTrunk(model, spec, device), None
@@ -101,6 +100,7 @@ def load_family(
         config=spec.config,
         file=str(spec.folder / "config.json"),
         adapters=None if spec.adapters is None else spec.adapters.form,
+        is_native=spec.is_native,
     )
     joined = device.type == "cuda" if joined is None else joined
     options = ModuleOptions(dtype, device, joined=joined, typed=spec.has_token_types, tanh_gelu=spec.tanh_gelu)
