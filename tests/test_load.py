@@ -131,7 +131,7 @@ def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> No
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("setting", "`chunk_size_feed_forward` is 8, which the family is not known to have"),
+        ("setting", "`chunk_size_feed_forward` is 1, which the family is not known to have"),
         ("bfloat16", "float32 and int8 only, not bfloat16"),
     ],
 )
@@ -142,7 +142,7 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
     installed = backend_choice._installed
     monkeypatch.setattr(backend_choice, "_installed", lambda package: package != "openvino" and installed(package))
     if case == "setting":
-        tiny.edit_json(folder / "config.json", chunk_size_feed_forward=8)
+        tiny.edit_json(folder / "config.json", chunk_size_feed_forward=1)
     config: dict[str, Any] = {"dtype": case} if case == "bfloat16" else {}
     with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: .*{why}"):
         backend_of(folder, backend="ort", **config)

@@ -54,6 +54,7 @@ IRRELEVANT = frozenset(
         "clf_pooling",
         "cls_token_id",
         "decoder_bias",
+        "decoder_start_token_id",
         "deterministic_flash_attn",
         "dtype",
         "eos_token_id",
