@@ -110,19 +110,6 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def read_vocabulary(file: Path) -> dict[str, int]:
-    """Return the id of every token of a `tokenizer.json`, added ones too. Raises LoadError, naming the file."""
-    settings = read_object(file)
-    try:
-        vocab = settings["model"]["vocab"]
-        # Unigram has a list of pieces and their scores.
-        words = dict(vocab) if isinstance(vocab, dict) else {entry[0]: place for place, entry in enumerate(vocab)}
-        added = {token["content"]: token["id"] for token in settings.get("added_tokens") or []}
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
-    return {**words, **added}
-
-
 def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
     """Return the positive integer of `key`. Raises LoadError, naming `file` and `key`."""
     value = settings.get(key)

@@ -20,6 +20,7 @@ from hybridtei.checkpoint.files import read_object, sha256_of
 from hybridtei.checkpoint.sizes import lengths
 from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.tokenizer_settings import apply_settings, truncation_side
+from hybridtei.checkpoint.vocabularies import tokenizer_files
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
@@ -38,10 +39,9 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
     Reads the weights once, about a second for a gigabyte, and again when a file changes. Raises OSError.
     """
     weights = [_of_file(path) for path in sorted(set(_weights(spec)))]
-    tokenizer = spec.folder / "tokenizer.json"
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
-        "tokenizer": _of_file(tokenizer) if tokenizer.is_file() else None,
+        "tokenizer": tokenizer_sha256(spec),
         "pooling": _pooling(spec),
         "prompts": _digest(dict(spec.prompts or {})),
         "activation": _activation(spec),
@@ -62,8 +62,15 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
                 yield from found
                 break
     if spec.query is not None:
-        yield from (*_weights(spec.query), spec.query.folder / "tokenizer.json")
+        yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
     yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
+
+
+def tokenizer_sha256(spec: ModelSpec) -> str | None:
+    """Return the hash of the tokenizer's file, or of those that it is built from: equal hashes mean equal token ids, which are the
+    dimensions of sparse vectors."""
+    files = [_of_file(path) for path in tokenizer_files(spec.folder)]
+    return _digest(files) if len(files) > 1 else next(iter(files), None)
 
 
 def _of_file(path: Path) -> str:

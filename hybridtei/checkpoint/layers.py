@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
-from hybridtei.checkpoint.files import inside, read_object, read_vocabulary
+from hybridtei.checkpoint.files import inside, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule, StepModule
 from hybridtei.checkpoint.spec import ModelSpec
@@ -231,7 +231,7 @@ def query_table(spec: ModelSpec) -> Floats | None:
 
 def _idf(file: Path, spec: ModelSpec) -> Floats:
     """Words that the vocabulary lacks are left out; tokens without a weight get 0."""
-    weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder / "tokenizer.json")
+    weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder)
     for word, weight in read_object(file).items():
         if not isinstance(weight, int | float) or isinstance(weight, bool):
             raise LoadError(f"{file}: `{word}` is {weight!r}, should be a number")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from hybridtei.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
-from hybridtei.checkpoint.files import read_object, read_vocabulary
+from hybridtei.checkpoint.files import read_object
 from hybridtei.checkpoint.modules import Modules, logit_score
 from hybridtei.checkpoint.sizes import sentence_config
 from hybridtei.errors import LoadError, UnsupportedArchitecture
@@ -133,7 +133,7 @@ def _rendered(file: Path, source: str, messages: list[dict[str, Any]], settings:
 
 def _special_tokens(folder: Path) -> re.Pattern[str]:
     """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
-    added = read_object(folder / "tokenizer.json").get("added_tokens") or []
+    added = read_tokenizer(folder).get("added_tokens") or []
     contents = [str(token.get("content")) for token in added if isinstance(token, dict) and token.get("content")]
     return re.compile("|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True)) or r"(?!)")
 
@@ -171,8 +171,7 @@ def language_ranker(
 
 
 def _token_id(folder: Path, word: str) -> int:
-    file = folder / "tokenizer.json"
-    token_id = read_vocabulary(file).get(word)
+    token_id = read_vocabulary(folder).get(word)
     if token_id is None:
-        raise LoadError(f"{file}: {word!r} is no token, but its logit is the score")
+        raise LoadError(f"{folder / 'tokenizer.json'}: {word!r} is no token, but its logit is the score")
     return token_id

@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, in_modules
-from hybridtei.checkpoint.files import inside, positive, read_object, read_vocabulary, require
+from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
 from hybridtei.checkpoint.hub_layouts import PPLX, is_native, translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
@@ -49,6 +49,7 @@ from hybridtei.checkpoint.sizes import (
     sentence_config,
 )
 from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
+from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
@@ -183,7 +184,6 @@ def _read(
     adapters = read_adapters(config, file)
     config = {key: value for key, value in config.items() if key not in KEYS}
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
-    require(home / "tokenizer.json")
     architectures = _architectures(config, file)
     model_type = _model_type(config, file)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
@@ -206,7 +206,7 @@ def _read(
             sentence=sentence,
             transformer=sentence_config(home)[1],
             tokenizer=tokenizer_config,
-            vocabulary=read_vocabulary(home / "tokenizer.json"),
+            vocabulary=read_vocabulary(home),
             stanford=STANFORD in architectures,
         )
     pooled = not splade and classifier is None and late is None
@@ -262,7 +262,7 @@ def _read(
 
 def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
     """A table of token vectors, whose mean is a text's. Texts may be of any length, as sentence-transformers has it."""
-    require(home / "tokenizer.json")
+    read_tokenizer(home)
     weights = Weights.open(home)
     names = {"embedding.weight", "embeddings"} & weights.names()
     shapes = [weights.shape(name) for name in sorted(names)]
@@ -362,7 +362,7 @@ def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset
     }
     file = folder / "tokenizer.json"
     try:
-        added = read_object(file).get("added_tokens") or []
+        added = read_tokenizer(folder).get("added_tokens") or []
         return frozenset(int(token["id"]) for token in added if token.get("content") in names)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error

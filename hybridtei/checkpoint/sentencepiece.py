@@ -1,0 +1,151 @@
+"""A tokenizer of a SentencePiece file, as transformers converts it: Unigram or BPE, with its own normaliser.
+
+The file is protobuf (`sentencepiece_model.proto`), of which pieces, kind and the normaliser's tables are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.system.frames import read_varint
+
+SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+MAX_PIECE = 256  # characters; the longest piece of a public model has 31
+Built = tuple[RawTokenizer, list[AddedToken]]  # and the tokens that its file marks as read whole
+NORMAL, CONTROL, USER_DEFINED, BPE = 1, 3, 4, 2  # types of pieces and of a model in sentencepiece_model.proto
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """What a SentencePiece file holds: (piece, score) by id, their types, and the tables of its normaliser."""
+
+    scores: list[tuple[str, float]]
+    types: list[int]
+    unknown: int
+    is_bpe: bool
+    charsmap: bytes
+
+    @property
+    def normalizers(self) -> list[Any]:
+        return [normalizers.Precompiled(self.charsmap)] if self.charsmap else []
+
+    @property
+    def marked(self) -> list[AddedToken]:
+        return [
+            AddedToken(piece, special=kind == CONTROL, normalized=False)
+            for (piece, _), kind in zip(self.scores, self.types, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a protobuf message. Raises ValueError or IndexError."""
+    at = 0
+    while at < len(content):
+        tag, at = read_varint(content, at)
+        value: Any
+        if tag & 7 == 0:
+            value, at = read_varint(content, at)
+        else:
+            size, at = read_varint(content, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
+            if at + size > len(content):
+                raise ValueError(f"it ends within field {tag >> 3}")
+            value, at = content[at : at + size], at + size
+        yield tag >> 3, value
+
+
+def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
+    file = next(folder / name for name in SENTENCEPIECE if (folder / name).is_file())
+    scores, types, trained, tables = list[tuple[str, float]](), list[int](), dict[int, Any](), dict[int, Any]()
+    for number, value in _fields(file.read_bytes()):
+        if number == 1:
+            piece = dict(_fields(value))
+            text = piece[1].decode()
+            if len(text) > MAX_PIECE:
+                raise ValueError(f"a piece of {len(text)} characters, longer than {MAX_PIECE}")
+            scores.append((text, struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0))
+            types.append(piece.get(3, NORMAL))
+        elif number in (2, 3):
+            (trained if number == 2 else tables).update(_fields(value))
+    known = {piece for piece, _ in scores}
+    for i, name in names.items():
+        if i < len(scores) and name not in known:
+            scores[i] = (name, scores[i][1])
+    if trained.get(3, 1) not in (1, BPE):
+        raise ValueError("its pieces are words or characters, neither of Unigram nor of BPE")
+    return _Pieces(scores, types, trained.get(40, 0), trained.get(3, 1) == BPE, tables.get(2, b""))
+
+
+def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, form: str) -> Built:
+    """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter, DebertaV2Converter."""
+    pieces = _read_pieces(folder, names)
+    if pieces.is_bpe:
+        raise ValueError("its pieces are of BPE, expected are those of Unigram")
+    scores, unknown, before, after = pieces.scores, pieces.unknown, list[Any](), list[Any]()
+    words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
+    if form == "XLMRoberta":  # fairseq's ids: four of its own, then those of the file
+        scores = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *scores[3:], ("<mask>", 0.0)]
+    elif form == "Camembert":
+        own = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+        scores = [*own, *scores[1:], ("<mask>", 0.0)]
+    elif form == "T5":
+        scores = [*scores, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(int(settings.get("extra_ids", 100)))))]
+    elif form == "Albert":  # a number keeps no comma
+        scores = [(text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit())) for text, score in scores]
+        before = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        before += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
+    if form == "DebertaV2":
+        after = [*([] if pieces.charsmap else [normalizers.NFC()]), normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")]
+        after += [normalizers.Strip()]
+        words = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") else []
+    if form in ("Albert", "DebertaV2") and settings.get("do_lower_case", form == "Albert"):
+        before.append(normalizers.Lowercase())
+    raw = RawTokenizer(models.Unigram(scores, unk_id=3 if form in ("XLMRoberta", "Camembert") else unknown))
+    raw.normalizer = normalizers.Sequence([*before, *pieces.normalizers, *after])
+    scheme = "always" if settings.get("add_prefix_space", True) else "never"
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.Metaspace(prepend_scheme=scheme)])
+    raw.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    extra = [
+        AddedToken(text, special=True, normalized=False) for text, _ in scores if form == "T5" and text.startswith("<extra_id_")
+    ]
+    return raw, [*pieces.marked, *extra]
+
+
+def bpe(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, prefix: bool) -> Built:
+    """Source: LlamaConverter and GemmaConverter (`prefix`: a space goes before a text)."""
+    pieces = _read_pieces(folder, names)
+    if not pieces.is_bpe:
+        raise ValueError("its pieces are of Unigram, expected are those of BPE")
+    vocab = {text: i for i, (text, _) in enumerate(pieces.scores)}
+    if not prefix and "\t" not in vocab and "<0x09>" in vocab:
+        vocab["\t"] = vocab.pop("<0x09>")
+    unk = pieces.scores[pieces.unknown][0]
+    raw = RawTokenizer(models.BPE(vocab, _merges(pieces, vocab), unk_token=unk, fuse_unk=True, byte_fallback=True))
+    prefix, legacy = prefix and settings.get("add_prefix_space") is not False, settings.get("legacy") is not False
+    if prefix and not legacy:
+        raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        first = [normalizers.Prepend("▁")] if prefix else []
+        raw.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return raw, pieces.marked
+
+
+def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return every pair of pieces that makes a piece, those of the highest score first."""
+    found = [
+        (score, at, len(text) - at, -vocab[text[:at]], -vocab[text[at:]], text)
+        for (text, score), kind in zip(pieces.scores, pieces.types, strict=True)
+        if kind in (NORMAL, USER_DEFINED)
+        for at in range(1, len(text))
+        if text[:at] in vocab and text[at:] in vocab
+    ]
+    return [(text[:at], text[at:]) for _, at, _, _, _, text in sorted(found, reverse=True)]
