@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from hybridtei.system.frames import nested, varint
 
 ENDS = ("ka", "ke", "lo", "lu", "mi", "mo", "na", "pe", "ra", "ti")
 WORDS = [start + end for start in ("ba", "be", "bo", "bu", "da", "du") for end in ENDS]
@@ -78,3 +81,39 @@ def _vocabulary(model: Any, pieces: Sequence[str], **settings: Any) -> Tokenizer
 def _fast(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
     special = {f"{name}_token": content for name, content in names.items()}
     return PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=LONGEST, **special)
+
+
+SPECIALS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<pad>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, "<x>": 4}  # types of pieces
+
+
+def sentencepiece(first: Sequence[str], *, bpe: bool = False, charsmap: bytes = b"", unknown: str = "<unk>") -> bytes:
+    """A SentencePiece file of WORDS and their letters, as its trainer writes one; `first`: its special pieces, in order."""
+    letters = sorted({letter for word in WORDS for letter in word} | set("ABé,7"))
+    if bpe:
+        joined = dict.fromkeys(
+            [*(word[:2] for word in WORDS), *(word[2:] for word in WORDS), *WORDS, *(f"▁{w}" for w in WORDS)]
+        )
+        pieces = [
+            *((f"<0x{byte:02X}>", 6, 0.0) for byte in range(256)),
+            *((one, 1, -i) for i, one in enumerate([*joined, "▁", *letters])),
+        ]
+    else:
+        pieces = [
+            *((f"▁{word}", 1, -3.0) for word in WORDS),
+            ("▁", 1, -4.0),
+            *((one, 1, -8.0) for one in letters),
+            ("7,", 1, -2.0),
+        ]
+    specials = [(name, 2 if name == unknown else SPECIALS.get(name, 3), 0.0) for name in first]
+    body = b"".join(
+        nested(1, nested(1, text.encode()) + b"\x15" + struct.pack("<f", score) + varint(3 << 3) + varint(kind))
+        for text, kind, score in [*specials, *pieces]
+    )
+    ids = {40: unknown, 41: "<s>", 42: "</s>", 43: "<pad>"}
+    trained = varint(3 << 3) + varint(2 if bpe else 1) + varint(35 << 3) + varint(int(bpe))
+    for field, name in ids.items():
+        trained += varint(field << 3) + varint(first.index(name) if name in first else 2**64 - 1)
+    trained += nested(45, unknown.encode())
+    first_space = int(not bpe or "<bos>" not in first)  # Gemma's texts begin without one
+    keeps = varint(3 << 3) + varint(first_space) + varint(4 << 3) + varint(int(not bpe)) + varint(5 << 3) + varint(1)
+    return body + nested(2, trained) + nested(3, nested(2, charsmap) + keeps)

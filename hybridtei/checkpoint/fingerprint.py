@@ -21,6 +21,7 @@ from hybridtei.checkpoint.sizes import lengths
 from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.tokenizer_settings import apply_settings, truncation_side
 from hybridtei.checkpoint.vocabularies import tokenizer_files
+from hybridtei.errors import MissingArtifact
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
     weights = [_of_file(path) for path in sorted(set(_weights(spec)))]
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
-        "tokenizer": tokenizer_sha256(spec),
+        "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
         "pooling": _pooling(spec),
         "prompts": _digest(dict(spec.prompts or {})),
         "activation": _activation(spec),
@@ -66,11 +67,13 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
     yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
 
 
-def tokenizer_sha256(spec: ModelSpec) -> str | None:
-    """Return the hash of the tokenizer's file, or of those that it is built from: equal hashes mean equal token ids, which are the
-    dimensions of sparse vectors."""
+def tokenizer_sha256(spec: ModelSpec) -> str:
+    """Return the hash of the tokenizer's file, or of those that it is built from. Equal hashes mean equal token ids, which are
+    the dimensions of sparse vectors. Raises MissingArtifact."""
     files = [_of_file(path) for path in tokenizer_files(spec.folder)]
-    return _digest(files) if len(files) > 1 else next(iter(files), None)
+    if not files:
+        raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
+    return _digest(files) if len(files) > 1 else files[0]
 
 
 def _of_file(path: Path) -> str:

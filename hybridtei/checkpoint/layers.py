@@ -14,6 +14,7 @@ from hybridtei.checkpoint.files import inside, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule, StepModule
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.vocabularies import read_vocabulary
 from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats

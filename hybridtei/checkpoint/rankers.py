@@ -20,6 +20,7 @@ from hybridtei.checkpoint.classifiers import ClassifierHead, language_model, yes
 from hybridtei.checkpoint.files import read_object
 from hybridtei.checkpoint.modules import Modules, logit_score
 from hybridtei.checkpoint.sizes import sentence_config
+from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 OWN_FILE = "hybridtei_rerank.json"

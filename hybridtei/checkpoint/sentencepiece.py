@@ -76,7 +76,7 @@ def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
             (trained if number == 2 else tables).update(_fields(value))
     known = {piece for piece, _ in scores}
     for i, name in names.items():
-        if i < len(scores) and name not in known:
+        if i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED):  # a reserved piece
             scores[i] = (name, scores[i][1])
     if trained.get(3, 1) not in (1, BPE):
         raise ValueError("its pieces are words or characters, neither of Unigram nor of BPE")

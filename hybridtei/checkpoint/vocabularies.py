@@ -29,10 +29,11 @@ Settings = Mapping[str, Any]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a folder's token ids follow from: `tokenizer.json`, or those that one is built from."""
+    """Return the files that a folder's token ids follow from: `tokenizer.json`, or those that one is built from, or none."""
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
-    return [folder / name for name in (*FILES, *SETTINGS) if (folder / name).is_file()]
+    found = [folder / name for name in FILES if (folder / name).is_file()]
+    return found and [*found, *(folder / name for name in SETTINGS if (folder / name).is_file())]
 
 
 def read_raw(folder: Path) -> RawTokenizer:
@@ -215,7 +216,7 @@ class TokenizerClass:
 
 CLASSES: Mapping[str, TokenizerClass] = {
     "Bert": TokenizerClass(_words, BERT, ("bert", "distilbert", "electra", "ernie", "nomic_bert", "DistilBert", "Electra")),
-    "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN),
+    "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN, trims=True),
     "Roberta": TokenizerClass(
         _byte_level, ROBERTA, ("roberta", "data2vec-text", "longformer", "Longformer"), PLAIN, trims=True
     ),

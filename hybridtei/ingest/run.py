@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 import orjson
-from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.files import sha256_of
+from hybridtei.checkpoint.fingerprint import tokenizer_sha256
 from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.checkpoint.vocabularies import read_raw
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -43,7 +44,7 @@ from hybridtei.load import find_model, text_model
 from hybridtei.store import CollectionPlan, open_store, place_of, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits, check_name
-from hybridtei.store.plan import planned_schema, settled, signed, spread, tokenizer_sha256, with_budget
+from hybridtei.store.plan import planned_schema, settled, signed, spread, with_budget
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed, Embedder
 from hybridtei.tasks.pooling import MultivectorBudget, budget_of
@@ -81,7 +82,7 @@ def run_ingest(
         tell(f"chunks    {_in_words(chunks)}")
         return embedder
 
-    chunker = Chunker(text, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), chunks)
+    chunker = Chunker(text, read_raw(spec.folder), chunks)
 
     def preparation_for(ledger: Ledger) -> Preparation:
         return Preparation(

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
 
-from tokenizers import Tokenizer as RawTokenizer
-
 from hybridtei.batch import Head
+from hybridtei.checkpoint.vocabularies import read_raw
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, Rejection
@@ -202,7 +201,7 @@ def split_files(files: Sequence[SourceFile], readers: int) -> list[list[SourceFi
 def blocks(config: ReaderConfig, files: Sequence[SourceFile], snapshot: LedgerSnapshot) -> Iterator[BatchMessage]:
     """The batches of a reader, in order; the last one says so, and may hold nothing else."""
     spec = find_model(config.model)
-    raw = RawTokenizer.from_file(str(spec.folder / "tokenizer.json"))
+    raw = read_raw(spec.folder)
     chunker = Chunker(text_model(spec, config.engine), raw, config.chunks)
     rejections, stats = Rejections(), IngestStats()
     preparation = Preparation(

@@ -5,18 +5,14 @@ A plan is chosen when a collection is made, and read off the collection afterwar
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, get_args
 
 from msgspec import structs
 from qdrant_client import models
 
 from hybridtei.batch import Head
-from hybridtei.checkpoint.files import require
-from hybridtei.checkpoint.fingerprint import fingerprint
+from hybridtei.checkpoint.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
@@ -207,20 +203,6 @@ def schema_for(
 def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
     """The schema with the model's fingerprint among its metadata. Reads the weights. Raises OSError."""
     return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
-
-
-def tokenizer_sha256(spec: ModelSpec) -> str:
-    """The hash of the tokenizer's file: equal hashes mean equal token ids, which are the dimensions of sparse vectors."""
-    file = spec.folder / "tokenizer.json"
-    return _file_sha256(file, file.stat().st_mtime_ns if file.is_file() else 0)
-
-
-@lru_cache
-def _file_sha256(file: Path, modified_ns: int) -> str:
-    """Cached while the file is unchanged: every search compares it."""
-    require(file)
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _width(width: int | None, full: int, field: str) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint's `tokenizer.json` as the engine needs it: texts or ids in, `Encoding`s out, and back.
+"""A checkpoint's tokenizer as the engine needs it: texts or ids in, `Encoding`s out, and back.
 
 The tokenizer is used without padding and without truncation of its own, so one object serves all threads and all requests:
 truncation happens here, on the ids. Texts go through `encode_batch`, which frees the GIL; `encode`, for a short one, does not.
@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
+from hybridtei.checkpoint.vocabularies import read_raw
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,12 @@ class Tokenizer:
     def load(
         cls, path: Path, *, has_token_types: bool = False, bare: bool = False, settings: TokenizerSettings = UNCHANGED
     ) -> Tokenizer:
-        """Read `tokenizer.json` under the settings of the files beside it. `bare`: no special tokens go around texts.
+        """Read `tokenizer.json`, or else the files that one is built from, under the settings of the files beside it.
 
-        Raises LoadError if it cannot be parsed, or lacks a token that a setting names.
+        `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed, or lacks a token that a setting names.
         """
         try:
-            raw = RawTokenizer.from_file(str(path))
+            raw = read_raw(path.parent)
             if bare:
                 raw.post_processor = None
             changed = apply_settings(raw, settings, path)
