@@ -20,7 +20,7 @@ from hybridtei.checkpoint.files import read_object, require
 from hybridtei.checkpoint.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 from hybridtei.errors import LoadError, MissingArtifact
 
-TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
 MAX_BYTES = 64_000_000  # of a file of a vocabulary; the largest of a public model has 5 MB
@@ -64,7 +64,8 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 def build(folder: Path) -> RawTokenizer:
     """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, with the cure."""
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in tokenizer_files(folder)]
+    files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return RawTokenizer.from_str(_built(folder, *stamps))
 
 

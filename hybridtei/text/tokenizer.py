@@ -63,7 +63,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read `tokenizer.json`, or else the files that one is built from, under the settings of the files beside it.
 
-        `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed, or lacks a token that a setting names.
+        `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed, or lacks a token of a setting.
         """
         try:
             raw = read_raw(path.parent)
