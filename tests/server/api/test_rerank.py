@@ -285,7 +285,7 @@ def test_a_model_with_several_vectors_ranks_by_weights(server):
     assert ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 1, "sparse": 1, "multivector": 1}})) == by_mean
     dense = dict(ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 2, "sparse": 0, "multivector": 0}})))
     (one,) = np.float32(server.post("/embed", {"inputs": "one", "prompt_name": "query"}).json())
-    others = np.float32(server.post("/embed", {"inputs": TEXTS}).json())
+    others = np.float32(server.post("/embed", {"inputs": TEXTS, "prompt_name": "passage"}).json())
     np.testing.assert_allclose([dense[i] for i in range(3)], others @ one, atol=1e-5)
     mldr = server.post("/v2/rerank", {**ASKED, "weights": "mldr"}).json()["results"]
     assert [item["relevance_score"] for item in mldr] != [score for _, score in by_mean]
