@@ -139,6 +139,11 @@ class PayloadBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = self._left = max_bytes
 
+    @property
+    def spent(self) -> int:
+        """Bytes of the payloads so far."""
+        return self._max_bytes - self._left
+
     def spend(self, points: Iterable[models.ScoredPoint | models.Record]) -> None:
         """Raises PayloadsTooLarge where these points take more bytes than are left."""
         self._left -= sum(len(orjson.dumps(point.payload, default=str)) for point in points if point.payload)

@@ -10,6 +10,7 @@ import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.batch import Head
+from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Floats, Usage
@@ -178,7 +179,9 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
             return [{"index": i, "score": scores[i]} for i in best_first(scores).tolist()]
         return [{"index": i, "text": request.texts[i], "score": scores[i]} for i in best_first(scores).tolist()]
 
-    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs)
+    returned = sum(map(len, request.texts)) if request.return_text else 0
+    numbers = NUMBERS_A_RANK * load.inputs + returned // BYTES_PER_NUMBER
+    return await context.reply(write, scored.scores, usage, numbers)
 
 
 @handler("rerank")
@@ -193,8 +196,9 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
             raise TooManyDocuments(f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)")
         fields = request.fields
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
+        returned_bytes = 0
         if request.return_documents or request.by_property is not UNSET:
-            _check_returnable(raw)
+            returned_bytes = _returnable_bytes(raw)
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
         task = _task(context, request.query, documents, request, truncate=truncate, max_document_tokens=most)
@@ -214,7 +218,8 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
                 item["relevant_spans"] = spans
         return _object(context, request, items, scores, usage)
 
-    return await context.reply(write, scored.scores, usage, NUMBERS_A_RANK * load.inputs + 3 * sum(map(len, scored.spans)))
+    numbers = NUMBERS_A_RANK * load.inputs + 3 * sum(map(len, scored.spans)) + returned_bytes // BYTES_PER_NUMBER
+    return await context.reply(write, scored.scores, usage, numbers)
 
 
 @passes_on
@@ -228,14 +233,19 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
 
 
-def _check_returnable(documents: Sequence[str | dict[str, Any]]) -> None:
-    """JSON can be read that cannot be written: numbers beyond 64 bits, hundreds of levels. Raises InvalidInput."""
+def _returnable_bytes(documents: Sequence[str | dict[str, Any]]) -> int:
+    """About how many bytes the documents take as JSON. Raises InvalidInput for what can be read and not be written: numbers
+    beyond 64 bits, hundreds of levels."""
+    size = 0
     for place, document in enumerate(documents):
         if isinstance(document, dict):
             try:
-                orjson.dumps(document)
+                size += len(orjson.dumps(document))
             except TypeError as error:
                 raise InvalidInput(f"`documents[{place}]` cannot be given back: {error}") from None
+        else:
+            size += len(document)
+    return size
 
 
 def _returned(document: str | dict[str, Any], *, plain: bool) -> Any:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, structs
 from hybridtei.batch import Head
 from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.config import ServerConfig
+from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
@@ -177,7 +178,7 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
 
     results = await stores.bounds.run_aside(written) if options.highlights else written()
     marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits) + sum(len(one) for of in spans for one in of)
-    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
+    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks) + budget.spent // BYTES_PER_NUMBER
     return Reply(results[0] if request.query is not None else {"results": results}, usages[-1], numbers)
 
 

@@ -199,7 +199,8 @@ async def _tokenize(
         return Written(to_json(write(tokens)))
 
     with context.counting_failures():
-        return Reply(await context.service.aside(work))
+        written = await context.service.aside(work)
+        return Reply(written, numbers=len(written.body) // BYTES_PER_NUMBER)
 
 
 ROUTES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from select import select
@@ -14,11 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.server.http.connection import Unsent
+from hybridtei.server.http.writers import Form, encode
+from hybridtei.store.collection import CollectionSchemas
 from tests.engine import small
+from tests.search.small_search import MODEL, spec_in
+from tests.server.conftest import labelled
 from tests.server.http.test_limits import refusals
 from tests.server.http.test_protocol import GET, connected
-from tests.server.live import Running, serving
+from tests.server.live import JSON, Running, serving
 from tests.server.test_serve import until
+from tests.store.memory_store import MemoryStore
 
 HANG = 60
 LIMIT = 64_000_000
@@ -42,12 +48,12 @@ def asking(path: str, body: object) -> bytes:
 
 
 @contextmanager
-def unread(running: Running, count: int) -> Iterator[list[socket.socket]]:
+def unread(running: Running, count: int, request: tuple[str, object] = ("/embed_all", TEXTS)) -> Iterator[list[socket.socket]]:
     """Clients that ask for much and read nothing of it."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(running)) for _ in range(count)]
         for client in clients:
-            client.sendall(asking("/embed_all", TEXTS))
+            client.sendall(asking(*request))
         yield clients
 
 
@@ -61,6 +67,53 @@ def test_answers_that_nobody_reads_are_bounded_all_together_and_queries_still_an
                 assert 12 * size > LIMIT > unsent(running)
         until(lambda: unsent(running) == 0)
         assert len(running.post("/embed_all", TEXTS).content) == size
+
+
+def test_answers_that_carry_stored_texts_are_weighed_by_their_bytes(tmp_path):
+    """Few hits with long payloads, some 17 MB together; ranked texts that are given back."""
+    search = ("/search", {"collection": "papers", "query": "one two", "limit": 10})
+    settings = {"max_unsent_bytes": LIMIT, "max_search_bytes": 64_000_000}
+    store = CollectionSchemas(MemoryStore())
+    with serving(spec_in(tmp_path), server=settings, schemas=store, model_id=MODEL) as running:
+        for place in range(9):
+            points = [{"id": place, "text": f"one two {'three ' * place}", "payload": {"long": "x" * 1_900_000}}]
+            asked = running.post("/collections/papers/points", {"points": points, "create": True})
+            assert asked.status_code == 200
+        size = len(running.post(*search).content)
+        assert size > 17_000_000
+        with unread(running, 12, search):
+            until(lambda: refusals(running, "max_unsent_bytes") > 0)
+            assert 12 * size > LIMIT > unsent(running)
+        until(lambda: unsent(running) == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/search", {"collection": "papers", "query": "one two"}),
+        ("/rerank", {"query": "one", "texts": ["two " * 50_000], "return_text": True}),
+        ("/rerank", {"query": "one", "documents": [{"text": "two", "long": "x" * 200_000}], "return_documents": True}),
+        ("/tokenize", {"content": "two " * 3_900, "with_pieces": True}),
+    ],
+)
+def test_long_texts_are_packed_beside_the_event_loop(path, body, tmp_path, monkeypatch):
+    threads: list[str] = []
+
+    def noting(answer: object, form: Form) -> object:
+        threads.append(threading.current_thread().name)
+        return encode(answer, form)
+
+    store = CollectionSchemas(MemoryStore())
+    spec = labelled("LABEL_0") if path == "/rerank" else spec_in(tmp_path)
+    with serving(spec, schemas=store, model_id=MODEL) as running:
+        if path == "/search":
+            points = [{"text": "one two", "payload": {"long": "x" * 200_000}}]
+            assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
+        monkeypatch.setattr("hybridtei.server.dispatch.encode", noting)
+        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
+        answer = running.post(path, body, headers={**JSON, "accept-encoding": "gzip"})
+        assert (answer.status_code, answer.headers.get("content-encoding")) == (200, "gzip"), answer.text
+        assert threads[1] != threads[0]  # the event loop's
 
 
 def received(client: socket.socket, most: int) -> bytes:
