@@ -34,12 +34,13 @@ from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
-from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec, read_spec
+from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, fields_of
 from hybridtei.errors import BackendError, LoadError, UsageError
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.tasks.base import Model
+from hybridtei.tasks.embed import WITHOUT_PROMPT
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import Prompts, Tokenizer
 
@@ -141,10 +142,12 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         adapters=() if spec.adapters is None else spec.adapters.names,
         own=spec.default_prompt_name,
     )
+    if not spec.pools_prompts and prompts.named(prompts.own):
+        raise LoadError(f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""')
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json",
         has_token_types=spec.has_token_types,
-        bare=spec.model_type == STATIC_TYPE,
+        bare=spec.bare,
         settings=spec.tokenizer_settings,
     )
     return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase)

@@ -18,7 +18,7 @@ from hybridtei.backends import tuning
 from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
-from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedArchitecture, UnsupportedHead, UsageError
+from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, UsageError
 from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
 from tests.checkpoint.upstream import upstream_folder
@@ -146,10 +146,18 @@ def test_cut_vectors_are_cut_first_and_normalised_then(bert: Path, dimensions: i
     close(dense_of(Encoder.load(str(bert)), dimensions=dimensions), theirs, tolerances.UNIT["float32"] * 3)
 
 
-def test_a_pooling_without_the_prompt_is_refused(tmp_path: Path) -> None:
+def test_a_pooling_without_the_prompt_is_served_where_there_is_none(tmp_path: Path) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS)
     tiny.edit_json(folder / "1_Pooling" / "config.json", include_prompt=False)
-    with pytest.raises(UnsupportedArchitecture, match=r"1_Pooling.*include_prompt"):
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
+    close(dense_of(ours, normalize=False, input_type="document"), theirs.encode_document(TEXTS))
+    with pytest.raises(InvalidInput, match="include_prompt"):
+        ours.encode(TEXTS, input_type="query")
+    with pytest.raises(LoadError, match="include_prompt"):
+        Encoder.load(str(folder), default_prompt="baka ")
+    tiny.edit_json(folder / "config_sentence_transformers.json", default_prompt_name="query")
+    with pytest.raises(LoadError, match="--default-prompt"):
         Encoder.load(str(folder))
 
 

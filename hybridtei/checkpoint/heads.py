@@ -35,6 +35,7 @@ class SparseHead:
     `idf`: query weights are multiplied by the collection's inverse document frequency.
     `own`: the file is of our kind, with several heads under their names.
     `code`: the `active` largest of `width` latents of the pooled vector, which is `normalized` before where that is declared.
+    `active` of `splade`: how many of a vector's weights are kept, the largest; 0: all.
     `double_log`: SPLADE's weights go through log(1 + x) twice.
     `queries`: the table in which queries are looked up instead (a folder, or `idf.json`).
     """
@@ -97,8 +98,8 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
     return None if linear is None else SparseHead("linear", linear[0], idf=False)  # BGE-M3's weights include it
 
 
-def read_coder(folder: Path, pooled_width: int) -> SparseHead:
-    """Return the sparse head of a SparseAutoEncoder module. Raises LoadError."""
+def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
+    """Return the sparse head of a SparseAutoEncoder module; `max_active_dims` goes before its `k`. Raises LoadError."""
     file = folder / "config.json"
     settings = read_object(file)
     width, active = (positive({"hidden_dim": 512, "k": 8, **settings}, key, file) for key in ("hidden_dim", "k"))
@@ -106,6 +107,7 @@ def read_coder(folder: Path, pooled_width: int) -> SparseHead:
         raise WeightMismatch(f"{file}: `input_dim` is {settings.get('input_dim')}, but what comes before it has {pooled_width}")
     if active > width:
         raise LoadError(f"{file}: `k` is {active}, more than `hidden_dim` {width}")
+    active = min(max_active_dims or active, width)
     normalized = bool(settings.get("normalize", False))
     return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
 

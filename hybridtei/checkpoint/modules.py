@@ -71,13 +71,19 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     listed = read_json(file)
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
-    modules = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
+    modules = _with_effect([(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed])
     order = LATE_ORDER if late else ("Router", *ORDER) if modules[:1] and modules[0][0] == "Router" else ORDER
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
     _check_order(file, [name for name, _ in modules], order, orphans=late)
     return modules
+
+
+def _with_effect(modules: Modules) -> list[tuple[str, str]]:
+    """Return the modules without Dropout, which is for training, and without a Normalize directly behind another."""
+    modules = [module for module in modules if module[0] != "Dropout"]
+    return [module for i, module in enumerate(modules) if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"]
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
@@ -132,7 +138,7 @@ def read_router(folder: Path, modules: Modules) -> Routes:
         raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
     routes = {
         name: [
-            *((str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path)) for path in paths),
+            *_with_effect([(str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path)) for path in paths]),
             *modules[1:],
         ]
         for name, paths in structure.items()
@@ -196,15 +202,24 @@ def read_pooling(
     config.json, as `hub_layouts` translates it. Raises MissingArtifact where no file declares one."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
-    file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
-    if modules or file.exists():
+    listed = module_path(modules, "Pooling")
+    file = inside(folder, listed or "1_Pooling") / "config.json"
+    if listed is not None or (not modules and file.exists()):
         return _declared_pooling(read_object(file), file)
     if config.get("pooling") is not None:
         return (_pooling_name(config["pooling"], folder / "config.json"),)
+    if modules:
+        raise MissingArtifact(f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given")
     if "bert" not in model_type.lower():
         raise MissingArtifact(f"{file}: missing, and no --pooling given")
     log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)
     return ("cls",)
+
+
+def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
+    """Whether the tokens of a prompt are pooled with those of the text."""
+    file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
+    return override is not None or read_object(file, optional=True).get("include_prompt") is not False
 
 
 def gives_scores(folder: Path, modules: Modules) -> bool:
@@ -253,8 +268,6 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
 
 
 def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
-    if settings.get("include_prompt") is False:
-        raise UnsupportedArchitecture(f"{file}: pooling without the prompt's tokens (`include_prompt`: false) is not served")
     declared = settings.get("pooling_mode")
     if declared is None:
         modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]

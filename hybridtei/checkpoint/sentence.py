@@ -1,4 +1,5 @@
-"""What sentence-transformers' own settings change: config_sentence_transformers.json."""
+"""What sentence-transformers' own settings change: those of the model (config_sentence_transformers.json), and those of its
+Transformer (sentence_bert_config.json). A setting that changes vectors is served, or refused by its name."""
 
 from __future__ import annotations
 
@@ -6,10 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridtei.checkpoint.sizes import Adapters
-from hybridtei.errors import LoadError
+from hybridtei.checkpoint.files import positive
+from hybridtei.checkpoint.sizes import Adapters, sentence_config
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 MODEL_FILE = "config_sentence_transformers.json"
+# Settings of the tokenizer's calls that leave the tokens of one text as they are.
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "padding": (True, False, "longest", "max_length"),
+    "truncation": (True, "longest_first"),
+    "return_tensors": ("pt",),
+    "return_attention_mask": (True,),
+}
+STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
+LOGITS = ("logits", ["logits"])
 
 
 def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
@@ -42,3 +53,39 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
+
+
+def size_of(sentence: Mapping[str, Any], key: str, folder: Path) -> int | None:
+    """Return `truncate_dim` or `max_active_dims`, or None where it is not declared. Raises LoadError."""
+    return None if sentence.get(key) is None else positive(sentence, key, folder / MODEL_FILE)
+
+
+def adds_specials(home: Path, *, scores: bool) -> bool:
+    """Return whether special tokens go around texts. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
+    settings of the Transformer that change what comes out."""
+    file, settings = sentence_config(home)
+    _check_outputs(file, _object(settings, "modality_config", file), LOGITS + STATES if scores else STATES)
+    given = _object(settings, "processing_kwargs", file)
+    calls = {f"{part}.{key}": value for part in ("common", "text") for key, value in _object(given, part, file).items()}
+    adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
+    for name, value in calls.items():
+        if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
+            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` {name} is {value!r}, which is not served")
+    return bool(adds)
+
+
+def _check_outputs(file: Path, modalities: Mapping[str, Any], served: tuple[Any, ...]) -> None:
+    for name in ("text", "message"):
+        entry = _object(modalities, name, file)
+        method, output = entry.get("method", "forward"), entry.get("method_output_name", served[0])
+        if method != "forward" or output not in served:
+            raise UnsupportedArchitecture(
+                f"{file}: `modality_config` takes {output!r} of `{method}` for {name}; served: {served[0]} of `forward`"
+            )
+
+
+def _object(settings: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
+    value = settings.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be an object")
+    return value or {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, find_classifier, in_modules
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, LinearStep, find_classifier, in_modules
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
 from hybridtei.checkpoint.hub_layouts import PPLX, is_native, translate
@@ -30,6 +30,7 @@ from hybridtei.checkpoint.modules import (
     gives_scores,
     is_splade,
     module_path,
+    pools_prompts,
     read_modules,
     read_pooling,
     read_router,
@@ -38,7 +39,7 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
-from hybridtei.checkpoint.sentence import MODEL_FILE, default_prompt, read_prompts, score_activation
+from hybridtei.checkpoint.sentence import MODEL_FILE, adds_specials, default_prompt, read_prompts, score_activation, size_of
 from hybridtei.checkpoint.sizes import (
     KEYS,
     UNSET_LENGTH,
@@ -67,7 +68,9 @@ STATIC_TYPE = "static"  # the model type of a table of token vectors, which has 
 class ModelSpec:
     """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
-    `default_prompt_name`: the prompt of texts that name no other. `template`: the prompt of a language model that ranks.
+    `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: dense vectors are cut to so many numbers.
+    `bare`: no special tokens go around texts. `pools_prompts`: prompts' tokens are pooled too.
+    `template`: the prompt of a language model that ranks.
     `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
     `config`: config.json as `hub_layouts` translates it; `is_native`: transformers' own class computes it. `tanh_gelu`:
     replaces the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
@@ -88,6 +91,9 @@ class ModelSpec:
     multivector: MultivectorHead | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+    bare: bool = False
+    pools_prompts: bool = True
     removed_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
     lowercase: bool = False
@@ -117,6 +123,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         splade = self.sparse is not None and self.sparse.kind == "splade"
         width = self.dense_modules[-1].out_features if self.dense_modules else self.hidden_size * len(self.pooling)
+        width = min(width, self.truncate_dim or width)
         derived = {
             "kind": "embedding" if self.classifier is None else self.classifier.kind,
             "labels": () if self.classifier is None else self.classifier.labels,
@@ -192,9 +199,7 @@ def _read(
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
-    classifier = None if splade else find_classifier(home, model_type, architectures, config)
-    if gives_scores(folder, modules):
-        classifier = in_modules(folder, modules, config, hidden_size)
+    classifier = None if splade else _classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
@@ -215,7 +220,7 @@ def _read(
         sparse = find_sparse_head(folder, hidden_size, heads_file)
         multivector = find_multivector_head(folder, hidden_size, heads_file)
     elif splade:
-        sparse = _splade(folder, modules, queries)
+        sparse = _splade(folder, modules, queries, size_of(sentence, "max_active_dims", folder) or 0)
     if late is not None:
         multivector = _token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
@@ -225,7 +230,8 @@ def _read(
         dense = _projection(home, model_type, config, pooled_width)
     coder = module_path(modules, CODER)
     if coder is not None:
-        sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width)
+        active = size_of(sentence, "max_active_dims", folder)
+        sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = _padding_id(model_type, config, file)
     positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
@@ -244,6 +250,9 @@ def _read(
         late=late,
         prompts=prompts,
         default_prompt_name=default_prompt(sentence, folder, prompts) if pooled or splade else None,
+        truncate_dim=size_of(sentence, "truncate_dim", folder) if pooled else None,
+        bare=not adds_specials(home, scores=not pooled),
+        pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
         removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
@@ -283,6 +292,8 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         dense_modules=read_steps(folder, modules, None, width),
         prompts=prompts,
         default_prompt_name=default_prompt(sentence, folder, prompts),
+        truncate_dim=size_of(sentence, "truncate_dim", folder),
+        bare=True,
     )
 
 
@@ -303,12 +314,13 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _splade(folder: Path, modules: Modules, queries: Path | None) -> SparseHead:
+def _splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
     """Without modules, only the folder's name marks OpenSearch's version 3, whose weights have two logarithms."""
     if modules:
-        return SparseHead("splade", double_log=splade_activation(folder, modules) == "log1p_relu", queries=queries)
+        double_log = splade_activation(folder, modules) == "log1p_relu"
+        return SparseHead("splade", double_log=double_log, queries=queries, active=active)
     third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
-    return SparseHead("splade", double_log=third, queries=queries)
+    return SparseHead("splade", double_log=third, queries=queries, active=active)
 
 
 def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
@@ -330,6 +342,22 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
         return ()
     width = positive(config, "num_labels", home / "config.json")
     return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
+
+
+def _classifier(
+    folder: Path, home: Path, modules: Modules, config: Mapping[str, Any], hidden_size: int
+) -> ClassifierHead | None:
+    """Return the head that gives logits, or None. Modules with a pooling and weights without a head are an embedder, whose
+    class is that of the model whose trunk it took."""
+    if gives_scores(folder, modules):
+        return in_modules(folder, modules, config, hidden_size)
+    file = home / "config.json"
+    named = find_classifier(home, _model_type(config, file), _architectures(config, file), config)
+    if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
+        return named
+    last = named.steps[-1]
+    lacks = isinstance(last, LinearStep) and f"{last.name}.weight" not in Weights.open(home).names()
+    return None if lacks else named
 
 
 def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> bool:

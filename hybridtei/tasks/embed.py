@@ -30,6 +30,8 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus", "retrieval.passage"),  # sentence-transformers' names, then Jina's
 }
 
+WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not served"
+
 
 class Embedder(Protocol):
     """Embeds texts: an `Encoder`, or a server by its URL (`ingest.embedders.RemoteEmbedder`)."""
@@ -114,11 +116,14 @@ class Embed(ListTask):
             return read_side(
                 reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
             )
+        name = self.prompt(reader.prompts)
+        if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
+            raise InvalidInput(f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none")
         return reader.read(
             self.inputs,
             truncate=self.truncate,
             direction=self.direction,
-            prompt_name=self.prompt(reader.prompts),
+            prompt_name=name,
             allow_empty=allow_empty,
         )
 
@@ -154,7 +159,7 @@ class Embed(ListTask):
         """Cut, normalise and merge the outputs of the pass."""
         outputs = outputs.only(self.heads)
         return Embeddings(
-            dense=None if outputs.dense is None else self.scaled(outputs.dense),
+            dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
             sparse=_sparse(model.spec, encodings, outputs),
             multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
             tokens=outputs.tokens,
@@ -173,9 +178,9 @@ class Embed(ListTask):
             return spec.multivector.dim
         return spec.dense_width
 
-    def scaled(self, dense: Floats) -> Floats:
+    def scaled(self, spec: ModelSpec, dense: Floats) -> Floats:
         """Cut and normalise."""
-        dense = cut(dense, self.dimensions)
+        dense = cut(dense, self.dimensions or spec.dense_width)
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
@@ -260,6 +265,8 @@ def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
     assert spec.sparse is not None
     if spec.sparse.double_log:
         vectors = replace(vectors, values=np.log1p(vectors.values))
+    if spec.sparse.active:
+        vectors = heaviest(vectors, spec.sparse.active)
     return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
 
 
@@ -307,9 +314,9 @@ class LookUp(ListTask):
         rows = [np.unique(encoding.input_ids) for encoding in encodings]
         rows = [row[model.query_weights[row] != 0] for row in rows]
         words = Ragged.from_rows(rows)
-        return Embeddings(
-            sparse=SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
-        )
+        sparse = SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
+        most = 0 if model.spec.sparse is None else model.spec.sparse.active
+        return Embeddings(sparse=heaviest(sparse, most) if most else sparse)
 
 
 def cosine(one: Floats, many: Floats) -> Floats:
@@ -378,9 +385,21 @@ def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Col
     return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
 
 
+def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
+    """Return the vectors with at most `count` entries each, those of the largest weights."""
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    order = np.lexsort((-np.abs(vectors.values), row))  # the rows stay in their places
+    kept = np.zeros(len(row), dtype=bool)
+    kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
+    return _only(vectors, kept)
+
+
 def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
     """Return the vectors without some of their columns."""
-    kept = ~np.isin(vectors.indices, list(removed))
+    return _only(vectors, ~np.isin(vectors.indices, list(removed)))
+
+
+def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
     lengths = np.bincount(row[kept], minlength=len(vectors))
     return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

@@ -109,7 +109,9 @@ class EmbedSpans(ListTask):
         spans = _flat(encodings, cu_seqlens)
         states, rows = outputs.tokens, np.concatenate([_spans_of(encoding).rows for encoding in encodings])
         answer = Embeddings(
-            dense=self.task.scaled(_dense(spec, encodings, states)) if Head.DENSE in heads and states is not None else None,
+            dense=self.task.scaled(spec, _dense(spec, encodings, states))
+            if Head.DENSE in heads and states is not None
+            else None,
             sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
             multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
             tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,

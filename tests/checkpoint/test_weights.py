@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
@@ -57,6 +58,9 @@ def test_a_tokenizer_that_is_none(bert: Path, copied: Copied) -> None:
 def test_an_embedding_model_that_calls_itself_a_classifier(bert: Path, copied: Copied, architecture: list[str]) -> None:
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", architectures=architecture)
+    spec = read_spec(folder)  # by its modules, and without the weights of a head
+    assert (spec.kind, spec.pooling) == ("embedding", ("mean",))
+    (folder / "modules.json").unlink()
     assert "the weights lack" in raised(folder, WeightMismatch, "")
 
 
