@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ from hybridtei.errors import (
 )
 from hybridtei.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
-from tests.sampled import crossed
+from tests.sampled import crossed, sampled
 
 FAMILIES = [
     *("bert", "xlm-roberta", "roberta", "camembert", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet"),
     *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
     *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
 ]
+# Those that transformers' own modules run, but for the ones that are refused.
+OTHERS = [name for name in tiny.OTHERS if name not in ("fnet", "lilt", "longformer", "nystromformer")]
 TEXTS = vocabulary.texts(12)
 PAIRS = [
     *pairwise(TEXTS),
@@ -71,7 +73,10 @@ def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> N
     np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize(("model_type", "labels"), crossed(FAMILIES, [1, 3]))
+@pytest.mark.parametrize(
+    ("model_type", "labels"),
+    [*crossed(FAMILIES, [1, 3]), *sampled(product(OTHERS, [1, 3]), [("albert", 3), ("big_bird", 1), ("mixtral", 1)])],
+)
 def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, labels)
     encoder = Encoder.load(str(folder))
@@ -79,6 +84,20 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, label
     expected = theirs(folder, [*TEXTS, *PAIRS])
     close(ours(encoder, [*TEXTS, *PAIRS]), expected)
     assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
+
+
+def test_a_trunk_without_the_prefix_of_its_names(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    expected = theirs(folder, TEXTS)
+    tiny.change(folder, lambda tensors: {name.removeprefix("bert."): one for name, one in tensors.items()})
+    close(theirs(folder, TEXTS), expected)
+    close(ours(Encoder.load(str(folder)), TEXTS), expected)
+
+
+def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "longformer")
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}: a Longformer that classifies"):
+        Encoder.load(str(folder))
 
 
 @pytest.mark.parametrize(

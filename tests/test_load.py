@@ -65,6 +65,18 @@ def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Pat
         loaded(folder)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [("fnet", "lets a text see"), ("lilt", "needs more than the ids"), ("nystromformer", "needs more than the ids")],
+)
+def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
+    tmp_path: Path, model_type: str, why: str
+) -> None:
+    folder = tiny.write_family(tmp_path, model_type)
+    with pytest.raises(LoadError, match=rf"{folder}: .*; {model_type} {why}.*, and is not served; served: bert, "):
+        loaded(folder)
+
+
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_a_model_of_very_short_texts_loads(tmp_path: Path, longest: int) -> None:
     folder = tiny.write_family(tmp_path, "bert", max_position_embeddings=longest)

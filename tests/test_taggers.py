@@ -30,6 +30,7 @@ FAMILIES = [
     "gte",
 ]
 FAMILIES += ["roberta", "eurobert", "qwen3", "llama", "jina_embeddings_v3"]
+FAMILIES += ["albert", "ernie", "longformer"]  # by transformers' own modules
 KINDS = ("bert", "xlm-roberta", "roberta")  # of tokenizers
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "ORG", "foo-bar"]
 TOLERANCE = tolerances.LOGITS["float32"]
@@ -72,7 +73,7 @@ def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
     ("model_type", "count"),
     sampled(
         [*((family, 40) for family in FAMILIES), *((family, 200) for family in KINDS)],
-        [("bert", 40), ("qwen3", 40)],
+        [("bert", 40), ("qwen3", 40), ("albert", 40)],
     ),
 )
 def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count: int) -> None:

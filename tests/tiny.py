@@ -81,12 +81,41 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+# Families that transformers' own modules run.
+MOE = {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+OTHERS: Mapping[str, Family] = {
+    "albert": Family("Albert", "unigram", {**ENCODER, "embedding_size": 16}),
+    "arcee": Family("Arcee", "bytes", DECODER),
+    "big_bird": Family("BigBird", "unigram", {**ENCODER, "attention_type": "original_full"}),
+    "data2vec-text": Family("Data2VecText", "roberta", ROBERTA),
+    "deberta": Family("Deberta", "wordpiece", {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "ernie": Family("Ernie", "wordpiece", ENCODER),
+    "exaone4": Family("Exaone4", "bytes", {**DECODER, "sliding_window": WINDOW}),
+    "fnet": Family("FNet", "unigram", ENCODER),
+    "gemma2": Family("Gemma2", "bytes", {**DECODER, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}),
+    "lilt": Family("Lilt", "unigram", ROBERTA),
+    "longformer": Family("Longformer", "roberta", {**ROBERTA, "attention_window": WINDOW}),
+    "megatron-bert": Family("MegatronBert", "wordpiece", ENCODER),
+    "mixtral": Family("Mixtral", "bytes", {**DECODER, "num_local_experts": 4}),
+    "nemotron": Family("Nemotron", "bytes", DECODER),
+    "nystromformer": Family("Nystromformer", "unigram", {**ENCODER, "segment_means_seq_len": 16, "num_landmarks": 4}),
+    "olmo": Family("Olmo", "bytes", DECODER),
+    "olmo3": Family("Olmo3", "bytes", {**DECODER, "sliding_window": WINDOW}),
+    "persimmon": Family("Persimmon", "bytes", DECODER),
+    "phi": Family("Phi", "bytes", DECODER),
+    "phi3": Family("Phi3", "bytes", DECODER),
+    "qwen2_moe": Family("Qwen2Moe", "bytes", {**MOE, "shared_expert_intermediate_size": 24}),
+    "qwen3_moe": Family("Qwen3Moe", "bytes", {**MOE, "head_dim": 8}),
+    "rembert": Family("RemBert", "unigram", {**ENCODER, "input_embedding_size": 16, "output_embedding_size": 16}),
+    "roformer": Family("RoFormer", "wordpiece", {**ENCODER, "embedding_size": HIDDEN}),
+    "xlm-roberta-xl": Family("XLMRobertaXL", "unigram", ROBERTA),
+}
 BIASED = frozenset({"mpnet", "deberta-v2", "mt5", "t5"})  # their attention adds a bias to scores
 
 
 def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any) -> Path:
     """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
-    family = FAMILIES[model_type]
+    family = {**FAMILIES, **OTHERS}[model_type]
     words = tokenizer(family.tokenizer)
     if family.classes in ("DistilBert", "XLMRoberta", "Roberta", "Camembert", "MPNet", "ModernBert"):
         words.model_input_names = ["input_ids", "attention_mask"]

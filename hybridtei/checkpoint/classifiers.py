@@ -70,6 +70,14 @@ def _two_layers(name: str, activation: str, last: LinearStep = LAST) -> _Recipe:
     return lambda config: ("cls", (LinearStep(name, activation), last))
 
 
+def _as_hidden(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _two_layers("classifier.dense", config.get("hidden_act", "gelu"), OUT_PROJ)(config)
+
+
+def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    raise UnsupportedArchitecture("a Longformer that classifies lets all tokens see the first, and its trunk alone does not")
+
+
 def _deberta(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     return _two_layers("pooler.dense", config.get("pooler_hidden_act", "gelu"))(config)
 
@@ -103,17 +111,24 @@ def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key
 # transformers' generic class: one matrix on the last token, or on what NVIDIA's class pools.
 DECODERS = frozenset(
     {
-        *("gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral", "olmo2", "phi3"),
-        *("qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+        *("arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral"),
+        *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     }
 )
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
-    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "gte", "new", "nomic_bert")},
-    "jina_bert": ("bert", _two_layers("bert.pooler.dense", "tanh")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
+    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "ernie", "gte", "new", "nomic_bert")},
+    **dict.fromkeys(("jina_bert", "megatron-bert"), ("bert", _two_layers("bert.pooler.dense", "tanh"))),
+    "rembert": ("rembert", _two_layers("rembert.pooler.dense", "tanh")),
+    "albert": ("albert", _two_layers("albert.pooler", "tanh")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
+    "data2vec-text": ("data2vec_text", _DENSE_TANH),
     "mpnet": ("mpnet", _DENSE_TANH),
+    "roformer": ("roformer", _as_hidden),
+    "big_bird": ("bert", _as_hidden),
+    "longformer": ("longformer", _longformer),
     "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),
     "distilbert": ("distilbert", _two_layers("pre_classifier", "relu")),
     "modernbert": ("model", _modernbert),

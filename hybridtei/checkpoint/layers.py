@@ -19,6 +19,7 @@ from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
+OTHER_NAMES = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
@@ -151,6 +152,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 def activation_name(name: str, where: Path | str) -> str:
     """Return "gelu" of "gelu" or of a class of torch.nn ("torch.nn.modules.activation.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
+    plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS or ("." in name and not name.startswith("torch.nn.")):
         raise UnsupportedArchitecture(f"{where}: activation {name!r}; served: {', '.join(ACTIVATIONS)}")
     return plain
@@ -254,7 +256,7 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
     """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
     if not head.trunk:
         return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
-    reader = _Reader(folder)
+    reader = _Reader(folder, head.trunk)
     layers, width = list[ClassifierLayer](), hidden_size
     name = ""
     for step in head.steps:
@@ -276,10 +278,11 @@ def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
 
 
 class _Reader:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trunk: str) -> None:
         self.tensors = Weights.open(folder)
         self.used = set[str]()
         self._folder = folder
+        self._trunk = trunk
 
     def linear(self, step: LinearStep, width: int) -> LinearLayer:
         weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
@@ -293,8 +296,11 @@ class _Reader:
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
     ) -> NDArray[np.float32]:
-        if name not in self.tensors.names():
-            raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")
+        if name not in self.tensors.names():  # a trunk may have been saved without the prefix of its names
+            bare = name.removeprefix(self._trunk)
+            if bare not in self.tensors.names():
+                raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")
+            name = bare
         self.used.add(name)
         found = self.tensors.shape(name)
         _check_shape(found, shape, self._folder, name)

@@ -211,7 +211,12 @@ def read_pooling(
     if modules:
         raise MissingArtifact(f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given")
     if "bert" not in model_type.lower():
-        raise MissingArtifact(f"{file}: missing, and no --pooling given")
+        name = next(iter(config.get("architectures") or ()), model_type)
+        ranks = "; of one that ranks, describe the template in hybridtei_rerank.json" if name.endswith("ForCausalLM") else ""
+        raise MissingArtifact(
+            f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
+            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{ranks}"
+        )
     log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)
     return ("cls",)
 

@@ -29,6 +29,30 @@ SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
 SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
 
 
+# Model types that every backend computes: those of `families.FAMILIES`.
+SERVED = (
+    *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma3_text", "gte", "jina_bert"),
+    *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
+    "xlm-roberta",
+)
+# Where families that are not served keep their width.
+OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
+
+
+def read_hidden_size(config: Mapping[str, Any], file: Path) -> int:
+    """Return the width of hidden states. Raises UnsupportedArchitecture for a family that keeps it elsewhere, or LoadError."""
+    if config.get("dim") and not config.get("hidden_size"):
+        return positive(config, "dim", file)
+    elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
+    if config.get("hidden_size") is None and elsewhere is not None:
+        model_type = config.get("model_type")
+        raise UnsupportedArchitecture(
+            f"{file}: the family {model_type!r} is not served: it has `{elsewhere}`, no `hidden_size`; "
+            f"served: {', '.join(SERVED)}"
+        )
+    return positive(config, "hidden_size", file)
+
+
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
     """Raise LoadError for a size above its bound or an incomplete file of weights, WeightMismatch for sizes that the files
     cannot hold."""

@@ -47,6 +47,7 @@ from hybridtei.checkpoint.sizes import (
     check_sizes,
     max_input_length,
     read_adapters,
+    read_hidden_size,
     sentence_config,
 )
 from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
@@ -194,7 +195,7 @@ def _read(
     architectures = _architectures(config, file)
     model_type = _model_type(config, file)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
-    hidden_size = positive(config, "dim" if config.get("dim") and not config.get("hidden_size") else "hidden_size", file)
+    hidden_size = read_hidden_size(config, file)
     idf = folder / "idf.json"
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf

@@ -76,7 +76,15 @@ def test_a_file_that_names_no_pooling_is_no_missing_file(tmp_path: Path, setting
 
 @pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
 def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
-    assert "--pooling" in raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
+    message = raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
+    assert "--pooling mean" in message
+    assert "last-token" in message
+    assert "hybridtei_rerank.json" not in message
+
+
+def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
+    assert "hybridtei_rerank.json" in raised(MissingArtifact, folder, "1_Pooling/config.json")
 
 
 def test_a_pooling_that_modules_name_but_is_not_there(bert: Path, copied: Copied) -> None:

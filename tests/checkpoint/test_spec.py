@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
+import transformers
 from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
@@ -43,6 +44,15 @@ def test_a_config_that_is_no_object_is_refused(bert: Path, copied: Copied, conte
     folder = copied(bert)
     (folder / "config.json").write_bytes(content.encode("latin-1"))
     raised(LoadError, folder, "config.json")
+
+
+@pytest.mark.parametrize("name", ["GPT2", "XLNet", "Bart", "MBart", "XLM", "Flaubert", "Funnel", "Gemma3", "UMT5", "T5Gemma"])
+def test_a_family_that_keeps_its_width_elsewhere_is_not_served(bert: Path, copied: Copied, name: str) -> None:
+    folder, config = copied(bert), getattr(transformers, f"{name}Config")()
+    config.save_pretrained(folder)
+    message = raised(UnsupportedArchitecture, folder, "config.json")
+    assert f"the family '{config.model_type}' is not served" in message
+    assert "served: bert, " in message
 
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_size", "vocab_size"])

@@ -26,6 +26,7 @@ from conformance.families.oracle import (
 from conformance.families.variants import VARIANTS
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.checkpoint.sizes import SERVED
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
@@ -176,6 +177,7 @@ def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
 
 def test_every_family_has_a_checkpoint_here() -> None:
     assert set(FAMILIES) == {*tiny.FAMILIES, "jina_bert"}  # of which transformers has no class: see test_jina_bert
+    assert sorted(FAMILIES) == [*SERVED]
 
 
 Buckets = Callable[..., Any]

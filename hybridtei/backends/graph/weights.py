@@ -13,7 +13,7 @@ import numpy as np
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, left_over
-from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 from hybridtei.system import memory
 
@@ -77,6 +77,9 @@ def word_tables(spec: ModelSpec, shapes: Shapes) -> list[str]:
 def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
     """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
     tables = word_tables(spec, shapes)
+    if not tables:
+        wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
+        raise UnsupportedArchitecture(f"{spec.folder}: {spec.model_type} has no table of word embeddings with {wanted}")
     if len(tables) != 1:
         raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
     return tables[0]
