@@ -35,7 +35,7 @@ FAMILIES = [
     *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
 ]
 # Those that transformers' own modules run, but for the ones that are refused.
-OTHERS = [name for name in tiny.OTHERS if name not in ("fnet", "lilt", "longformer", "nystromformer")]
+OTHERS = [name for name in tiny.OTHERS if name not in ("dpr", "fnet", "lilt", "longformer", "nystromformer")]
 TEXTS = vocabulary.texts(12)
 PAIRS = [
     *pairwise(TEXTS),

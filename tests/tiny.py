@@ -89,6 +89,7 @@ OTHERS: Mapping[str, Family] = {
     "big_bird": Family("BigBird", "unigram", {**ENCODER, "attention_type": "original_full"}),
     "data2vec-text": Family("Data2VecText", "roberta", ROBERTA),
     "deberta": Family("Deberta", "wordpiece", {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "dpr": Family("DPR", "wordpiece", ENCODER),
     "ernie": Family("Ernie", "wordpiece", ENCODER),
     "exaone4": Family("Exaone4", "bytes", {**DECODER, "sliding_window": WINDOW}),
     "fnet": Family("FNet", "unigram", ENCODER),

@@ -194,6 +194,12 @@ def _decoder(config: Config, file: Path) -> Config:
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 
+def _dpr(config: Config, file: Path) -> Config:
+    """After `DPRQuestionEncoder` and `DPRContextEncoder`, which take the first token's state of a BERT."""
+    _take(config, file, {"projection_dim": (0,)})
+    return {**config, "model_type": "bert", "pooling": "cls"}
+
+
 # T5's names -> those of most families.
 T5_NAMES: Mapping[str, str] = {
     "d_model": "hidden_size",
@@ -255,6 +261,7 @@ def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
 TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
+    "dpr": _dpr,
     PPLX: _pplx,
     "gte": _gte,
     "llama_bidirec": _llama_bidirec,

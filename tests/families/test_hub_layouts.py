@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
@@ -86,6 +87,22 @@ def test_alibabas_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
     scores = opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     assert scores is not None
     np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("task", ["QuestionEncoder", "ContextEncoder"])
+def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, "dpr", task=task))
+    texts = texts_of(spec)
+    model = getattr(transformers, f"DPR{task}").from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = [model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy() for text in texts]
+    dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
+    assert dense is not None
+    np.testing.assert_allclose(dense, np.stack(expected), atol=tolerances.HIDDEN["float32"])
+    tiny.edit_json(tmp_path / "config.json", projection_dim=8)
+    with pytest.raises(UnsupportedArchitecture, match="`projection_dim` is 8"):
+        read_spec(tmp_path)
 
 
 def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
