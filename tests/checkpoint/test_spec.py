@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import SentenceTransformer
 import transformers
+from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
