@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.checkpoint import files
 from hybridtei.checkpoint.files import MAX_JSON_BYTES, check_links, read_json
+from hybridtei.checkpoint.hub_layouts import translate
 from hybridtei.checkpoint.sizes import check_sizes, min_weights
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights, check_finite
@@ -86,7 +87,7 @@ def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(bert: Path, cop
 def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path: Path) -> None:
     for family in sorted(tiny.FAMILIES):
         folder = tiny.write_family(tmp_path / family, family)
-        config = json.loads((folder / "config.json").read_text())
+        config = translate(json.loads((folder / "config.json").read_text()), folder / "config.json")
         held = sum(array.size for array in load_file(folder / "model.safetensors").values())
         assert 0 < min_weights(config, has_position_table="max_position_embeddings" in config and family == "bert") <= held
 
