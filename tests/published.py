@@ -204,6 +204,24 @@ def _nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+OWN_CODE = """
+from transformers import BertModel
+
+class OwnModel(BertModel):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state.flip(-1) * 2 - 1
+        return output
+"""
+
+
+def add_own_code(folder: Path, **classes: str) -> Path:
+    """Give a BERT code of its publisher's, which computes other states; `classes`: further entries of `auto_map`."""
+    (folder / "modeling_own.py").write_text(OWN_CODE, encoding="utf-8")
+    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel", **classes})
+    return folder
+
+
 def _linear(name: str, wide: int, narrow: int, *, bias: bool = True) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (narrow, wide), **({f"{name}.bias": (narrow,)} if bias else {})}
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from conformance.families.oracle import difference, states_of, texts_of
 from hybridtei import load
 from hybridtei.backends import select as backend_choice
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
@@ -23,7 +25,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.load import load_model
-from tests import tiny, tolerances, vocabulary
+from tests import published, tiny, tolerances, vocabulary
 from tests.backends.torch.test_trunk import LONG
 from tests.checkpoint.test_modules import in_its_own_folder
 from tests.tiny import change
@@ -116,7 +118,6 @@ def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert:
 
 
 def test_weights_that_torch_saved_run_on_onnxruntime(bert: Path, copied: Copied, cache: Path) -> None:
-    import torch
     from safetensors.torch import load_file
 
     folder = copied(bert)
@@ -128,7 +129,6 @@ def test_weights_that_torch_saved_run_on_onnxruntime(bert: Path, copied: Copied,
 
 
 def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> None:
-    import torch
     from safetensors.torch import load_file
 
     folder = copied(bert)
@@ -163,12 +163,62 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
     assert backend.dtype == config.get("dtype", "float32")
 
 
+@pytest.mark.parametrize("backend", ["auto", "ort", "torch"])
+@pytest.mark.parametrize("model_type", ["bert", "a-type-of-its-own"])
+def test_a_publishers_own_code_is_refused_until_it_is_trusted(
+    bert: Path, copied: Copied, cache: Path, backend: str, model_type: str
+) -> None:
+    folder = published.add_own_code(copied(bert), AutoConfig="configuration_own.OwnConfig")
+    tiny.edit_json(folder / "config.json", model_type=model_type)
+    with pytest.raises(
+        LoadError, match=rf"{folder}/config.json: `auto_map` names `modeling_own.OwnModel`.*--trust-remote-code"
+    ):
+        backend_of(folder, backend=backend)
+
+
+def test_a_type_that_neither_knows_is_refused_by_its_class(bert: Path, copied: Copied, cache: Path) -> None:
+    folder = copied(bert)
+    tiny.edit_json(folder / "config.json", model_type="own", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
+    with pytest.raises(LoadError, match=r"`auto_map` names `configuration_own.OwnConfig`.*--trust-remote-code"):
+        backend_of(folder)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_trusted_code_computes_the_model(
+    bert: Path,
+    copied: Copied,
+    cache: Path,
+    backend: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import AutoModel, dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
+    folder = published.add_own_code(copied(bert))
+    oracle = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    assert type(oracle).__name__ == "OwnModel"
+    found = backend_of(folder, backend=backend, trust_remote_code=True)
+    texts = texts_of(found.spec)
+    expected = np.concatenate(
+        [oracle(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].detach().numpy() for text in texts]
+    )
+    assert isinstance(found, TorchBackend)
+    assert difference(states_of(found, texts), expected, texts).is_within
+    assert f"{folder}: runs `modeling_own.OwnModel`" in caplog.text
+
+
+def test_a_configuration_class_alone_changes_nothing(bert: Path, copied: Copied, cache: Path) -> None:
+    folder = copied(bert)
+    tiny.edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
+    assert isinstance(backend_of(folder), OnnxBackend)
+
+
 @pytest.mark.parametrize("fault", ["missing", "misshapen"])
 @pytest.mark.parametrize("backend", ["auto", "ort"])
 def test_a_graph_that_the_checkpoint_does_not_fit_is_a_mismatch(
     bert: Path, copied: Copied, cache: Path, backend: str, fault: str
 ) -> None:
-    import torch
 
     name = "encoder.layer.0.output.dense.bias"
     left = {} if fault == "missing" else {name: torch.zeros(tiny.HIDDEN + 1)}

@@ -7,11 +7,13 @@ they are known to change nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hybridtei.checkpoint.files import positive
+from hybridtei.checkpoint.tokenizer_settings import GTE_QWEN2
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
@@ -188,9 +190,11 @@ def _pplx(config: Config, file: Path) -> Config:
 
 
 def _decoder(config: Config, file: Path) -> Config:
-    """The name of a class says that it sees both ways, where no key says whether it does."""
+    """The name of a class says that it sees both ways, where no key says whether it does; gte-Qwen2's code always does."""
     is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
-    both_ways = any("Bidirectional" in name for name in _architectures(config))
+    classes = config.get("auto_map")
+    code = classes.get("AutoModel") if isinstance(classes, dict) else None
+    both_ways = str(code).rpartition("--")[2] == GTE_QWEN2 or any("Bidirectional" in name for name in _architectures(config))
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 
@@ -225,7 +229,7 @@ def _t5(config: Config, file: Path) -> Config:
     return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
 
 
-def _architectures(config: Config) -> list[str]:
+def _architectures(config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
@@ -256,6 +260,65 @@ def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise LoadError(f"{file}: `{key}` is {value!r}, should be a positive number")
     return float(value)
+
+
+# Classes of publishers' own code, without the "Model" or "For…" at their end, with their module where transformers has the name
+# too -> the family that computes the same.
+CODE: Mapping[str, str] = {
+    "EuroBert": "eurobert",
+    "Gte": "gte",
+    "JinaBert": "jina_bert",
+    "LlamaBidirectional": "llama",
+    "New": "gte",
+    "NomicBert": "nomic_bert",
+    "PPLXQwen3": "qwen3",
+    "Qwen2Bidirectional": "qwen2",
+    "Qwen3Bidirectional": "qwen3",
+    "XLMRobertaLoRA": "jina_embeddings_v3",
+    "modeling_qwen.Qwen2": "qwen2",
+    "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
+}
+CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
+
+
+def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None:
+    """Return the class of the publisher's own code that transformers' `loader` would run, or None if the model has none or a
+    family computes the same. `config`: as `translate` returns it.
+    """
+    classes = config.get("auto_map")
+    reference = classes.get(loader) if isinstance(classes, dict) else None
+    if not isinstance(reference, str):
+        return None
+    found = CLASS.fullmatch(reference)
+    families = () if found is None else (CODE.get(found["name"]), CODE.get(found["trunk"]))
+    return None if config.get("model_type") in families else reference
+
+
+def check_code(config: Mapping[str, Any], file: Path) -> None:
+    """Raise UnsupportedArchitecture for a model that its publisher's own code alone computes."""
+    code = own_code(config)
+    if code is not None:
+        raise needs_code(file, code)
+
+
+def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
+    """The error for what needs that code."""
+    return UnsupportedArchitecture(
+        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
+        "--trust-remote-code runs it by torch (pip install 'hybridtei[torch]'), with all rights of this process: read it before"
+    )
+
+
+def check_head_code(config: Mapping[str, Any], file: Path) -> None:
+    """Raise UnsupportedArchitecture for a head by the publisher's own code, which is not served in any way."""
+    tasks = (name.rpartition("For")[2] for name in _architectures(config) if "For" in name)
+    for loader in (f"AutoModelFor{task}" for task in tasks):
+        code = own_code(config, loader)
+        if code is not None:
+            raise UnsupportedArchitecture(
+                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; served: heads of "
+                "transformers' classes, and embedders by such code with --trust-remote-code"
+            )
 
 
 TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {

@@ -16,7 +16,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, LinearStep, find_classifier, in_modules
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
-from hybridtei.checkpoint.hub_layouts import PPLX, is_native, translate
+from hybridtei.checkpoint.hub_layouts import PPLX, check_head_code, is_native, translate
 from hybridtei.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.checkpoint.modules import (
     CODER,
@@ -204,6 +204,8 @@ def _read(
     template = None
     if model_type in DECODERS and not splade:
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
+    if splade or classifier is not None:
+        check_head_code(config, file)
     late = None
     if is_colbert:
         late = read_late(

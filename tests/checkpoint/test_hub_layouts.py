@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hybridtei.checkpoint.hub_layouts import translate
+from hybridtei.checkpoint.hub_layouts import own_code, translate
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from tests import jina, published, tiny
@@ -105,6 +105,59 @@ def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path: Path, changes
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", **changes)
     assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal
+
+
+FLASH = "jinaai/xlm-roberta-flash-implementation--"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "code", "is_known"),
+    [
+        ("gte", "Alibaba-NLP/new-impl--modeling.NewModel", True),
+        ("gte", "modeling_hf_alibaba_nlp_gte.GteModel", True),
+        ("nomic_bert", "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel", True),
+        ("nomic_bert", "modeling_hf_nomic_bert.NomicBertForPreTraining", True),
+        ("jina_bert", "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel", True),
+        ("bert", "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel", False),
+        ("jina_embeddings_v3", FLASH + "modeling_lora.XLMRobertaLoRA", True),
+        ("jina_embeddings_v3", FLASH + "modeling_xlm_roberta.XLMRobertaModel", True),
+        ("xlm-roberta", FLASH + "modeling_xlm_roberta.XLMRobertaModel", False),
+        ("llama", "llama_bidirectional_model.LlamaBidirectionalForSequenceClassification", True),
+        ("qwen3", "modeling.PPLXQwen3Model", True),
+        ("eurobert", "modeling_eurobert.EuroBertModel", True),
+        ("qwen2", "modeling_qwen.Qwen2Model", True),
+        ("qwen2", "modeling_mine.Qwen2Model", False),
+        ("qwen3", "modeling_qwen.Qwen2Model", False),
+        ("bert", "modeling_own.OwnModel", False),
+        ("bert", "OwnModel", False),
+        ("bert", "", False),
+    ],
+)
+def test_publishers_classes_that_a_family_computes(model_type: str, code: str, is_known: bool) -> None:
+    config = {"model_type": model_type, "auto_map": {"AutoModel": code, "AutoConfig": "configuration_own.OwnConfig"}}
+    assert own_code(config) == (None if is_known else code)
+    assert own_code(config, "AutoModelForMaskedLM") is None
+
+
+@pytest.mark.parametrize("auto_map", [None, "modeling.X", ["x"], {}, {"AutoModel": None}, {"AutoConfig": "a.B"}])
+def test_without_a_class_of_a_model_there_is_no_own_code(auto_map: Any) -> None:
+    assert own_code({"model_type": "bert", "auto_map": auto_map}) is None
+
+
+def test_gte_qwen2s_code_sees_both_ways_unless_a_key_says_otherwise(tmp_path: Path) -> None:
+    """`Qwen2Model.forward(is_causal=False)` of its modeling_qwen.py."""
+    folder = tiny.write_family(tmp_path, "qwen2")
+    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
+    assert read_spec(folder, pooling="lasttoken").config["is_causal"] is False
+    tiny.edit_json(folder / "config.json", is_causal=True)
+    assert read_spec(folder, pooling="lasttoken").config["is_causal"] is True
+
+
+def test_a_head_by_own_code_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    tiny.edit_json(folder / "config.json", auto_map={"AutoModelForSequenceClassification": "modeling_own.OwnForScores"})
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `auto_map` names `modeling_own.OwnForScores`"):
+        read_spec(folder)
 
 
 NTK = {"type": "ntk", "factor": 8.0}

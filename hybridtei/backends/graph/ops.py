@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hybridtei.backends.graph.writer import BOOL, FLOAT, INT64, Attribute, Graph, OnnxWriter
 from hybridtei.batch import Positions
+from hybridtei.checkpoint.hub_layouts import check_code
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.families import run_family
@@ -41,9 +42,10 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
 
 def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     """Write a checkpoint's family by these operations. Raises as `family_graph`."""
-    file = str(spec.folder / "config.json")
+    file = spec.folder / "config.json"
+    check_code(spec.config, file)
     adapters = None if spec.adapters is None else spec.adapters.form
-    hidden = run_family(ops, spec.model_type, spec.config, file, adapters, is_native=spec.is_native)
+    hidden = run_family(ops, spec.model_type, spec.config, str(file), adapters, is_native=spec.is_native)
     return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices), causal=ops.causal)
 
 

@@ -30,12 +30,13 @@ from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
 from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.checkpoint.hub_layouts import check_code, needs_code, own_code
 from hybridtei.checkpoint.layers import classifier_layers
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights, left_over, not_finite
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.families import run_family
+from hybridtei.families import FAMILIES, run_family
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +74,10 @@ def _load_trunk(
     except UnsupportedArchitecture as refused:
         if spec.is_splade or spec.adapters is not None:
             raise
-        if not (spec.is_native or trust_remote_code):
+        computed = spec.is_native or (spec.model_type not in FAMILIES and own_code(spec.config) is None)
+        if not (computed or trust_remote_code):
             raise  # transformers' own class would compute another model than the publisher's code
-        log.info("transformers' own modules run this model, padded: %s", refused)
+        log.info("transformers runs this model, padded: %s", refused)
     model = load_model(spec, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
     return PaddedTrunk(model, spec, device), None
 
@@ -88,6 +90,7 @@ def load_family(
     `joined`: whether projections of the same rows become one product. They do on a GPU: a launch less is time there, and a
     larger product fills more of the card. On a CPU neither is so.
     """
+    check_code(spec.config, spec.folder / "config.json")
     weights, keys, shapes = Weights.open(spec.folder), dict[str, str](), dict[str, tuple[int, ...]]()
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -199,9 +202,15 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
     from transformers import AutoConfig, AutoModel
 
     _weights_file(spec.folder)
+    code = own_code(spec.config) if trust_remote_code else None
+    if code is not None:
+        log.warning("%s: runs `%s`, code of the publisher's own (--trust-remote-code)", spec.folder, code)
     try:
         config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
+        classes = spec.config.get("auto_map")
+        if classes and isinstance(classes, dict) and not trust_remote_code:
+            raise needs_code(spec.folder / "config.json", str(next(iter(classes.values())))) from error
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
     except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
@@ -217,7 +226,7 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that `_check` refuses them, by name
-                **_without_pooler(config),
+                **({} if code else _without_pooler(config)),
             )
     except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
