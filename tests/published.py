@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
+from torch import Tensor
 
 from hybridtei.outputs import Floats
 from tests import tiny
@@ -107,6 +109,45 @@ def as_pplx(folder: Path, **changes: Any) -> Path:
     pplx = {"model_type": "bidirectional_pplx_qwen3", "architectures": ["PPLXQwen3Model"], "is_causal": ...}
     tiny.edit_json(folder / "config.json", **{**pplx, "use_bidirectional_attention": True, **changes})
     return folder
+
+
+def as_jina_flash(folder: Path, **changes: Any) -> Path:
+    """Rewrite an xlm-roberta as Jina publishes Reranker v2: transformers' model under other names."""
+
+    def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        made = {_flash_name(name): tensor for name, tensor in tensors.items()}
+        for query in [name for name in made if ".mixer.query." in name]:
+            parts = [made.pop(query.replace("query", part)) for part in ("query", "key", "value")]
+            made[query.replace("query", "Wqkv")] = torch.cat(parts)
+        return made
+
+    code = "modeling_xlm_roberta.XLMRobertaForSequenceClassification"
+    jina = {
+        "position_embedding_type": "absolute",
+        "use_flash_attn": True,
+        "auto_map": {"AutoModelForSequenceClassification": code},
+    }
+    tiny.edit_json(folder / "config.json", **{**jina, **changes})
+    return tiny.change(folder, renamed)
+
+
+FLASH_NAMES = {
+    "encoder.layer.": "encoder.layers.",
+    "embeddings.LayerNorm": "emb_ln",
+    "attention.self.": "mixer.",
+    "attention.output.dense": "mixer.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "output.LayerNorm": "norm2",
+}
+
+
+def _flash_name(name: str) -> str:
+    """After Jina's `convert_roberta_weights_to_flash.py`."""
+    for theirs, jinas in FLASH_NAMES.items():
+        name = name.replace(theirs, jinas)
+    return name
 
 
 REWRITES = {"gte": as_new, "nomic_bert": as_nomic, "llama": as_llama_bidirec, "qwen3": as_pplx}

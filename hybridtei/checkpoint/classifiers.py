@@ -116,6 +116,7 @@ DECODERS = frozenset(
         *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     }
 )
+ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "camembert", "jina_embeddings_v3")
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
@@ -123,7 +124,7 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     **dict.fromkeys(("jina_bert", "megatron-bert"), ("bert", _two_layers("bert.pooler.dense", "tanh"))),
     "rembert": ("rembert", _two_layers("rembert.pooler.dense", "tanh")),
     "albert": ("albert", _two_layers("albert.pooler", "tanh")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "jina_embeddings_v3"), ("roberta", _DENSE_TANH)),
+    **dict.fromkeys(ROBERTAS, ("roberta", _DENSE_TANH)),
     "data2vec-text": ("data2vec_text", _DENSE_TANH),
     "mpnet": ("mpnet", _DENSE_TANH),
     "roformer": ("roformer", _as_hidden),

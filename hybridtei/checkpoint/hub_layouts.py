@@ -159,10 +159,14 @@ def _jina_bert(config: Config, file: Path) -> Config:
 
 
 def _jina_v3(config: Config, file: Path) -> Config:
-    """After `XLMRobertaFlashConfig` of Jina's own code, if positions are rotary, as those of embeddings v3.
+    """After `XLMRobertaFlashConfig` of Jina's own code: positions are rotary, as those of embeddings v3, or, if it says that
+    they are absolute, looked up, as those of Reranker v2.
 
     What it says of adapters is read by `sizes.read_adapters`.
     """
+    if config.get("position_embedding_type") == "absolute" and "use_flash_attn" in config:
+        _drop(config, "use_flash_attn", "use_reentrant")
+        return {**config, "model_type": "xlm-roberta-flash"}
     if config.get("position_embedding_type") != "rotary":
         return config
     _take(config, file, {"truncate_dim": (config.get("hidden_size"),)})

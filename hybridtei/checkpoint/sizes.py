@@ -33,7 +33,7 @@ SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
 SERVED = (
     *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma3_text", "gte", "jina_bert"),
     *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
-    "xlm-roberta",
+    *("xlm-roberta", "xlm-roberta-flash"),
 )
 # Where families that are not served keep their width.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")

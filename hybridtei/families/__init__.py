@@ -8,7 +8,19 @@ from typing import Any
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet, t5
 from hybridtei.families.ops import Ops, Rows, adapted
-from hybridtei.families.rotary import eurobert, gemma3, gte, jina_v3, llama, mistral, modernbert, nomic_bert, qwen2, qwen3
+from hybridtei.families.rotary import (
+    eurobert,
+    gemma3,
+    gte,
+    jina_v3,
+    llama,
+    mistral,
+    modernbert,
+    nomic_bert,
+    qwen2,
+    qwen3,
+    xlm_roberta_flash,
+)
 from hybridtei.families.settings import Settings, declared_keys
 
 Family = Callable[[Ops, Settings], Rows]
@@ -31,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "t5": t5,
+    "xlm-roberta-flash": xlm_roberta_flash,
 }
 
 

@@ -1,7 +1,7 @@
-"""Transformers with rotary positions. Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block;
-ModernBERT, with norms before, and windows in two of three layers. Language models that embed or rank, causal or not: Llama,
-Mistral, Qwen2, Qwen3, EuroBERT; Gemma 3, with norms around each block, windows in most layers, and weights of norms that are
-added to one.
+"""Transformers with rotary positions. Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block,
+and Jina Reranker v2's, which looks positions up under the same names; ModernBERT, with norms before, and windows in two of
+three layers. Language models that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT; Gemma 3, with norms
+around each block, windows in most layers, and weights of norms that are added to one.
 
 Tensors have the names of their makers, under which transformers writes them too.
 """
@@ -17,14 +17,15 @@ from hybridtei.families.settings import FULL, SLIDING, Frequencies, Settings, fr
 
 @dataclass(frozen=True)
 class _EncoderForm:
-    """Names of the tensors, those of a layer below `layer`, and what no configuration of transformers says."""
+    """Names of the tensors, those of a layer below `layer`, and what no configuration of transformers says. `theta`: None
+    where positions are looked up."""
 
     layer: str
     embedding_norm: str
     qkv: str
     out: str
     norms: tuple[str, str]
-    theta: float
+    theta: float | None
     has_bias: bool
 
 
@@ -87,12 +88,21 @@ def gte(o: Ops, s: Settings) -> Rows:
 
 def jina_v3(o: Ops, s: Settings) -> Rows:
     """After `JinaEmbeddingsV3Model`, whose adapters were added to its weights."""
+    return _jina(o, s, JINA)
+
+
+def xlm_roberta_flash(o: Ops, s: Settings) -> Rows:
+    """After `XLMRobertaModel`, under the names of Jina's own code."""
+    return _jina(o, s, replace(JINA, theta=None))
+
+
+def _jina(o: Ops, s: Settings, form: _EncoderForm) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
     def mlp(x: Rows, name: str, _: int) -> Rows:
         return o.linear(o.activate(o.linear(x, f"{name}mlp.fc1", wide), act), f"{name}mlp.fc2", x.width)
 
-    return _encoder(o, s, JINA, mlp)
+    return _encoder(o, s, form, mlp)
 
 
 def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, int], Rows]) -> Rows:
@@ -101,15 +111,19 @@ def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, 
     if s.get("type_vocab_size", 0):
         table = "embeddings.token_type_embeddings.weight"
         x = o.add(x, o.embedding(table, s.count("type_vocab_size"), hidden, "token_type_ids"))
+    if form.theta is None:
+        positions = s.count("max_position_embeddings")
+        x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids"))
     x = o.layer_norm(x, form.embedding_norm, eps)
     heads = Heads(count, count, s.count("head_dim", hidden // count))
-    rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
-    s.get("max_position_embeddings")  # no table is that long
+    rotation = None if form.theta is None else o.rotation(*frequencies(s, heads.dim, theta=form.theta))
+    s.get("max_position_embeddings")  # no table of angles is that long
     width = count * heads.dim
     for i in range(s.count("num_hidden_layers")):
         layer = f"{form.layer}{i}."
         q, k, v = o.split(o.linear(x, layer + form.qkv, 3 * width, bias=form.has_bias), [width] * 3)
-        q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
+        if rotation is not None:
+            q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         y = o.linear(attended, layer + form.out, hidden, bias=form.has_bias)
         x = o.layer_norm(o.add(x, y), layer + form.norms[0], eps)

@@ -215,7 +215,7 @@ def test_a_table_that_leaves_no_position(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [..., None])
-@pytest.mark.parametrize("model_type", sorted(OFFSET_FAMILIES))
+@pytest.mark.parametrize("model_type", sorted(OFFSET_FAMILIES - {"xlm-roberta-flash"}))  # which transformers lacks
 def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path: Path, model_type: str, value: Any) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)

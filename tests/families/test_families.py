@@ -176,7 +176,8 @@ def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint_here() -> None:
-    assert set(FAMILIES) == {*tiny.FAMILIES, "jina_bert"}  # of which transformers has no class: see test_jina_bert
+    without = {"jina_bert", "xlm-roberta-flash"}  # of which transformers has no class: see test_hub_layouts
+    assert set(FAMILIES) == {*tiny.FAMILIES, *without}
     assert sorted(FAMILIES) == [*SERVED]
 
 

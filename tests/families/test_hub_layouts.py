@@ -17,7 +17,7 @@ from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import UnsupportedArchitecture
-from tests import published, tiny, tolerances
+from tests import published, tiny, tolerances, vocabulary
 from tests.families.test_families import opened
 
 NTK = {"rope_type": "linear", "rope_theta": 8 * 500.0, "factor": 8 ** (2 / 8)}  # of a factor of 8, for heads of 8
@@ -85,6 +85,20 @@ def test_alibabas_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
         expected = [model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts]
     spec = read_spec(published.as_new(folder))
     scores = opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    assert scores is not None
+    np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_jinas_reranker_is_an_xlm_roberta_under_other_names(tmp_path: Path, engine: str) -> None:
+    folder = tiny.write_classifier(tmp_path, "xlm-roberta")
+    texts = texts_of(read_spec(folder))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = [model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts]
+    spec = read_spec(published.as_jina_flash(folder))
+    assert (spec.kind, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
+    scores = opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     assert scores is not None
     np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
 
