@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer, processors
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, AutoTokenizer
 
+from hybridtei.checkpoint.classifiers import DECODERS, PADDING
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -304,3 +306,49 @@ def test_a_classifier_of_a_family_that_is_not_known_is_refused_by_name(reranker:
     tiny.edit_json(folder / "config.json", model_type="xlnet", architectures=["XLNetForSequenceClassification"])
     with pytest.raises(UnsupportedArchitecture, match="XLNetForSequenceClassification"):
         Encoder.load(str(folder))
+
+
+def appending(folder: Path, end: str) -> Path:
+    """The folder's tokenizer with a token behind each text."""
+    file = folder / "tokenizer.json"
+    raw = Tokenizer.from_file(str(file))
+    template = {"single": f"$A {end}", "pair": f"$A $B {end}", "special_tokens": [(end, raw.token_to_id(end))]}
+    raw.post_processor = processors.TemplateProcessing(**template)
+    raw.save(str(file))
+    return folder
+
+
+def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
+    """Logits of all inputs in one padded batch of transformers."""
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    raw.enable_truncation(vocabulary.LONGEST)
+    raw.enable_padding(pad_id=model.config.pad_token_id, pad_token="x")
+    encodings = raw.encode_batch([*inputs])
+    ids, mask = (torch.tensor([getattr(one, name) for one in encodings]) for name in ("ids", "attention_mask"))
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=mask).logits.float().numpy()
+
+
+@pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path: Path, model_type: str, labels: int, backend: str) -> None:
+    folder = appending(tiny.write_classifier(tmp_path, model_type, labels), "<|endoftext|>")
+    inputs = [TEXTS[0], "<|endoftext|>", *pairwise(TEXTS[:5]), "baka <|endoftext|> bulo", "bulo<|endoftext|><|endoftext|>"]
+    expected, encoder = batched(folder, inputs), Encoder.load(str(folder), backend=backend)
+    close(ours(encoder, inputs), expected)
+    if labels == 1:
+        ranked = encoder.rerank(TEXTS[0], [TEXTS[1]], raw_scores=True)
+        close(np.array([one.score for one in ranked]), expected[2])
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path: Path, padding: int | None) -> None:
+    folder = appending(tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>")
+    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+
+
+def test_padding_of_a_configuration_that_names_none_is_transformers_default() -> None:
+    default = {name: CONFIG_MAPPING[name]().pad_token_id for name in DECODERS}
+    assert {name: padding for name, padding in default.items() if padding is not None} == PADDING

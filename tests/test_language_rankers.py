@@ -135,6 +135,15 @@ def test_the_conversion_with_one_token_only(original: Path, tmp_path: Path) -> N
     close(ours(folder), ours(alone))
 
 
+@pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
+def test_to_classify_a_pair_is_to_rank_it(original: Path, backend: str) -> None:
+    encoder = Encoder.load(str(original), backend=backend)
+    scores = [predictions[0].score for predictions in encoder.classify([(QUERY, document) for document in DOCUMENTS])]
+    close(np.array(scores), expected(original))
+    with pytest.raises(InvalidInput, match="judges pairs"):
+        encoder.classify([(QUERY, "baka"), "baka"])
+
+
 @pytest.mark.parametrize("false", [9, None])
 @pytest.mark.parametrize("prompt", ["lolo mo", None])
 def test_what_sentence_transformers_saves(tmp_path: Path, false: int | None, prompt: str | None) -> None:
@@ -148,6 +157,25 @@ def test_what_sentence_transformers_saves(tmp_path: Path, false: int | None, pro
     scores = theirs.predict([(QUERY, document) for document in documents])
     ranked = Encoder.load(str(tmp_path / "saved")).rerank(QUERY, documents)
     close(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), scores)
+    found = Encoder.load(str(tmp_path / "saved")).classify([(QUERY, document) for document in documents])
+    close(np.array([predictions[0].score for predictions in found]), scores)
+
+
+def test_arguments_of_the_chat_template_are_the_checkpoints(tmp_path: Path) -> None:
+    tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
+    (tmp_path / "chat_template.jinja").write_text(CHAT + "{% if add_generation_prompt %}ka ke{% endif %}{{ mood }}")
+    settings = {"chat_template": {"add_generation_prompt": True, "mood": "mo"}}
+    modules = [Transformer(str(tmp_path), transformer_task="text-generation", processing_kwargs=settings), LogitScore(5, 9)]
+    theirs = CrossEncoder(modules=modules, device="cpu")
+    theirs.save(str(tmp_path / "saved"))
+    documents = [document for document in DOCUMENTS if "{" not in document]
+    ranked = Encoder.load(str(tmp_path / "saved")).rerank(QUERY, documents)
+    expected = theirs.predict([(QUERY, document) for document in documents])
+    close(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), expected)
+    chosen = {"chat_template": {"continue_final_message": True}}
+    tiny.edit_json(tmp_path / "saved" / "sentence_bert_config.json", processing_kwargs=chosen)
+    with pytest.raises(LoadError, match="continue_final_message"):
+        read_spec(tmp_path / "saved")
 
 
 CHAT = (

@@ -117,6 +117,13 @@ DECODERS = frozenset(
     }
 )
 ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "camembert", "jina_embeddings_v3")
+# `pad_token_id` of their configurations where config.json has none.
+PADDING: Mapping[str, int] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
+    **dict.fromkeys(("glm", "glm4"), 151_329),
+    **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
+    **{"helium": 3, "phi3": 32_000, "smollm3": 128_004},
+}
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
@@ -164,6 +171,21 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
     except UnsupportedArchitecture as error:
         raise UnsupportedArchitecture(f"{folder}: {error}") from error
     return ClassifierHead(pooling, steps, f"{trunk}.", labels, config.get("problem_type") == "multi_label_classification")
+
+
+def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
+    """Return the id that is passed over at the end of a text, or None.
+
+    transformers' class takes the rightmost token that is not padding, which an EOS that a tokenizer appends may be. To leave
+    out what comes after that token is the same where attention is causal.
+    """
+    model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
+    is_generic = model_type in DECODERS and isinstance(last, LinearStep) and last.name == "score" and "pooling" not in config
+    both_ways = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    if head is None or head.pooling != "lasttoken" or not is_generic or both_ways:
+        return None
+    padding = config.get("pad_token_id", PADDING.get(model_type))
+    return padding if isinstance(padding, int) else None
 
 
 def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:

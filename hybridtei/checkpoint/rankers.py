@@ -19,6 +19,7 @@ import msgspec
 from hybridtei.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
 from hybridtei.checkpoint.files import read_object
 from hybridtei.checkpoint.modules import Modules, logit_score
+from hybridtei.checkpoint.sentence import template_arguments
 from hybridtei.checkpoint.sizes import sentence_config
 from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 from hybridtei.errors import LoadError, UnsupportedArchitecture
@@ -56,14 +57,19 @@ KNOWN: Mapping[tuple[str, str], PairTemplate] = {(r"qwen3[-_]?reranker", "qwen3"
 
 
 def find_template(
-    folder: Path, model_type: str, chat: Mapping[str, Any] | None, instruction: str | None
+    folder: Path,
+    model_type: str,
+    chat: Mapping[str, Any] | None,
+    instruction: str | None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
 ) -> PairTemplate | None:
     """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: its default
-    prompt. Raises LoadError, naming the file."""
+    prompt; `arguments`: those of its chat template. Raises LoadError, naming the file."""
     if (folder / OWN_FILE).exists():
         return _own(folder / OWN_FILE)
     if chat is not None:
-        return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction)
+        return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction, arguments=arguments or {})
     path = str(folder.resolve())
     known = (KNOWN[key] for key in KNOWN if key[1] == model_type and re.search(key[0], path, re.IGNORECASE))
     return next(known, None)
@@ -84,7 +90,7 @@ def _check_slots(file: Path, body: str) -> None:
         raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
 
 
-def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
+def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Mapping[str, Any]) -> PairTemplate:
     """Render a chat template with marks in place of texts, and split it at its special tokens around them."""
     file = folder / "chat_template.jinja"
     settings = read_object(folder / "tokenizer_config.json", optional=True)
@@ -96,7 +102,8 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     if instruction:
         roles = {"system": marks["instruction"], **roles}
     messages = [{"role": role, "content": mark if flat else [{"type": "text", "text": mark}]} for role, mark in roles.items()]
-    text = _rendered(file, source, messages, settings)
+    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
+    text = _rendered(file, source, messages, {**tokens, **arguments})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]
     _check_slots(file, text)
@@ -107,7 +114,7 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     return PairTemplate(text[:begin], text[begin:end], text[end:], instruction or "")
 
 
-def _rendered(file: Path, source: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> str:
+def _rendered(file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -123,11 +130,9 @@ def _rendered(file: Path, source: str, messages: list[dict[str, Any]], settings:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
     )
     environment.globals["raise_exception"] = raise_exception
-    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
+    values = {"tools": None, "documents": None, "add_generation_prompt": False, **arguments, "messages": messages}
     try:
-        return environment.from_string(source).render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=False, **tokens
-        )
+        return environment.from_string(source).render(values)
     except Exception as error:  # the template may raise anything
         raise LoadError(f"{file}: cannot be rendered for a query and a document: {error}") from error
 
@@ -159,7 +164,8 @@ def language_ranker(
         return classifier, None
     chat = (sentence_config(home)[1].get("modality_config") or {}).get("message") if modules else None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
-    template = find_template(home, str(config["model_type"]), chat, default)
+    arguments = template_arguments(home) if chat is not None else None
+    template = find_template(home, str(config["model_type"]), chat, default, arguments=arguments)
     if classifier is not None:
         return (classifier if template is None else yes_of_two(classifier)), template
     tied = bool(config.get("tie_word_embeddings"))

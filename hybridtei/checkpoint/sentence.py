@@ -19,6 +19,20 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "return_tensors": ("pt",),
     "return_attention_mask": (True,),
 }
+# Arguments of transformers' apply_chat_template that are none of the template's.
+OF_RENDERING = frozenset(
+    {
+        *(
+            "chat_template",
+            "continue_final_message",
+            "max_length",
+            "padding",
+            "processor_kwargs",
+            "return_assistant_tokens_mask",
+        ),
+        *("return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
+    }
+)
 STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
 LOGITS = ("logits", ["logits"])
 
@@ -72,6 +86,16 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
         if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
             raise UnsupportedArchitecture(f"{file}: `processing_kwargs` {name} is {value!r}, which is not served")
     return bool(adds)
+
+
+def template_arguments(home: Path) -> Mapping[str, Any]:
+    """Return what a chat template is rendered with beside the messages. Raises UnsupportedArchitecture."""
+    file, settings = sentence_config(home)
+    arguments = _object(_object(settings, "processing_kwargs", file), "chat_template", file)
+    for name in arguments:
+        if name in OF_RENDERING:
+            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` chat_template.{name} is not served")
+    return arguments
 
 
 def _check_outputs(file: Path, modalities: Mapping[str, Any], served: tuple[Any, ...]) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, LinearStep, find_classifier, in_modules
+from hybridtei.checkpoint.classifiers import (
+    DECODERS,
+    ClassifierHead,
+    Kind,
+    LinearStep,
+    find_classifier,
+    in_modules,
+    skipped_padding,
+)
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
 from hybridtei.checkpoint.hub_layouts import PPLX, check_head_code, is_native, translate
@@ -73,7 +81,7 @@ class ModelSpec:
 
     `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: dense vectors are cut to so many numbers.
     `bare`: no special tokens go around texts. `pools_prompts`: prompts' tokens are pooled too.
-    `template`: the prompt of a language model that ranks.
+    `skipped_padding`: see `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks.
     `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
     `config`: config.json as `hub_layouts` translates it; `is_native`: transformers' own class computes it. `tanh_gelu`:
     replaces the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
@@ -101,6 +109,7 @@ class ModelSpec:
     has_token_types: bool = False
     lowercase: bool = False
     padding_id: int = 0
+    skipped_padding: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     is_native: bool = True
     classifier: ClassifierHead | None = None
@@ -262,6 +271,7 @@ def _read(
         has_token_types=_has_token_types(model_type, config, file),
         lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
         padding_id=padding_id,
+        skipped_padding=skipped_padding(classifier, config),
         config=config,
         is_native=native,
         classifier=classifier,

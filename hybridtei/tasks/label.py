@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.backends.graph.activations import sigmoid
-from hybridtei.batch import Encoding, Head, LocatedEncoding
+from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import NotANumber, UnsupportedHead
+from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.text.tokenizer import Direction, Text
@@ -59,7 +59,12 @@ class Classify(ListTask):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise. Raises RequestError."""
-        return model.reader.read_pairs(self.inputs, truncate=self.truncate, direction=self.direction)
+        template, pairs = model.spec.template, [item for item in self.inputs if not isinstance(item, str)]
+        if template is None:
+            return model.reader.read_pairs(self.inputs, truncate=self.truncate, direction=self.direction)
+        if len(pairs) < len(self.inputs):
+            raise InvalidInput("`inputs` holds a text alone, but the model judges pairs: send [query, document]")
+        return sharing(model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Classified:
         """Raises NotANumber."""

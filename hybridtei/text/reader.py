@@ -47,6 +47,7 @@ class TextReader:
     max_input_length: int
     vocab_size: int
     lowercase: bool = False
+    skipped: int | None = None  # an id that is left out at the end of an input
 
     def read(
         self,
@@ -121,7 +122,7 @@ class TextReader:
         total, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
         if room < 1 or (total > self.max_input_length and not truncate):
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
-        return self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
+        return self._ended(self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))))
 
     def locate(
         self,
@@ -233,8 +234,19 @@ class TextReader:
 
     def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction, adapter: int) -> Encoding:
         self._check_length(raw, truncate)
-        encoding = self._checked(self.tokenizer.cut(raw, self.max_input_length, direction))
+        encoding = self._ended(self._checked(self.tokenizer.cut(raw, self.max_input_length, direction)))
         return replace(encoding, adapter=adapter) if adapter else encoding
+
+    def _ended(self, encoding: Encoding) -> Encoding:
+        """Leave out `skipped` at the end; of an input of nothing else the first token stays, as transformers has it."""
+        if self.skipped is None or encoding.input_ids[-1] != self.skipped:
+            return encoding
+        others = np.flatnonzero(encoding.input_ids != self.skipped)
+        length = int(others[-1]) + 1 if len(others) else 1
+        types = encoding.token_type_ids
+        return replace(
+            encoding, input_ids=encoding.input_ids[:length], token_type_ids=None if types is None else types[:length]
+        )
 
     def _checked(self, encoding: Encoding) -> Encoding:
         if not len(encoding):
