@@ -87,7 +87,7 @@ class Models:
         """`alias`: of the path, if it holds one; `name`: of the request. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
-        if self.is_one:
+        if len(self.ready) == 1 and name not in self.entries:  # a model that loads, or failed to, takes no other's names
             return self.default
         if name is not None and name not in NO_NAMES:
             return self.named(name)
@@ -105,7 +105,7 @@ class Models:
             if name in (context.served_name, context.model.model_id):
                 return context
         shown = name if len(name) <= 200 else f"{name[:200]}…"
-        served = ", ".join(f"`{alias}`" for alias in self.entries)
+        served = ", ".join(f"`{alias}`" for alias, entry in self.entries.items() if entry.state == "ready")
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
 
     def metrics(self) -> str:

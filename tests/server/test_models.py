@@ -63,6 +63,30 @@ def test_one_model_takes_every_name_but_not_every_path() -> None:
         one.choose("text-embedding-3-small", None, (is_splade,))
 
 
+def test_a_model_that_loads_or_failed_to_changes_no_others_names() -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def opener(config: NamedModel) -> Context:
+            await go.wait()
+            raise LoadError("no weights")
+
+        models = Models({"first": context("first")}, opener)
+        loading = asyncio.create_task(models.load(NamedModel(model_id="late", alias="late")))
+        await asyncio.sleep(0)
+        for state in ("loading", "failed"):
+            assert models.choose(None, "text-embedding-3-small", (is_splade,)) is models.default
+            with pytest.raises(UnknownModel, match=f"`late` is {state}"):
+                models.choose(None, "late", (is_splade,))
+            with pytest.raises(UnknownModel, match=r"served are `first`$"):
+                models.named("nobody")
+            go.set()
+            await asyncio.wait([loading])
+        assert loading.exception() is not None
+
+    run(scenario)
+
+
 def test_models_come_and_go_while_others_stay() -> None:
     async def scenario() -> None:
         go = asyncio.Event()
