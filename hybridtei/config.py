@@ -7,6 +7,7 @@ checkpoint says about itself is not here but in `checkpoint.spec.ModelSpec`: it 
 
 from __future__ import annotations
 
+import reprlib
 import types
 import typing
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
+
+from hybridtei.errors import HybridTeiError, InvalidInput
 
 EMBEDDED_MODEL = "minilm-hybrid"
 
@@ -366,6 +369,17 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_patience: Annotated[
         Seconds, Meta(description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.")
     ] = 60.0
+
+
+def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput) -> None:
+    """Raise an error that names the field, its value and what it should be, for a value that a caller in Python gave and that
+    is not of the annotated type. NumPy's numbers count as Python's."""
+    try:
+        msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
+    except msgspec.ValidationError as wrong:
+        choices = [part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal]
+        known = f"; known: {', '.join(map(str, get_args(choices[0])))}" if choices else ""
+        raise error(f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{known}") from None
 
 
 def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:

@@ -16,16 +16,16 @@ from tqdm.auto import tqdm
 from hybridtei.backends.base import Backend
 from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged, pack
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
 from hybridtei.engine.core import EngineCore, shared_tokens
 from hybridtei.engine.engine import run_all
-from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.load import configured, load_model
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
-from hybridtei.tasks.label import AGGREGATIONS, Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
+from hybridtei.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
 from hybridtei.tasks.spans import EmbedSpans, Spans, span_texts
@@ -70,6 +70,7 @@ class Encoder:
         self._backend = backend
         self._budget = budget_tokens
         self._engine = engine
+        self._closed = False
 
     @classmethod
     def load(
@@ -141,9 +142,13 @@ class Encoder:
         token without a pass; other outputs take one. `spans`: for each text a list of parts, (first code point, the one
         after its last); each part has a row, text by text, from one pass over whole texts. Raises RequestError or BackendError.
         """
-        inputs = [texts] if isinstance(texts, str) else list(texts)
+        inputs = _listed("texts", texts)
         _check_kinds(inputs)
-        heads = heads_named(outputs)
+        heads = heads_named(_listed("outputs", outputs))
+        _check_given(
+            dimensions=(dimensions, int), input_type=(input_type, InputType), query_encoder=(query_encoder, QueryEncoder)
+        )
+        _check_given(truncation_direction=(truncation_direction, Direction))
         budget = self._multivector if multivector is None else as_budget(multivector)
         task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type, budget)
         task.check(self.spec)
@@ -193,8 +198,9 @@ class Encoder:
         model ranks by these; also by name: "average", "mkqa", "mldr", "example".
         Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
         """
-        documents = list(documents)
+        documents = _listed("documents", documents)
         _check_texts("query", [query])
+        _check_given(top_n=(top_n, int))
         _check_texts("documents", documents)
         task = rerank_task(
             self.spec,
@@ -224,7 +230,7 @@ class Encoder:
 
         Raises UnsupportedHead if the model is no classifier, RequestError or BackendError.
         """
-        inputs: list[Text] = [texts] if isinstance(texts, str | tuple) else list(texts)
+        inputs: list[Text] = [texts] if isinstance(texts, tuple) else _listed("texts", texts)
         for place, item in enumerate(inputs):
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
         task = Classify(inputs, truncate, truncation_direction, raw_scores)
@@ -246,17 +252,18 @@ class Encoder:
 
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
-        inputs = [texts] if isinstance(texts, str) else list(texts)
+        inputs = _listed("texts", texts)
         _check_texts("texts", inputs)
-        if aggregation_strategy not in AGGREGATIONS:
-            raise InvalidInput(f"`aggregation_strategy` is {aggregation_strategy!r}; known: {', '.join(AGGREGATIONS)}")
+        _check_given(aggregation_strategy=(aggregation_strategy, Aggregation))
         task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
         task.check(self.spec)
         return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []
 
     def close(self) -> None:
-        """Free the model's memory."""
-        self._backend.close()
+        """Free the model's memory; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._backend.close()
 
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
@@ -277,6 +284,8 @@ class Encoder:
         advance: Callable[[int], object] = lambda done: None,
     ) -> T:
         """Run a task chunk by chunk. Raises EmptyInput with the input's place in `field`."""
+        if self._closed:
+            raise BackendError("the model was freed by `close()`: load it again by `Encoder.load()`")
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
@@ -323,12 +332,26 @@ def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
     """Return the heads of these names. Raises InvalidInput on an unknown name, or on none."""
     names = [names] if isinstance(names, str) else list(names)
-    known = {head.value for head in EMBEDDINGS}
+    known = sorted(head.value for head in EMBEDDINGS)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         what = f"names {unknown[0]!r}" if unknown else "names nothing"
-        raise InvalidInput(f"`outputs` {what}; known: {', '.join(sorted(known))}")
+        raise InvalidInput(f"`outputs` {what}; known: {', '.join(known)}")
     return frozenset(Head(name) for name in names)
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """Return a single text or several values as a list. Raises InvalidInput for what is neither."""
+    if not isinstance(values, Iterable):
+        raise InvalidInput(f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list")
+    return [values] if isinstance(values, str) else list(values)
+
+
+def _check_given(**values: tuple[Any, Any]) -> None:
+    """Raise InvalidInput for the first (value, type) whose value is of another type and not None."""
+    for name, (value, kind) in values.items():
+        if value is not None:
+            check_value(name, value, kind)
 
 
 def _check_kinds(inputs: Sequence[object]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, fields_of
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
 from hybridtei.errors import BackendError, LoadError, UsageError
 from hybridtei.families import FAMILIES
 from hybridtei.outputs import Floats, HeadOutputs
@@ -284,18 +284,13 @@ def default_alias(model_id: str) -> str:
 
 def configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
     """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
-    known = {field.name: (field, plain) for kind in (ModelConfig, EngineConfig) for field, plain, _ in fields_of(kind)}
+    known = {field.name: field for kind in (ModelConfig, EngineConfig) for field in msgspec.structs.fields(kind)}
     for name, value in options.items():
         if name not in known:
             nearest = get_close_matches(name, known, 1, 0.5)
             hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
             raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
-        field, plain = known[name]
-        try:
-            msgspec.convert(value, field.type)
-        except msgspec.ValidationError as error:
-            allowed = f"; allowed: {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
-            raise UsageError(f"`{name}` is {value!r}: {error}{allowed}") from None
+        check_value(name, value, known[name].type, UsageError)
     own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
     others = {name: value for name, value in options.items() if name not in own}
     return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)

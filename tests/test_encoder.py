@@ -18,7 +18,15 @@ from hybridtei.backends import tuning
 from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
-from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, UsageError
+from hybridtei.errors import (
+    BackendError,
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    UsageError,
+)
 from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
 from tests.checkpoint.upstream import upstream_folder
@@ -340,6 +348,28 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong:
         encoder.encode(wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_type": "passage"}, "`input_type` is 'passage': .*; known: query, document"),
+        ({"query_encoder": "tabel"}, "`query_encoder` is 'tabel': .*; known: model, table"),
+        ({"truncation_direction": "middle"}, "`truncation_direction` is 'middle': .*; known: left, right"),
+        ({"dimensions": "3"}, "`dimensions` is '3': expected `int`, got `str`"),
+        ({"outputs": None}, "`outputs` is None, of type NoneType"),
+        ({"texts": None}, "`texts` is None, of type NoneType; it should be a string or a list"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_with_what_it_should_be(encoder: Encoder, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        encoder.encode(**{"texts": ["baka"], **wrong})
+
+
+@pytest.mark.parametrize(("method", "field"), [("classify", "texts"), ("tag", "texts"), ("rerank", "documents")])
+def test_so_it_is_for_labels_and_ranks(encoder: Encoder, method: str, field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"`{field}` is None, of type NoneType"):
+        getattr(encoder, method)(*(["baka"] if method == "rerank" else []), None)
+
+
 def test_an_empty_text_is_refused(encoder: Encoder) -> None:
     with pytest.raises(EmptyInput, match=r"^`texts\[1\]` cannot be empty$"):
         encoder.encode(["baka", ""])
@@ -444,6 +474,9 @@ def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
     encoder.close()
     gc.collect()
     assert weights() is None
+    encoder.close()
+    with pytest.raises(BackendError, match=r"freed by `close\(\)`: load it again by `Encoder.load\(\)`"):
+        encoder.encode(TEXTS)
 
 
 @pytest.mark.parametrize("ids", [[-1], [1.5], ["a"], [True], [None], [2**32]])

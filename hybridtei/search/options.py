@@ -1,14 +1,16 @@
 """Options and results of a search: one set of fields for `/search`, the command and the library.
 
-Imports msgspec and errors only, since the server's request structs and the command's flags are made of these.
+Imports msgspec, settings and errors only, since the server's request structs and the command's flags are made of these.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
+from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput
 from hybridtei.store import MAX_LIMIT
 
@@ -104,10 +106,31 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     oversampling: float | None = None
     text_field: str = "text"
 
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a value of another type: `/search` reads its fields by their types, Python does not."""
+        super().__post_init__()
+        for name, (hint, default) in TYPED.items():
+            if (value := getattr(self, name)) is not default:
+                check_value(name, value, hint)
+
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
         """The fields of a request or a command, and what only the library has."""
         return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
+
+
+HINTS = get_type_hints(SearchFields)
+# Type and default of each field but `mode` and `weights`, which have checks of their own, and `with_payload`, which is a
+# selector of Qdrant's while a search runs.
+TYPED: Mapping[str, tuple[Any, Any]] = {
+    **{
+        field.name: (HINTS[field.name], field.default)
+        for field in structs.fields(SearchFields)
+        if field.name not in ("mode", "weights", "with_payload")
+    },
+    "oversampling": (float, None),
+    "text_field": (str, "text"),
+}
 
 
 class StageScore(Struct, frozen=True):

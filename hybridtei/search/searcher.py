@@ -96,6 +96,10 @@ class Searcher:
         budget: PayloadBudget | None = None,
         max_points: int = MAX_LIMIT,
     ) -> None:
+        if not hasattr(store, "query"):
+            raise InvalidInput(
+                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of a `qdrant_url`"
+            )
         self.store = store
         self.model = model
         self._budget, self._max_points = budget, max_points

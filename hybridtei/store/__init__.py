@@ -81,6 +81,8 @@ def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClie
     for `qdrant_patience`; else they fail within two seconds.
     Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
+    if not isinstance(config, StoreConfig):
+        raise StoreError(f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`")
     if config.qdrant_url is None and config.qdrant_path is None:
         return None
     if config.qdrant_url is not None and config.qdrant_path is not None:

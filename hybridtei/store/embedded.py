@@ -21,7 +21,7 @@ from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.packed import format_in, query_packed, uses_multivector
-from hybridtei.store.points import batches, check_points
+from hybridtei.store.points import batches, check_ids, check_points
 
 MAX_READ_INLINE = 500  # points: to make models of more would block the event loop
 
@@ -97,6 +97,7 @@ class EmbeddedStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[models.Record]:
+        check_ids(ids)
         keys = selector(with_payload)
         keys = keys.model_dump() if isinstance(keys, models.PayloadSelectorExclude) else keys
         records = await self._call("retrieve", name, list(ids), keys, selector(with_vectors))
@@ -127,6 +128,7 @@ class EmbeddedStore:
         return count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        check_ids(ids)
         await self._call("delete", name, list(ids))
 
     async def optimize(self, name: str) -> None:

@@ -50,6 +50,7 @@ def to_points(
     Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values; multi-vectors of other numbers go
     into the payload, and InvalidPoint is raised where their key is there already. Raises ValueError if counts differ.
     """
+    check_ids(ids)
     payloads = payloads if payloads is not None else [{}] * len(ids)
     rows = embeddings.multivector
     if rows is not None and rows.values.dtype != np.float32:
@@ -150,9 +151,15 @@ def _names(schema: CollectionSchema) -> str:
     return ", ".join(f"`{name}`" for name in (*schema.vectors, *schema.sparse)) or "none"
 
 
+def check_ids(ids: Sequence[Any]) -> None:
+    """Raises InvalidPoint for an id that is no integer, text or UUID."""
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
+            raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
+
+
 def _identity(value: Any) -> PointId:
-    if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
-        raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
+    check_ids([value])
     if isinstance(value, int):
         if not 0 <= value <= MAX_ID:
             raise InvalidPoint(f"point {value}: `id` should be between 0 and {MAX_ID}")

@@ -25,7 +25,7 @@ from hybridtei.store.collection import check_fits, check_names, create_arguments
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
 from hybridtei.store.nodes import Nodes, address_of, client_of, urls_of
 from hybridtei.store.packed import format_in, query_packed, uses_multivector
-from hybridtei.store.points import as_lists, batches, check_points
+from hybridtei.store.points import as_lists, batches, check_ids, check_points
 from hybridtei.system.frames import nested
 
 T = TypeVar("T")
@@ -185,6 +185,7 @@ class ServerStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[models.Record]:
+        check_ids(ids)
         payload, vectors = selector(with_payload), selector(with_vectors)
         return await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
 
@@ -209,6 +210,7 @@ class ServerStore:
         return response.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        check_ids(ids)
         selector = models.PointIdsList(points=list(ids))
         await self._call(lambda: self._client.delete(name, selector, wait=True))
 

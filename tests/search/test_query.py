@@ -105,7 +105,7 @@ def test_exactness_and_oversampling_reach_every_search() -> None:
 def test_every_request_survives_json() -> None:
     only = models.Filter(must=[models.FieldCondition(key="a", match=models.MatchValue(value="b"))])
     for mode in ("dense", "sparse", "multivector", "rrf", "dbsf", "weighted"):
-        request = hybrid_query(QUERY, mode=mode, rescore=None if mode == "multivector" else "multivector", query_filter=only)
+        request = hybrid_query(QUERY, mode=mode, rescore=False if mode == "multivector" else "multivector", query_filter=only)
         again = models.QueryRequest.model_validate_json(request.model_dump_json(by_alias=True, exclude_none=True))
         assert again.model_dump() == request.model_dump()
 

@@ -223,6 +223,10 @@ def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searche
         ({"offset": -1}, "`offset` is -1"),
         ({"mode": "dense", "k": 3}, "`k` means nothing"),
         ({"weights": "unheard-of", "mode": "rrf"}, "presets are"),
+        ({"limit": "3"}, "`limit` is '3': expected `int`, got `str`"),
+        ({"offset": None}, "`offset` is None: expected `int`"),
+        ({"legs": "dense"}, "`legs` is 'dense': expected `array"),
+        ({"rescore": "x"}, "`rescore` is 'x': .* known: multivector"),
         ({"score_threshold": 2.0, "mode": "nonsense"}, "`mode` is 'nonsense'"),
     ],
 )
@@ -261,6 +265,12 @@ def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
         return found
 
     assert run(scenario()).hits == []
+
+
+def test_a_string_is_no_store(encoder, tmp_path):
+    for made in (Searcher, lambda store, model: LocalSearch(encoder, "small", store)):
+        with pytest.raises(InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("):
+            made(str(tmp_path), query_model(encoder, "small"))
 
 
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):

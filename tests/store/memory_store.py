@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_names, create_arguments, query_arguments, schema_of
-from hybridtei.store.points import as_lists, check_points
+from hybridtei.store.points import as_lists, check_ids, check_points
 
 T = TypeVar("T")
 
@@ -97,6 +97,7 @@ class MemoryStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[models.Record]:
+        check_ids(ids)
         return await self._run(
             lambda: self._client.retrieve(
                 name, list(ids), with_payload=selector(with_payload), with_vectors=selector(with_vectors)
@@ -131,6 +132,7 @@ class MemoryStore:
         return answer.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        check_ids(ids)
         await self._run(lambda: self._client.delete(name, models.PointIdsList(points=list(ids)), wait=True))
 
     async def optimize(self, name: str) -> None:

@@ -30,6 +30,11 @@ def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []  # nothing is started before it is asked
 
 
+def test_a_string_is_no_settings(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="):
+        open_store(str(tmp_path))  # type: ignore[arg-type]
+
+
 def test_both_is_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="both given"):
         open_store(StoreConfig(qdrant_path=str(tmp_path), qdrant_url="http://localhost:6334"))

@@ -362,3 +362,11 @@ def test_queries_that_do_not_fit_are_refused(filled: Asked) -> None:
         filled.run(filled.store.query(filled.name, models.QueryRequest.model_construct(query=uneven, using="sparse", limit=3)))
     request = hybrid_query(QUERY, mode="dense")
     check(filled.run(filled.store.query(filled.name, request)), expected({"mode": "dense"}, 100), 10)
+
+
+def test_an_id_of_another_type_is_named(filled):
+    for ask in (filled.store.retrieve, filled.store.delete):
+        with pytest.raises(InvalidPoint, match=r"point \['a'\]: `id` is list, should be an integer or a UUID"):
+            filled.run(ask(filled.name, [["a"]]))
+    with pytest.raises(InvalidPoint, match="`id` is list"):
+        to_points(POINTS, [["a"]] * COUNT)
