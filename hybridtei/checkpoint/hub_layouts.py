@@ -281,6 +281,7 @@ CODE: Mapping[str, str] = {
     "XLMRobertaLoRA": "jina_embeddings_v3",
     "modeling_qwen.Qwen2": "qwen2",
     "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
+    "XLMRoberta": "xlm-roberta-flash",
 }
 CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
 
