@@ -90,7 +90,7 @@ def read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise LoadError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # an editor may have put a byte order mark first
         if text.startswith(POINTER.decode()):
             raise MissingArtifact(f"{path}: {IS_POINTER}")
         return json.loads(text)

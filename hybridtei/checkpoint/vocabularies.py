@@ -7,6 +7,7 @@ normal forms, and with the special tokens that the class puts around a text.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -39,7 +40,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def read_raw(folder: Path) -> RawTokenizer:
     """Return a folder's tokenizer. Raises LoadError, or what the library raises where `tokenizer.json` is no tokenizer."""
     file = folder / TOKENIZER
-    return RawTokenizer.from_file(str(file)) if file.is_file() else build(folder)
+    if not file.is_file():
+        return build(folder)
+    with file.open("rb") as opened:
+        marked = opened.read(len(BOM_UTF8)) == BOM_UTF8
+    return RawTokenizer.from_str(file.read_text(encoding="utf-8-sig")) if marked else RawTokenizer.from_file(str(file))
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
@@ -60,6 +65,14 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
         file = folder / TOKENIZER
         raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
     return {**words, **added}
+
+
+def unknown_token(tokenizer: Mapping[str, Any]) -> str | None:
+    """Return the token of words that the vocabulary lacks, of what `read_tokenizer` returns."""
+    model = tokenizer.get("model") or {}
+    place = model.get("unk_id")
+    token = model.get("unk_token") if place is None else model["vocab"][place][0]
+    return token if isinstance(token, str) else None
 
 
 def build(folder: Path) -> RawTokenizer:

@@ -39,6 +39,7 @@ def left_over(unused: Iterable[str]) -> list[str]:
     return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
 
 
+SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the largest public models have some 200
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # As safetensors spells them; always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
@@ -89,7 +90,8 @@ class Weights:
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
-        """Open `model.safetensors` or the shards its index names, else `pytorch_model.bin` or its shards.
+        """Open `model.safetensors` or the shards its index names, else `pytorch_model.bin` or its shards, else safetensors by
+        the numbers in their names.
 
         Raises MissingArtifact or LoadError, naming the file.
         """
@@ -187,7 +189,19 @@ def _files(folder: Path) -> list[Path]:
             return [require(folder / name)]
         if index.exists():
             return [require(file) for file in shards(index)]
-    return [require(folder / "model.safetensors")]
+    return [require(file) for file in _numbered(folder)] or [require(folder / "model.safetensors")]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the shards of a folder without their index: all that the name of one counts, whether there or not."""
+    named = (SHARD.fullmatch(file.name) for file in sorted(folder.glob("model-*.safetensors")))
+    first = next((match for match in named if match), None)
+    if first is None:
+        return []
+    digits, count = len(first[1]), int(first[1])
+    if count > MAX_SHARDS:
+        raise LoadError(f"{folder / first[0]}: one of {count} shards, allowed are {MAX_SHARDS}")
+    return [folder / f"model-{number:0{digits}}-of-{first[1]}.safetensors" for number in range(1, count + 1)]
 
 
 def weight_files(folder: Path) -> list[Path]:

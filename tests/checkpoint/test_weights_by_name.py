@@ -166,6 +166,21 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
         Weights.open(tmp_path)
 
 
+def test_shards_without_their_index_are_read_by_their_numbers(tmp_path: Path) -> None:
+    (shards(tmp_path) / INDEX).unlink()
+    weights = Weights.open(tmp_path)
+    assert [weights.float32(name)[0, 0] for name in ("a.weight", "b.weight")] == [0, 1]
+    (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(MissingArtifact, match=f"{tmp_path}/model-00001-of-00002.safetensors"):
+        Weights.open(tmp_path)
+
+
+def test_a_name_does_not_count_more_shards_than_any_model_has(tmp_path: Path) -> None:
+    write(tmp_path, "a", file="model-00001-of-99999.safetensors")
+    with pytest.raises(LoadError, match="one of 99999 shards, allowed are 1000"):
+        Weights.open(tmp_path)
+
+
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingArtifact, match=rf"{tmp_path}/model\.safetensors"):
         Weights.open(tmp_path)
