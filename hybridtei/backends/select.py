@@ -20,6 +20,7 @@ from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.writer import Graph
+from hybridtei.checkpoint.contents import has_readable, no_weights
 from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.config import EngineConfig, ModelConfig
@@ -63,6 +64,8 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
         parts = (replace(spec, query=None), spec.query)
         return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
+    if not has_readable(spec.folder) and find_own_graph(spec) is None:
+        raise no_weights(spec.folder)
     fault = None if config.backend in ("ort", "openvino") else no_gpu()
     if fault is not None:
         log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)

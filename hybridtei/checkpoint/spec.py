@@ -22,6 +22,7 @@ from hybridtei.checkpoint.classifiers import (
     in_modules,
     skipped_padding,
 )
+from hybridtei.checkpoint.contents import check_contents
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
 from hybridtei.checkpoint.hub_layouts import PPLX, check_head_code, is_native, translate
@@ -197,6 +198,7 @@ def _read(
     home = transformer_folder(folder, modules)
     if module_path(modules, STATIC) is not None:
         return _static(folder, home, modules, sentence)
+    check_contents(folder, home)
     file = home / "config.json"
     published = read_object(file)
     config = translate(published, file)

@@ -20,6 +20,8 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoModel
 
+from hybridtei.checkpoint.contents import check_contents
+
 SPECIAL_NAMES = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
@@ -67,8 +69,9 @@ def autocast(dtype: torch.dtype) -> torch.autocast:
 def load_trunk(folder: Path) -> Trunk:
     """Load a model folder in the Hugging Face layout (config.json, model.safetensors, tokenizer.json).
 
-    Raises OSError where a file is missing; weights in several files or pickled are not read.
+    Raises OSError where a file is missing, LoadError as `check_contents`; weights in several files or pickled are not read.
     """
+    check_contents(folder)
     weights = folder / "model.safetensors"
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
