@@ -35,7 +35,9 @@ STORAGES: Mapping[str, str] = {
 SIZES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 REBUILT, PARAMETER, ORDERED = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict"
 NAMES = frozenset({REBUILT, PARAMETER, ORDERED, *(f"torch {name}" for name in STORAGES)})
-MAX_DESCRIPTION_BYTES = 64_000_000
+MAX_DESCRIPTION_BYTES, MAX_BYTEORDER_BYTES = 64_000_000, 16
+MAX_OPCODES = 4_000_000  # of some 100,000 tensors; each may make an object of 64 bytes
+MAX_DIMENSIONS = 64  # torch's own
 LOCAL_HEADER_BYTES = 30
 
 
@@ -96,7 +98,10 @@ def places(path: Path) -> dict[str, Place]:
         if len(described) != 1:
             raise LoadError(f"{path}: holds {len(described)} descriptions of tensors, should hold one")
         root = described[0].removesuffix("data.pkl")
-        if root + "byteorder" in entries and archive.read(root + "byteorder") != b"little":
+        order = entries.get(root + "byteorder")
+        if order is not None and order.file_size > MAX_BYTEORDER_BYTES:
+            raise LoadError(f"{path}: its `byteorder` takes {order.file_size} bytes, should be `little`")
+        if order is not None and archive.read(order) != b"little":
             raise LoadError(f"{path}: its numbers are big-endian, served are little-endian ones")
         if entries[described[0]].file_size > MAX_DESCRIPTION_BYTES:
             raise LoadError(f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes")
@@ -151,20 +156,30 @@ class _Refused(Exception):
 
 
 class _Interpreter:
-    """Runs the opcodes of a description. The last value on the stack is what it describes."""
+    """Runs the opcodes of a description. The last value on the stack is what it describes.
+
+    A value may be named any number of times, so that tuples in tuples stand for 2^n of them: none is compared, hashed or shown.
+    """
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._opcodes = 0
 
     def step(self, opcode: str, argument: Any) -> None:
         """Raises _Refused for an opcode with which torch describes no tensor."""
+        self._opcodes += 1
+        if self._opcodes > MAX_OPCODES:
+            raise _Refused(f"describes its tensors by more than {MAX_OPCODES} opcodes")
         if opcode in PUSHED:
             self.stack.append(argument)
         elif opcode in CONSTANTS:
             self.stack.append(CONSTANTS[opcode]())
         elif opcode in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else argument] = self.stack[-1]
+            place = len(self._memo) if argument is None else argument
+            if place > self._opcodes:
+                raise _Refused(f"keeps a value at place {place}, after {self._opcodes} opcodes")
+            self._memo[place] = self.stack[-1]
         elif opcode in ("BINGET", "LONG_BINGET"):
             self.stack.append(self._memo[argument])
         elif opcode in TUPLES:
@@ -179,8 +194,8 @@ class _Interpreter:
             case "GLOBAL":
                 stack.append(_name(argument))
             case "STACK_GLOBAL":
-                name = stack.pop()
-                stack.append(_name(f"{stack.pop()} {name}"))
+                name, module = stack.pop(), stack.pop()
+                stack.append(_name(f"{_text(module)} {_text(name)}"))
             case "TUPLE":
                 stack.append(tuple(self._since_mark()))
             case "BINPERSID":
@@ -190,10 +205,10 @@ class _Interpreter:
                 stack.append(_made(stack.pop(), arguments))
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
-                stack[-1][key] = value
+                stack[-1][_text(key)] = value
             case "SETITEMS":
                 pairs = self._since_mark()
-                stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+                stack[-1].update(zip(map(_text, pairs[::2]), pairs[1::2], strict=True))
             case "BUILD":  # attributes of an OrderedDict, such as the versions of modules
                 stack.pop()
             case "PROTO" | "FRAME" | "STOP":
@@ -213,6 +228,12 @@ def _run(description: bytes) -> Any:
     for opcode, argument, _ in pickletools.genops(description):
         interpreter.step(opcode.name, argument)
     return interpreter.stack.pop()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Refused(f"names something by a {type(value).__name__}, should by a text")
+    return value
 
 
 def _name(text: str) -> _Name:
@@ -238,7 +259,9 @@ def _made(by: Any, arguments: Any) -> Any:
     if by != _Name(REBUILT):
         raise _Refused("calls something that makes no tensor")
     storage, offset, shape, strides = arguments[:4]
+    if len(shape) > MAX_DIMENSIONS or len(shape) != len(strides):
+        raise _Refused(f"describes a tensor of {len(shape)} dimensions and {len(strides)} strides")
     numbers = (offset, *shape, *strides)
-    if not isinstance(storage, _Storage) or not all(type(number) is int for number in numbers) or len(shape) != len(strides):
+    if not isinstance(storage, _Storage) or not all(type(number) is int for number in numbers):
         raise _Refused("describes a tensor by something else than numbers")
     return _View(storage, offset, tuple(shape), tuple(strides))

@@ -166,6 +166,41 @@ def test_a_tensor_beyond_its_storage_is_refused(
         Weights.open(tmp_path)
 
 
+TEXT_A, NESTED, STORED = b"X\x01\0\0\0a", b")" + b"q\0h\0h\0\x86" * 12, b"\x80\x02}"
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (STORED + NESTED + b"K\x01s.", "names something by a tuple"),  # its hash would take 2^12 steps
+        (STORED + b"(" + NESTED + b"K\x01u.", "names something by a tuple"),
+        (STORED + TEXT_A + NESTED + b"\x93.", "names something by a tuple"),
+        (STORED + b"r\xff\xff\xff\x7f" + b".", "keeps a value at place 2147483647, after 3 opcodes"),
+        (described((1,) * 65, (1,) * 65), "a tensor of 65 dimensions and 65 strides"),
+        (STORED + b")" * 4_000_001, "more than 4000000 opcodes"),
+    ],
+)
+def test_a_description_is_bounded_by_its_length(tmp_path: Path, description: bytes, message: str) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
+    rewritten(path, description)
+    with pytest.raises(LoadError, match=message):
+        Weights.open(tmp_path)
+
+
+def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
+    with zipfile.ZipFile(path) as archive:
+        contents = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            if name.endswith("byteorder"):
+                archive.writestr(name, bytes(10**6), zipfile.ZIP_DEFLATED)
+            else:
+                archive.writestr(name, content)
+    with pytest.raises(LoadError, match="its `byteorder` takes 1000000 bytes"):
+        Weights.open(tmp_path)
+
+
 def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE, "b": BASE[1:, 3:]})
     whole = path.read_bytes()
