@@ -136,8 +136,7 @@ class CollectionTools:
             width = 0 if spec.multivector is None else spec.multivector.dim
             plan = settled(CollectionPlan(), None, heads, self._collection, width=width)
             planned = await asyncio.to_thread(signed, planned_schema(plan, spec, self._model_id, heads), spec)
-            await self._store.create(self._collection, planned)
-            self._schemas.forget(self._collection)
+            await self._schemas.create(self._collection, planned)
             return await self._schemas.of(self._collection)
 
 

@@ -12,7 +12,7 @@ from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, UnknownCollection
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
 from hybridtei.store.migration import copies, migration_of
 from hybridtei.store.packed import packed_format
@@ -205,9 +205,19 @@ class CollectionSchemas:
         self._cache[name] = time.monotonic() + (KEPT_S if is_settled else MIGRATING_S), found
         return found
 
-    def forget(self, name: str) -> None:
-        """Drops the cached schema of a collection that was created or dropped."""
+    async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
+        """Create a collection, unless another client does at the same moment: its schema, and whether it was created here.
+
+        Raises StoreError.
+        """
         self._cache.pop(name, None)
+        try:
+            await self.store.create(name, schema)
+        except StoreError:
+            if made := await copies(self.store, name):
+                return made[0], False
+            raise
+        return schema, True
 
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:

@@ -152,11 +152,10 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
         if not create:
             raise UnknownCollection(f"{error}: send `create`: true to make it") from None
         context = stores.embedder(None)
-        schema, created = schema_for(context.service.model.spec, context.model.model_id), True
+        schema = schema_for(context.service.model.spec, context.model.model_id)
         if (files := await model_hash(context.fingerprint)) is not None:
             schema = replace(schema, metadata={**schema.metadata, FINGERPRINT: files})
-        await schemas.store.create(name, schema)
-        schemas.forget(name)
+        schema, created = await schemas.create(name, schema)
     files = await model_hash(context.fingerprint) if FINGERPRINT in schema.metadata else None
     check_searchable(schema, context.service.model.spec, context.model.model_id, name, fingerprint=files)
     return context, schema, created

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -211,6 +212,15 @@ def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
     response = shelf.post("/search", body)
     assert response.status_code == status
     assert message in response.json()["error"]
+
+
+def test_first_uploads_at_once_fill_one_collection(shelf):
+    body = {"create": True, "points": [{"text": "one two"}]}
+    with ThreadPoolExecutor(8) as pool:
+        posted = [pool.submit(shelf.post, "/collections/at-once/points", body) for _ in range(8)]
+    answers = [one.result() for one in posted]
+    assert [answer.status_code for answer in answers] == [200] * 8, [answer.text for answer in answers]
+    assert [answer.json()["created"] for answer in answers].count(True) == 1
 
 
 def test_a_bad_shape_is_refused_before_any_work(shelf):
