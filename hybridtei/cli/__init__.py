@@ -6,6 +6,7 @@ Usage errors exit with status 2; other errors print `Error: …` to standard err
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -66,6 +67,9 @@ def _begin(argv: Sequence[str] | None) -> Sequence[str]:
     """Return the words of the command. None: this process is the command's own."""
     if argv is None:
         machine.leave_process_one()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: its number would go to the next file that is opened, and writing would fail
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
     memory.collect_seldom()
     return sys.argv[1:] if argv is None else argv
 

@@ -92,7 +92,7 @@ def read_texts(path: Path, field: str = "text") -> Iterator[str]:
         for number, raw in enumerate(file, 1):
             where = f"{path}:{number}"
             try:
-                line = raw.decode().rstrip("\r\n")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise InvalidInput(f"{where}: not UTF-8: {error}") from error
             text = line if path.suffix == ".txt" else _json_text(line, field, where)

@@ -66,13 +66,14 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
     quality.set_yticks(range(len(results)), [result.name for result in results])
     quality.set_xlim(0, 1.08)
     quality.set_title(f"{evaluation.collection}: {evaluation.queries} queries")
-    quality.legend(fontsize=7, loc="lower right")
     rows = range(len(results))
     latency.barh(rows, [result.p95_ms for result in results], 0.6, color="#d5dbdb", label="p95")
     latency.barh(rows, [result.p50_ms for result in results], 0.6, color="#5d6d7e", label="p50")
     latency.set_yticks(rows, [""] * len(results))
     latency.set_title("milliseconds a query, without its embedding")
-    latency.legend(fontsize=7, loc="lower right")
+    # Below the axes, where they hide no bar and no number.
+    figure.legend(*quality.get_legend_handles_labels(), loc="outside lower left", ncols=len(MEASURES), fontsize=7)
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=7)
     figure.savefig(path, dpi=150)
 
 

@@ -175,6 +175,17 @@ def test_embed_says_what_is_wrong(bert, tmp_path, capsys, name, content, flags, 
     assert not target.exists()
 
 
+def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path):
+    """The number of a closed stream goes to the next file that is opened: what is said must not land in the vectors."""
+    source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("bake balo\nbomo\n")
+    words = ["-m", "hybridtei", "embed", str(source), "-o", str(target), "--model-id", str(bert)]
+    command = ["sh", "-c", 'exec "$0" "$@" 2>&-', sys.executable, *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=HANG, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["bake balo", "bomo"]
+
+
 def test_embed_looks_at_its_target_before_it_loads_a_model(tmp_path, capsys):
     target = tmp_path / "none" / "out.npz"
     for wrong, said in ((target, f"there is no folder {target.parent}"), (tmp_path / "out.csv", "should end in .jsonl")):

@@ -169,3 +169,10 @@ def test_an_output_the_model_lacks(tmp_path):
     plain = Encoder(model, FakeBackend(model.spec), 256, EngineConfig())
     with pytest.raises(UnsupportedHead, match="It has: dense"):
         embed_file(plain, str(tmp_path / "in.txt"), str(tmp_path / "out.npz"), ["sparse"])
+
+
+@pytest.mark.parametrize(("name", "line"), [("in.txt", "one"), ("in.jsonl", '{"text": "one"}'), ("in.jsonl", '"one"')])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, line):
+    path = tmp_path / name
+    path.write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
+    assert list(read_texts(path)) == ["one", "one"]
