@@ -51,8 +51,6 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
-    if arguments.engine == "ray":
-        require_extra("ray", "ray")
     from hybridtei.ingest.run import run_ingest as ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None

@@ -43,7 +43,7 @@ def written(folder: Path) -> tuple[Model, Path]:
     path = folder / "tokenizer.json"
     if not path.exists():
         path.write_text(small.tokenizer()._raw.to_str())
-    return small.model(small.model_spec(folder=folder)), path
+    return small.model(small.model_spec(folder=folder, prompts={"query": small.PROMPTS["query"]})), path
 
 
 def raw(path: Path) -> Tokenizer:

@@ -18,9 +18,9 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import BackendError, InvalidInput, LoadError
 from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
-from hybridtei.on_ray import cluster as way_in
 from hybridtei.on_ray import ingest as on_ray
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.system import machine
 from tests.ingest.small_ingest import points
 from tests.on_ray.processes import named
 
@@ -185,7 +185,7 @@ def test_an_error_of_ours_comes_through_what_ray_wraps_around_it():
 def test_what_cannot_be_is_told_before_a_cluster_is_started(monkeypatch):
     with pytest.raises(InvalidInput, match="--ray-workers is 0"):
         on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=0)
-    monkeypatch.setattr(way_in, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(LoadError, match=r"hybridtei\[ray\]"):
         on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=2)
 

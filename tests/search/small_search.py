@@ -35,7 +35,7 @@ TEXTS = [
 def spec_in(folder: Path, **changes: Any) -> ModelSpec:
     """A model with every output, whose files lie in a folder."""
     small.tokenizer()._raw.save(str(folder / "tokenizer.json"))
-    return small.model_spec(folder=folder, **changes)
+    return small.model_spec(folder=folder, **{"prompts": {"query": small.PROMPTS["query"]}, **changes})
 
 
 def encoder_of(spec: ModelSpec) -> Encoder:

@@ -100,7 +100,7 @@ def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
 
 def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
     head = MultivectorHead(spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0))
-    encoder = encoder_of(small.model_spec(folder=spec.folder, multivector=head))
+    encoder = encoder_of(small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head))
     scores = exact(encoder)
     scores["multivector"] = scores["multivector"] / len(encoder.encode([QUERY], ALL, input_type="query").multivector.row(0))
     wanted = weighted_sum([Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0])

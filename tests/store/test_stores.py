@@ -223,7 +223,7 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(filled: Asked) -> No
 def test_vectors_and_payload_come_back_as_they_went(filled: Asked) -> None:
     records = filled.run(filled.store.retrieve(filled.name, [IDS[4], 10**9], with_vectors=True))
     assert [record.id for record in records] == [IDS[4]]
-    assert records[0].payload == {"number": 4, "tags": ["even"], "nested": {"text": "ä 4"}}
+    assert records[0].payload == {"number": 4, "tags": ["even"], "nested": {"text": "ä 4"}, "flag": FLAGS[0]}
     vectors: Any = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)

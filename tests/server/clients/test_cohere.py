@@ -52,7 +52,8 @@ def test_version_2_embeds_in_the_forms_it_asks_for(server, of):
         embedding_types=["float", "binary", "ubinary", "base64"],
         output_dimension=8,
     )
-    dense = np.float32(server.post("/embed", {"inputs": DOCUMENTS, "dimensions": 8}).json())
+    body = {"inputs": DOCUMENTS, "dimensions": 8, "prompt_name": "passage"}
+    dense = np.float32(server.post("/embed", body).json())
     np.testing.assert_array_equal(np.float32(answer.embeddings.float_), dense)
     bits = np.packbits(dense > 0, axis=1)
     np.testing.assert_array_equal(answer.embeddings.ubinary, bits)
