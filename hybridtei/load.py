@@ -155,7 +155,7 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         bare=spec.bare,
         settings=spec.tokenizer_settings,
     )
-    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.lowercase, spec.skipped_padding)
+    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.skipped_padding)
 
 
 def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:

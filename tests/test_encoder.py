@@ -172,7 +172,7 @@ def test_a_pooling_without_the_prompt_is_served_where_there_is_none(tmp_path: Pa
 def test_a_checkpoint_may_ask_for_lower_case(tmp_path: Path) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
     tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
-    texts = [text.upper() for text in TEXTS]
+    texts = [*(text.upper() for text in TEXTS), "<s> BAKA </s> İ <mask> bulo"]  # special tokens stay
     close(
         dense_of(Encoder.load(str(folder)), texts, normalize=False),
         SentenceTransformer(str(folder), device="cpu").encode(texts),

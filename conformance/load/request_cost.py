@@ -71,7 +71,7 @@ def serve(port: int, *, full: bool = False) -> None:
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=spec.tokenizer_settings
     )
-    reader = TextReader(tokenizer, Prompts(spec.prompts), spec.max_input_length, spec.vocab_size, spec.lowercase)
+    reader = TextReader(tokenizer, Prompts(spec.prompts), spec.max_input_length, spec.vocab_size)
     logs.configure(json_output=False, level="info")  # each request has its line
     registry, config = Registry(), ServerConfig(hostname="127.0.0.1", port=port)
     service = EngineService(Model(spec, reader), NoCost(spec), EngineConfig(), budget_tokens=1024, registry=registry)

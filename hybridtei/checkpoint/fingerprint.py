@@ -100,7 +100,8 @@ def _reading(spec: ModelSpec) -> str | None:
     side = truncation_side(now, spec.tokenizer_settings)
     prompt = (spec.prompts or {}).get(spec.default_prompt_name or "")
     read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompt or None]
-    return None if read == [[], before.encode("").ids, before.encode(PROBE).ids, least, "right", None] else _digest(read)
+    probe = PROBE.lower() if spec.tokenizer_settings.lowercase else PROBE
+    return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", None] else _digest(read)
 
 
 def _pooling(spec: ModelSpec) -> str:

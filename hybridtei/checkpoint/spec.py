@@ -109,7 +109,6 @@ class ModelSpec:
     pools_prompts: bool = True
     removed_ids: frozenset[int] = frozenset()
     has_token_types: bool = False
-    lowercase: bool = False
     padding_id: int = 0
     skipped_padding: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -214,6 +213,7 @@ def _read(
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
+    transformer = sentence_config(home)[1]
     classifier = None if splade else _classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
@@ -226,7 +226,7 @@ def _read(
             folder,
             modules,
             sentence=sentence,
-            transformer=sentence_config(home)[1],
+            transformer=transformer,
             tokenizer=tokenizer_config,
             vocabulary=read_vocabulary(home),
             stanford=STANFORD in architectures,
@@ -272,7 +272,6 @@ def _read(
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
         removed_ids=_removed_ids(home, tokenizer_config),
         has_token_types=_has_token_types(model_type, config, file),
-        lowercase=bool(sentence_config(home)[1].get("do_lower_case")),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -282,7 +281,9 @@ def _read(
         activation=score_activation(config, sentence),
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
-        tokenizer_settings=read_tokenizer_settings(home, published.get("model_type", ""), published),
+        tokenizer_settings=read_tokenizer_settings(
+            home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
+        ),
         is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers.normalizers import BertNormalizer
+from tokenizers.normalizers import BertNormalizer, Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
@@ -56,6 +56,7 @@ class TokenizerSettings:
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
     each text. `end`: the token appended to texts where the tokenizer appends none. `truncation_side`: the side that is cut.
+    `lowercase`: texts, but not the special tokens in them, are lowercased first.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -64,13 +65,17 @@ class TokenizerSettings:
     template: tuple[str | None, str | None] | None = None
     end: str | None = None
     truncation_side: Side | None = None
+    lowercase: bool = False
 
 
 UNCHANGED = TokenizerSettings()
 
 
-def read_tokenizer_settings(folder: Path, model_type: str, config: Mapping[str, Any]) -> TokenizerSettings:
-    """Return the settings of a folder; `config` is its config.json as published. Raises LoadError, naming the key."""
+def read_tokenizer_settings(
+    folder: Path, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
+) -> TokenizerSettings:
+    """Return the settings of a folder; `config` is its config.json as published, `lowercase` sentence-transformers'
+    `do_lower_case`. Raises LoadError, naming the key."""
     file = folder / "tokenizer_config.json"
     written = read_object(file, optional=True)
     name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
@@ -81,12 +86,12 @@ def read_tokenizer_settings(folder: Path, model_type: str, config: Mapping[str, 
     if name not in AS_WRITTEN:
         space = _flag(written, "add_prefix_space", file, False if name in BYTE_LEVEL_CLASSES else None)
     if name in BERT_CLASSES:
-        lowercase = _flag(written, "do_lower_case", file, True)
+        small = _flag(written, "do_lower_case", file, True)
         chinese = _flag(written, "tokenize_chinese_chars", file, True)
-        bert = bool(lowercase), _flag(written, "strip_accents", file, None), bool(chinese)
+        bert = bool(small), _flag(written, "strip_accents", file, None), bool(chinese)
     end = str(_text(written.get("eos_token")) or GTE_QWEN2_END) if _is_gte_qwen2(model_type, config) else None
     split = bool(_flag(written, "split_special_tokens", file, False))
-    return TokenizerSettings(bert, space, split, _template(written, name, file), end, side)
+    return TokenizerSettings(bert, space, split, _template(written, name, file), end, side, lowercase)
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
@@ -96,6 +101,8 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         for one in _parts(raw.normalizer, Normalizers):
             if isinstance(one, BertNormalizer):
                 changed += _set_bert(one, settings.bert)
+    if settings.lowercase and not any(_lowers(one) for one in _parts(raw.normalizer, Normalizers)):
+        raw.normalizer = Normalizers([Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))])
     if settings.add_prefix_space is not None:
         for one in _parts(raw.pre_tokenizer, PreTokenizers):
             changed += _set_prefix_space(one, settings.add_prefix_space)
@@ -141,6 +148,10 @@ def _set_bert(normalizer: BertNormalizer, wanted: tuple[bool, bool | None, bool]
             setattr(normalizer, attribute, value)
             changed.append(key)
     return changed
+
+
+def _lowers(one: object) -> bool:
+    return isinstance(one, Lowercase) or (isinstance(one, BertNormalizer) and one.lowercase)
 
 
 def _set_prefix_space(one: object, wanted: bool) -> list[str]:

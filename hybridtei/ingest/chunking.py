@@ -202,7 +202,6 @@ class Chunker:
         raw.no_truncation()
         self.settings = settings
         self._tokenizer = model.reader.tokenizer
-        self._lowercase = model.reader.lowercase
         self.around = tokens_around(model)
         self._longest = longest_document(model)
         self._room = settings.tokens - self.around
@@ -228,8 +227,7 @@ class Chunker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
-        read = [text.lower() for text in texts] if self._lowercase else texts
-        return [len(encoding) for encoding in self._tokenizer.encode(read, add_special_tokens=False)] if read else []
+        return [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)] if texts else []
 
     def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[int, str, int]]:
         """(start, text, tokens) of a section's chunks."""

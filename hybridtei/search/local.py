@@ -34,7 +34,7 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
         return text_model(encoder.spec, EngineConfig()).reader.tokenizer
 
     def tokens_of(text: str) -> Sequence[Token]:
-        return tokenizer().tokens([text.lower() if encoder.spec.lowercase else text], add_special_tokens=False)[0]
+        return tokenizer().tokens([text], add_special_tokens=False)[0]
 
     async def look_up(queries: Sequence[str]) -> Embeddings:
         return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")

@@ -46,7 +46,6 @@ class TextReader:
     prompts: Prompts
     max_input_length: int
     vocab_size: int
-    lowercase: bool = False
     skipped: int | None = None  # an id that is left out at the end of an input
 
     def read(
@@ -141,8 +140,6 @@ class TextReader:
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, side)))
         bodies = [prompt + str(item.text) for item in ready]
-        if self.lowercase:
-            bodies = [_lowered(body) for body in bodies]
         raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
         encodings = []
         for text, body, raw in zip(texts, bodies, raws, strict=False):
@@ -188,7 +185,7 @@ class TextReader:
         if not isinstance(item, str):  # a single id may stand for a long piece of text
             item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
         text = (prompt or "") + item
-        return _Ready(text.lower() if self.lowercase else text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
+        return _Ready(text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -202,7 +199,7 @@ class TextReader:
             if not truncate:
                 raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {total}")
             item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
-        return _Ready((item[0].lower(), item[1].lower()) if self.lowercase else item)
+        return _Ready(item)
 
     @property
     def _max_characters(self) -> int:
@@ -294,11 +291,6 @@ def _cut(item: T, limit: int, direction: Direction) -> T:
     if len(item) <= limit:
         return item
     return item[-limit:] if direction == "left" else item[:limit]
-
-
-def _lowered(text: str) -> str:
-    """Lowercase a text without moving its characters: a capital whose small form has another length stays."""
-    return "".join(small if len(small := letter.lower()) == 1 else letter for letter in text)
 
 
 def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> tuple[list[_Ready], RequestError | None]:
