@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.system.frames import read_varint
 
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
 MAX_PIECE = 256  # characters; the longest piece of a public model has 31
 Built = tuple[RawTokenizer, list[AddedToken]]  # and the tokens that its file marks as read whole
 NORMAL, CONTROL, USER_DEFINED, BPE = 1, 3, 4, 2  # types of pieces and of a model in sentencepiece_model.proto

@@ -101,7 +101,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     except Exception as error:  # of a file that holds something else: this parser's errors, and bare kinds of the library
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
-            "Let transformers write it, by these two lines of Python:\n"
+            "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
             "from transformers import AutoTokenizer\n"
             f'AutoTokenizer.from_pretrained("{folder}", use_fast=True).save_pretrained("{folder}")'
         ) from error
