@@ -14,6 +14,7 @@ ADAPTER, CONFIG = "adapter_config.json", "config.json"
 GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs them without the weights
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
+NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
 # Weights of other programs, by their files: what they are, and what to do.
 FOREIGN: Mapping[str, tuple[str, str]] = {
@@ -50,7 +51,8 @@ def has_readable(folder: Path) -> bool:
 
 def no_weights(folder: Path) -> MissingArtifact:
     """Return the error of a folder that has neither weights nor a graph of its own."""
-    return MissingArtifact(f"{folder / 'model.safetensors'}: missing. {READ}: copy or download the whole repository again")
+    again = "copy or download the whole repository again, or give one with safetensors"
+    return MissingArtifact(f"{folder / 'model.safetensors'}: missing. {READ}: {again}; {NOT_FETCHED}")
 
 
 def _check_quantised(file: Path) -> None:
@@ -93,7 +95,7 @@ def _foreign(folder: Path) -> tuple[str, str] | None:
 def _instead(folder: Path) -> str:
     """Return what the rest of the message about a folder without config.json says."""
     if not folder.is_dir() or not any(folder.iterdir()):
-        return ": the folder is empty. Copy or download the model again"
+        return f": the folder is empty. Copy or download a model in safetensors; {NOT_FETCHED}"
     inner = sorted(
         str(file.parent) for pattern in ("*/config.json", "snapshots/*/config.json") for file in folder.glob(pattern)
     )
