@@ -88,25 +88,34 @@ def _kept(path: Path, *_: int) -> str:
 
 def _reading(spec: ModelSpec) -> str | None:
     """Return the hash of how texts are read, or None where version 0.1.0 read them in the same way: it knew no settings of
-    tokenizer_config.json, took the least of all lengths, and no prompt by default."""
-    file = spec.folder / "tokenizer.json"
+    tokenizer_config.json, took the least of all lengths, and no prompt by default, nor one called passage for documents."""
+    file, prompts = spec.folder / "tokenizer.json", _newly_used(spec)
     if spec.model_type == STATIC_TYPE or not file.is_file():
-        return None
+        return _digest(prompts) if prompts else None
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
     known = lengths(spec.folder, spec.config, written, spec.positions)
     least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
     before, now = (RawTokenizer.from_file(str(file)) for _ in range(2))
     changed = apply_settings(now, spec.tokenizer_settings, file)
     side = truncation_side(now, spec.tokenizer_settings)
-    prompt = (spec.prompts or {}).get(spec.default_prompt_name or "")
-    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompt or None]
+    if spec.bare:
+        now.post_processor = None
+    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompts]
     probe = PROBE.lower() if spec.tokenizer_settings.lowercase else PROBE
-    return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", None] else _digest(read)
+    return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []] else _digest(read)
+
+
+def _newly_used(spec: ModelSpec) -> list[str]:
+    """Return the prompts that version 0.1.0 left out: the default, and those of documents by their second and third names."""
+    prompts = spec.prompts or {}
+    names = [spec.default_prompt_name or "", *([] if "document" in prompts else ["passage", "corpus"])]
+    return [text for name in names if (text := prompts.get(name))]
 
 
 def _pooling(spec: ModelSpec) -> str:
     steps = [type(step).__name__ for step in spec.dense_modules]
-    sparse = [] if spec.sparse is None else [spec.sparse.kind]
+    most = f" of {spec.sparse.active}" if spec.is_splade and spec.sparse is not None and spec.sparse.active else ""
+    sparse = [] if spec.sparse is None else [spec.sparse.kind + most]
     return "+".join([*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])])
 
 

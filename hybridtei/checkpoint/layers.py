@@ -19,7 +19,10 @@ from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
-OTHER_NAMES = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+OTHER_NAMES = {
+    **{"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"},
+    **{"geluactivation": "gelu", "newgeluactivation": "gelu_pytorch_tanh"},  # transformers' classes
+}
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
@@ -156,10 +159,10 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 
 
 def activation_name(name: str, where: Path | str) -> str:
-    """Return "gelu" of "gelu" or of a class of torch.nn ("torch.nn.modules.activation.GELU"). Imports nothing."""
+    """Return "gelu" of "gelu" or of a class of torch.nn or transformers ("torch.nn.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
-    if plain not in ACTIVATIONS or ("." in name and not name.startswith("torch.nn.")):
+    if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):
         raise UnsupportedArchitecture(f"{where}: activation {name!r}; served: {', '.join(ACTIVATIONS)}")
     return plain
 

@@ -3,6 +3,7 @@ Transformer (sentence_bert_config.json). A setting that changes vectors is serve
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hybridtei.checkpoint.files import positive
 from hybridtei.checkpoint.sizes import Adapters, sentence_config
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
+log = logging.getLogger(__name__)
 MODEL_FILE = "config_sentence_transformers.json"
 # Settings of the tokenizer's calls that leave the tokens of one text as they are.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -59,6 +61,13 @@ def default_prompt(sentence: Mapping[str, Any], folder: Path, prompts: Mapping[s
         return None
     known = ", ".join(prompts or {}) or "none"
     raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}; `prompts` has: {known}")
+
+
+def warn_of_default(sentence: Mapping[str, Any], folder: Path) -> None:
+    """Say that the default prompt of a model that scores is left out, as TEI does; the library puts it before queries."""
+    name = sentence.get("default_prompt_name")
+    if name is not None and (sentence.get("prompts") or {}).get(str(name)):
+        log.warning("%s: `default_prompt_name` %r is left out, as TEI does: the model scores", folder / MODEL_FILE, name)
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:

@@ -49,7 +49,15 @@ from hybridtei.checkpoint.modules import (
     transformer_folder,
 )
 from hybridtei.checkpoint.rankers import PairTemplate, language_ranker
-from hybridtei.checkpoint.sentence import MODEL_FILE, adds_specials, default_prompt, read_prompts, score_activation, size_of
+from hybridtei.checkpoint.sentence import (
+    MODEL_FILE,
+    adds_specials,
+    default_prompt,
+    read_prompts,
+    score_activation,
+    size_of,
+    warn_of_default,
+)
 from hybridtei.checkpoint.sizes import (
     KEYS,
     UNSET_LENGTH,
@@ -220,6 +228,8 @@ def _read(
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
     if splade or classifier is not None:
         check_head_code(config, file)
+    if classifier is not None and template is None:
+        warn_of_default(sentence, folder)
     late = None
     if is_colbert:
         late = read_late(

@@ -45,6 +45,8 @@ def holds(layer: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None, a
         ("torch.nn.modules.linear.Identity", "identity"),
         ("torch.nn.ReLU", "relu"),
         ("GELU", "gelu"),
+        ("transformers.activations.GELUActivation", "gelu"),
+        ("transformers.activations.NewGELUActivation", "gelu_pytorch_tanh"),
     ],
 )
 def test_an_activation_is_found_by_its_last_word(name: str, plain: str) -> None:

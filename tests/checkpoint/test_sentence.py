@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer, SparseEncoder
 
+from hybridtei.checkpoint.fingerprint import fingerprint
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, UnsupportedArchitecture
@@ -120,6 +121,46 @@ def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, o
     modality = {"text": {"method": "forward", "method_output_name": output}}
     folder = with_settings(copied(bert), modality_config=modality, module_output_name="token_embeddings")
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_new"),
+    [
+        ({"prompts": {"passage": "p: "}}, True),
+        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, True),
+        ({"prompts": {"document": "d: ", "passage": "p: "}}, False),
+        ({"prompts": {"s2p": "s: "}}, False),
+    ],
+)
+def test_prompts_that_are_newly_used_are_in_the_fingerprint(
+    bert: Path, copied: Copied, settings: dict[str, Any], is_new: bool
+) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / MODEL, settings)
+    assert ("reading" in fingerprint(read_spec(folder))) is is_new
+
+
+def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    for prompt, lines in (("", 0), ("lolo mo ", 1)):
+        tiny.write_json(folder / MODEL, {"prompts": {"web": prompt}, "default_prompt_name": "web"})
+        assert read_spec(folder).default_prompt_name is None
+        assert len([line for line in caplog.messages if "'web'" in line]) == lines
+
+
+def test_special_tokens_are_in_the_fingerprint(bert: Path, copied: Copied) -> None:
+    folder = with_settings(copied(bert), processing_kwargs={"text": {"add_special_tokens": False}})
+    assert "reading" in fingerprint(read_spec(folder))
+
+
+def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied) -> None:
+    folder, found = copied(splade), []
+    for settings in ({}, {"max_active_dims": 9}):
+        tiny.write_json(folder / MODEL, settings)
+        found.append(fingerprint(read_spec(folder, pooling="splade"))["pooling"])
+    assert found == ["splade", "splade of 9"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
