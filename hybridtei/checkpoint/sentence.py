@@ -49,25 +49,23 @@ def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters |
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 
-def default_prompt(sentence: Mapping[str, Any], folder: Path, prompts: Mapping[str, str] | None) -> str | None:
+def default_prompt(
+    sentence: Mapping[str, Any], folder: Path, prompts: Mapping[str, str] | None, *, embeds: bool, ignores: bool = False
+) -> str | None:
     """Return the name of the prompt of texts that name no other. Raises LoadError for one that `prompts` lacks.
 
-    sentence-transformers itself adds empty prompts called query and document.
+    sentence-transformers itself adds empty prompts called query and document. `embeds`: another model has none. `ignores`: a
+    model that scores, before whose queries the library puts it, and TEI does not.
     """
     name = sentence.get("default_prompt_name")
     if isinstance(name, str) and name in (prompts or {}):
-        return name
-    if name is None or name in ("query", "document"):
+        if ignores and (prompts or {})[name]:
+            log.warning("%s: `default_prompt_name` %r is left out, as TEI does: the model scores", folder / MODEL_FILE, name)
+        return name if embeds else None
+    if name is None or name in ("query", "document") or not embeds:
         return None
     known = ", ".join(prompts or {}) or "none"
     raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}; `prompts` has: {known}")
-
-
-def warn_of_default(sentence: Mapping[str, Any], folder: Path) -> None:
-    """Say that the default prompt of a model that scores is left out, as TEI does; the library puts it before queries."""
-    name = sentence.get("default_prompt_name")
-    if name is not None and (sentence.get("prompts") or {}).get(str(name)):
-        log.warning("%s: `default_prompt_name` %r is left out, as TEI does: the model scores", folder / MODEL_FILE, name)
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:

@@ -56,7 +56,6 @@ from hybridtei.checkpoint.sentence import (
     read_prompts,
     score_activation,
     size_of,
-    warn_of_default,
 )
 from hybridtei.checkpoint.sizes import (
     KEYS,
@@ -228,8 +227,6 @@ def _read(
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
     if splade or classifier is not None:
         check_head_code(config, file)
-    if classifier is not None and template is None:
-        warn_of_default(sentence, folder)
     late = None
     if is_colbert:
         late = read_late(
@@ -276,7 +273,9 @@ def _read(
         multivector=multivector,
         late=late,
         prompts=prompts,
-        default_prompt_name=default_prompt(sentence, folder, prompts) if pooled or splade else None,
+        default_prompt_name=default_prompt(
+            sentence, folder, prompts, embeds=pooled or splade, ignores=classifier is not None and template is None
+        ),
         truncate_dim=size_of(sentence, "truncate_dim", folder) if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
@@ -324,7 +323,7 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         pooling=("mean",),
         dense_modules=read_steps(folder, modules, None, width),
         prompts=prompts,
-        default_prompt_name=default_prompt(sentence, folder, prompts),
+        default_prompt_name=default_prompt(sentence, folder, prompts, embeds=True),
         truncate_dim=size_of(sentence, "truncate_dim", folder),
         bare=True,
         unknown_token=unknown_token(tokenizer) if written else None,
