@@ -112,17 +112,25 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
 
 
 def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
-    """Merge n × unit float32[t_i, d] as the checkpoint declares: the result is what its documents are compared by."""
+    """Merge n × unit float32[t_i, d] as the checkpoint declares: the result is what its documents are compared by.
+
+    Beyond `MAX_MERGED_AT_ONCE` rows each block is merged by itself, where sentence-transformers compares all pairs of rows.
+    """
     return Ragged.from_rows([_pooled(row, pooling) for row in rows])
 
 
 def _pooled(rows: Floats, pooling: TokenPooling) -> Floats:
     protected, rest = rows[: pooling.protected], rows[pooling.protected :]
-    count = max(int(len(rest) // pooling.factor), 1)
-    if count < len(rest):
-        labels = clusters(rest, count)
-        rows = np.concatenate([protected, _sums(rest, labels) / np.bincount(labels)[:, None].astype(np.float32)])
+    blocks = np.array_split(rest, max(-(-len(rest) // MAX_MERGED_AT_ONCE), 1))
+    rows = np.concatenate([protected, *(_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks)])
     return unit(rows) if pooling.normalize else rows
+
+
+def _means(rows: Floats, count: int) -> Floats:
+    if count >= len(rows):
+        return rows
+    labels = clusters(rows, count)
+    return _sums(rows, labels) / np.bincount(labels)[:, None].astype(np.float32)
 
 
 def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:

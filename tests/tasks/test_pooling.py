@@ -100,6 +100,16 @@ def test_declared_pooling_is_that_of_sentence_transformers(count: int, factor: f
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    rows, block = unit(rows_of(2_049)), TokenPooling(4.0, 0, normalize=True)
+    found = pooled(Ragged(rows, np.array([0, 2_049])), TokenPooling(4.0, 1, normalize=True)).values
+    assert max(seen) <= pooling.MAX_MERGED_AT_ONCE
+    blocks = [pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)]
+    np.testing.assert_array_equal(found, np.concatenate([unit(rows[:1]), *blocks]))
+
+
 def test_a_budget_by_its_fields() -> None:
     assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(max_tokens=3, dtype="binary")
     for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
