@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from tqdm.auto import tqdm
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, offsets_of
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import CHUNK, Encoder, heads_named
@@ -141,7 +141,10 @@ class JsonLines:
 
 
 class Npz:
-    """Writes NumPy arrays, at the end: their sizes must be known."""
+    """Writes NumPy arrays, at the end: their sizes must be known.
+
+    `texts` holds the UTF-8 of all and `texts_offsets` where each begins: NumPy's own strings are as wide as the longest.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -154,7 +157,9 @@ class Npz:
 
     def close(self) -> None:
         whole = Embeddings.concat(self._parts)
-        arrays: dict[str, Any] = {"texts": np.array(self._texts)}
+        written = [text.encode() for text in self._texts]
+        texts = np.frombuffer(b"".join(written), np.uint8)
+        arrays: dict[str, Any] = {"texts": texts, "texts_offsets": offsets_of([len(text) for text in written])}
         if whole.dense is not None:
             arrays["dense"] = whole.dense
         if whole.sparse is not None:

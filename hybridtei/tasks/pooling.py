@@ -130,7 +130,7 @@ def _means(rows: Floats, count: int) -> Floats:
     if count >= len(rows):
         return rows
     labels = clusters(rows, count)
-    return _sums(rows, labels) / np.bincount(labels)[:, None].astype(np.float32)
+    return np.asarray(_sums(rows, labels) / np.bincount(labels)[:, None], np.float32)
 
 
 def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +67,27 @@ def test_jsonl(source, chunk, tmp_path):
         np.testing.assert_allclose(row["sparse"]["values"], values, atol=TOLERANCE)
 
 
+def texts_in(arrays) -> list[str]:
+    """Those of a `.npz`, one after the other in UTF-8."""
+    ends = arrays["texts_offsets"].tolist()
+    return [arrays["texts"][begin:end].tobytes().decode() for begin, end in pairwise(ends)]
+
+
+def test_texts_in_npz_take_the_bytes_that_they_have(tmp_path):
+    (tmp_path / "in.txt").write_text("one\n" * 200 + "two " * 50 + "\n")
+    target = tmp_path / "out.npz"
+    embed_file(encoder(), str(tmp_path / "in.txt"), str(target), ["dense"])
+    with np.load(target) as arrays:
+        assert sum(arrays[name].nbytes for name in arrays if name.startswith("texts")) == 200 * 3 + 200 + 202 * 8
+        assert texts_in(arrays)[199:] == ["one", "two " * 50]
+
+
 def test_npz(source, chunk, tmp_path):
     target = tmp_path / "out.npz"
     embed_file(encoder(), source, str(target))
     wanted = expected()
     with np.load(target) as arrays:
-        assert arrays["texts"].tolist() == TEXTS
+        assert texts_in(arrays) == TEXTS
         np.testing.assert_allclose(arrays["dense"], wanted.dense, atol=TOLERANCE)
         np.testing.assert_array_equal(arrays["sparse_indices"], wanted.sparse.indices)
         np.testing.assert_array_equal(arrays["sparse_indptr"], wanted.sparse.indptr)
@@ -101,7 +117,7 @@ def test_only_the_wanted_outputs(tmp_path, suffix):
         assert set(json.loads(target.read_text().splitlines()[0])) == {"text", "sparse"}
     elif suffix == "npz":
         with np.load(target) as arrays:
-            assert set(arrays) == {"texts", "sparse_indices", "sparse_values", "sparse_indptr"}
+            assert set(arrays) == {"texts", "texts_offsets", "sparse_indices", "sparse_values", "sparse_indptr"}
     else:
         assert pyarrow.parquet.read_schema(target).names == ["text", "sparse"]
 
