@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hybridtei.checkpoint.rankers import KNOWN, OWN_FILE, QWEN3
+from hybridtei.checkpoint.rankers import BGE_GEMMA, KNOWN, MXBAI, OWN_FILE, QWEN3, PairTemplate
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedHead
@@ -197,6 +198,49 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path: Path) -> 
     assert spec.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
     assert spec.classifier is not None
     assert spec.classifier.steps[0].rows == (first, first + 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "template"),
+    [("mixedbread-ai--mxbai-rerank-base-v2", "qwen2", MXBAI), ("BAAI--bge-reranker-v2-gemma", "gemma", BGE_GEMMA)],
+)
+def test_rankers_whose_parts_are_tokenised_one_by_one(
+    tmp_path: Path, name: str, model_type: str, template: PairTemplate
+) -> None:
+    """As mxbai-rerank's `MxbaiRerankV2.prepare_inputs` and FlagEmbedding's `BaseLLMReranker` do it: ids, end to end."""
+    folder = tmp_path / f"models--{name}" / "snapshots" / "abc"
+    words = vocabulary.tokenizer("bytes")
+    words.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    words.add_tokens(["Yes"])
+    tiny.write_family(folder, model_type, task="ForCausalLM", vocab_size=len(words), max_position_embeddings=4096)
+    words.model_max_length = 4096
+    words.save_pretrained(folder)
+    model, spec = AutoModelForCausalLM.from_pretrained(folder).eval(), read_spec(folder)
+    assert spec.template == template
+
+    def ids(text: str) -> list[int]:
+        return words(text, add_special_tokens=False)["input_ids"]
+
+    scores = []
+    for document in DOCUMENTS:
+        query, sep, passage = (part.format(query="what baka?", document=document) for part in template.parts)
+        asked = [*ids(template.prefix), *ids(query), *ids(sep), *ids(passage), *ids(template.suffix)]
+        with torch.inference_mode():
+            logits = model(torch.tensor([asked])).logits[0, -1]
+        no = 0 if template.no is None else logits[words.convert_tokens_to_ids(template.no)].item()
+        scores.append(logits[words.convert_tokens_to_ids(template.yes)].item() - no)
+    ranked = Encoder.load(str(folder)).rerank("what baka?", DOCUMENTS, raw_scores=True)
+    close(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), np.array(scores))
+    assert np.ptp(scores) > 0.05
+
+
+def test_parts_are_read_from_a_file(original: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(original, tmp_path / "copy")
+    tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n", "<Document>: {document}"])
+    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")  # type: ignore[union-attr]
+    tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n"])
+    with pytest.raises(LoadError, match="no place for document"):
+        read_spec(folder)
 
 
 def test_nobodys_text_is_a_command(original: Path) -> None:

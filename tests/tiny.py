@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family("Mistral", "bytes", {**DECODER, "sliding_window": WINDOW}),
     "llama": Family("Llama", "bytes", DECODER),
     "modernbert": Family("ModernBert", "wordpiece", {**ENCODER, "local_attention": WINDOW, "layer_types": LOCAL_AND_GLOBAL}),
+    "gemma": Family("Gemma", "bytes", {**DECODER, "head_dim": 8}),
     "gemma3_text": Family("Gemma3Text", "bytes", GEMMA),
     "distilbert": Family(
         "DistilBert",

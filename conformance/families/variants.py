@@ -35,6 +35,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("qwen3", {"rope_parameters": YARN}),
+    ("gemma", {"attention_bias": True, "hidden_act": "gelu"}),
     ("gemma3_text", {"use_bidirectional_attention": True}),
     ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 12}),
     ("t5", {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 32}),

@@ -32,15 +32,21 @@ class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
 
     `prefix` and `suffix` are never truncated, `body` is. It has slots for {query}, {document} and perhaps {instruction}, whose
-    default is `instruction`. `yes` and `no`: the words whose logits are compared.
+    default is `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose logits are compared;
+    without `no`, the score is the logit of `yes`.
     """
 
     prefix: str
-    body: str
+    body: str | tuple[str, ...]
     suffix: str
     instruction: str = ""
     yes: str = "yes"
     no: str | None = "no"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the texts of the body that are tokenised one by one."""
+        return (self.body,) if isinstance(self.body, str) else self.body
 
 
 QWEN3 = PairTemplate(
@@ -52,8 +58,37 @@ QWEN3 = PairTemplate(
     suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
+# After `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
+MXBAI = PairTemplate(
+    prefix=(
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    ),
+    body=("query: {query}", "\n", "document: {document}"),
+    suffix=(
+        "\nYou are a search relevance expert who evaluates how well documents match search queries. For each query-document "
+        "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for "
+        "not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    yes="1",
+    no="0",
+)
+# After `BaseLLMReranker` of BAAI's package FlagEmbedding 1.4.2.
+BGE_GEMMA = PairTemplate(
+    prefix="<bos>",
+    body=("A: {query}", "\n", "B: {document}"),
+    suffix=(
+        "\nGiven a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+        "prediction of either 'Yes' or 'No'."
+    ),
+    yes="Yes",
+    no=None,
+)
 # (pattern of the folder's path, model_type) -> template
-KNOWN: Mapping[tuple[str, str], PairTemplate] = {(r"qwen3[-_]?reranker", "qwen3"): QWEN3}
+KNOWN: Mapping[tuple[str, str], PairTemplate] = {
+    (r"qwen3[-_]?reranker", "qwen3"): QWEN3,
+    (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,
+    (r"bge[-_]reranker[-_]v2[-_]gemma", "gemma"): BGE_GEMMA,
+}
 
 
 def find_template(
@@ -80,7 +115,7 @@ def _own(file: Path) -> PairTemplate:
         own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: should describe a template: {error}") from error
-    _check_slots(file, own.body)
+    _check_slots(file, "".join(own.parts))
     return own
 
 

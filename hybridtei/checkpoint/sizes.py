@@ -31,7 +31,7 @@ SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
 
 # Model types that every backend computes: those of `families.FAMILIES`.
 SERVED = (
-    *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma3_text", "gte", "jina_bert"),
+    *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma", "gemma3_text", "gte", "jina_bert"),
     *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
     *("xlm-roberta", "xlm-roberta-flash"),
 )

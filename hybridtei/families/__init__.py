@@ -10,6 +10,7 @@ from hybridtei.families.bert import bert, deberta_v2, distilbert, electra, jina_
 from hybridtei.families.ops import Ops, Rows, adapted
 from hybridtei.families.rotary import (
     eurobert,
+    gemma,
     gemma3,
     gte,
     jina_v3,
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Family] = {
     "distilbert": distilbert,
     "electra": electra,
     "eurobert": eurobert,
+    "gemma": gemma,
     "gemma3_text": gemma3,
     "gte": gte,
     "jina_bert": jina_bert,

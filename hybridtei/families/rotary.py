@@ -1,7 +1,7 @@
 """Transformers with rotary positions. Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block,
 and Jina Reranker v2's, which looks positions up under the same names; ModernBERT, with norms before, and windows in two of
-three layers. Language models that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT; Gemma 3, with norms
-around each block, windows in most layers, and weights of norms that are added to one.
+three layers. Language models that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with
+norms around each block, windows in most layers, and weights of norms that are added to one.
 
 Tensors have the names of their makers, under which transformers writes them too.
 """
@@ -175,6 +175,7 @@ class _DecoderForm:
     query_bias: bool = False  # of q, k and v alone
     head_norms: bool = False
     causal: bool = True
+    is_gemma: bool = False  # embeddings are multiplied by the root of their width, and weights of norms are added to one
 
 
 def llama(o: Ops, s: Settings) -> Rows:
@@ -202,6 +203,11 @@ def eurobert(o: Ops, s: Settings) -> Rows:
     return _decoder(o, s, _DecoderForm(theta=250_000.0, causal=False))
 
 
+def gemma(o: Ops, s: Settings) -> Rows:
+    """After `GemmaModel`, where "gelu" is the tanh form."""
+    return _decoder(o, s, _DecoderForm(is_gemma=True))
+
+
 def _window(s: Settings) -> int | None:
     return None if s.get("sliding_window") is None else s.count("sliding_window")
 
@@ -221,7 +227,8 @@ def is_causal(s: Settings, default: bool) -> bool:
 def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None) -> Rows:
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", 1e-6)
     count = s.count("num_attention_heads")
-    heads = Heads(count, s.count("num_key_value_heads", count), s.count("head_dim", hidden // count))
+    dim = s.count("head_dim", 256 if form.is_gemma else hidden // count)
+    heads = Heads(count, s.count("num_key_value_heads", count), dim)
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
     if window is not None and not causal:
         window += 1  # transformers counts a window inclusively once a decoder sees both ways
@@ -231,9 +238,13 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None)
     kinds = s.layer_kinds(layers, lambda _: SLIDING if window else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
     x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
+    offset = 0.0
+    if form.is_gemma:
+        s.only("hidden_activation", "gelu_pytorch_tanh")
+        x, offset, act = o.scale(x, hidden**0.5), 1.0, "gelu_tanh" if act == "gelu" else act
     for i in range(layers):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
-        y = o.rms_norm(x, f"{layer}input_layernorm", eps)
+        y = o.rms_norm(x, f"{layer}input_layernorm", eps, offset=offset)
         q, k, v = o.linears(y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias or form.query_bias)
         if form.head_norms:
             q, k = (o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim) for one, name in ((q, "q"), (k, "k")))
@@ -241,9 +252,9 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None)
         seen = window if kinds[i] == SLIDING else None
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, causal=causal, window=seen)
         x = o.add(x, o.linear(attended, f"{attn}o_proj", hidden, bias=bias))
-        y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps)
+        y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
         x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
-    return o.rms_norm(x, "norm", eps)
+    return o.rms_norm(x, "norm", eps, offset=offset)
 
 
 def gated_mlp(o: Ops, x: Rows, name: str, wide: int, act: str, *, bias: bool = False) -> Rows:

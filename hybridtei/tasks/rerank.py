@@ -94,7 +94,7 @@ class Rerank(_Question):
         """Raises UnsupportedHead, in TEI's words."""
         if spec.kind != "reranker":
             raise UnsupportedHead("model is not a re-ranker model")
-        if self.instruction is not None and (spec.template is None or "{instruction}" not in spec.template.body):
+        if self.instruction is not None and (spec.template is None or "{instruction}" not in "".join(spec.template.parts)):
             raise InvalidInput("`instruction` is for rerankers that are language models; this one takes none")
         length = len(self.instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:

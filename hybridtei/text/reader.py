@@ -100,7 +100,7 @@ class TextReader:
         ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
         instruction = template.instruction if instruction is None else instruction
         prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
-        pieces = self.tokenizer.around_specials(template.body)
+        pieces = [piece for part in template.parts for piece in self.tokenizer.around_specials(part)]
         slots = [piece for piece, special in pieces if not special]
         filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
         raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else [])
