@@ -21,7 +21,8 @@ HybridTeiError
 │   ├─ RoleNeeded            the given key lacks the role
 │   ├─ OtherOrigin           a page of another origin may not write
 │   ├─ NoStore               the server has no vector store
-│   └─ NoKey, Garbage, Ended over gRPC: no key, undecodable bytes, a status of its own
+│   ├─ NoKey                 the server has keys, and the request has none of them
+│   └─ Garbage, Ended        over gRPC: undecodable bytes, a status of its own
 ├─ Overloaded                no permit left: try again later
 ├─ TimedOut                  admitted, and not answered in time
 │   └─ AnswersUnsent         too many answers wait for clients that do not read them
@@ -187,7 +188,7 @@ class NoStore(RequestError):
 
 
 class NoKey(RequestError):
-    """The gRPC call carries no key, or a wrong one."""
+    """The request carries no key, or one that the server does not know."""
 
 
 class Garbage(RequestError):

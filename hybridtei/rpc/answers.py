@@ -27,7 +27,6 @@ from hybridtei.errors import (
     Garbage,
     HybridTeiError,
     NoInputs,
-    NoKey,
     RequestRefused,
     UnsupportedHead,
     WrongModel,
@@ -291,6 +290,7 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "Empty": grpc.StatusCode.INVALID_ARGUMENT,
     "NotFound": grpc.StatusCode.NOT_FOUND,
     "Forbidden": grpc.StatusCode.PERMISSION_DENIED,
+    "Unauthorized": grpc.StatusCode.UNAUTHENTICATED,
     "Store": grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -299,8 +299,8 @@ def status_of(error: HybridTeiError) -> tuple[grpc.StatusCode, str]:
     """Return (code, details) of an error."""
     if isinstance(error, Ended):
         return error.code, str(error)
-    if isinstance(error, NoKey | Garbage):  # INTERNAL: as gRPC's own documentation says
-        return grpc.StatusCode.UNAUTHENTICATED if isinstance(error, NoKey) else grpc.StatusCode.INTERNAL, str(error)
+    if isinstance(error, Garbage):  # INTERNAL: as gRPC's own documentation says
+        return grpc.StatusCode.INTERNAL, str(error)
     row = row_of(error)
     return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
 

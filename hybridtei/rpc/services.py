@@ -15,8 +15,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from litestar.exceptions import NotAuthorizedException
-
 from hybridtei.errors import NoKey
 from hybridtei.observability.tracing import Recorder, arrived
 from hybridtei.rpc import answers, messages
@@ -198,7 +196,7 @@ class RpcContext:
         header = (_text(metadata, "authorization") or "").encode("utf-8", "replace")
         try:
             self.authenticator.authenticate(self.authenticator.keys.find_in_header(header), role)
-        except NotAuthorizedException:
+        except NoKey:
             raise NoKey("No valid auth token") from None
 
     def context(self, exchange: Exchange, capability: Sequence[Able]) -> Context:

@@ -29,7 +29,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import HybridTeiError, LoadError, Overloaded, anchor_of
+from hybridtei.errors import HybridTeiError, LoadError, NoKey, Overloaded, anchor_of
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import as_handler, recorder_for
@@ -274,7 +274,11 @@ def error_handlers(kind: Any, *, asks_to_wait: bool, has_help: bool) -> dict[Any
     """Of a route whose errors are of a struct such as `routing.ErrorResponse`; `asks_to_wait`: at capacity; `has_help`: they
     link to the page on errors."""
     handler = error_handler(kind, asks_to_wait=asks_to_wait, has_help=has_help)
-    return {HybridTeiError: handler, BodyError: handler if kind.takes_body_errors else body_error_handler(has_help=has_help)}
+    return {
+        HybridTeiError: handler,
+        NoKey: handler if has_help else no_key,
+        BodyError: handler if kind.takes_body_errors else body_error_handler(has_help=has_help),
+    }
 
 
 def error_handler(
@@ -290,6 +294,8 @@ def error_handler(
         headers = dict([help_link(error)]) if has_help else {}
         if isinstance(error, BodyError) and status in (*CLOSING, 503):
             headers["connection"] = "close"
+        if isinstance(error, NoKey):
+            headers["www-authenticate"] = "Bearer"
         if asks_to_wait and isinstance(error, Overloaded):
             name, seconds = RETRY_AFTER
             headers[name.decode()] = seconds.decode()
@@ -324,8 +330,14 @@ class StatusOnly(Response[bytes]):
 
 
 def framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """401, 404, 405 …: the status alone; `HttpMiddleware` adds the allowed methods."""
+    """404, 405 …: the status alone; `HttpMiddleware` adds the allowed methods."""
     return StatusOnly(error.status_code)
+
+
+def no_key(request: Request[Any, Any, Any], error: NoKey) -> Response[bytes]:
+    """TEI's 401 is a status alone; the log says what is missing."""
+    log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
+    return StatusOnly(401)
 
 
 def unforeseen_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

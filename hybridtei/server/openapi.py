@@ -41,8 +41,8 @@ def _of(**fields: dict[str, Any]) -> dict[str, Any]:
 
 
 TEXT, CODE = {"type": "string"}, {"type": "integer"}
-KIND = {"const": "NotFound"}  # not one of TEI's kinds of errors
-NOT_FOUND = {
+KIND = {"enum": ["NotFound", "Unauthorized"]}  # not of TEI's kinds of errors
+OTHERS = {
     ErrorResponse: _of(error=TEXT, error_type=KIND),
     InferenceError: _of(error=TEXT),
     OpenAICompatErrorResponse: _of(message=TEXT, code=CODE, type=KIND),
@@ -117,9 +117,9 @@ def _operation(route: Route, schema_of: dict[str, Any], components: dict[str, An
     if route.request is not None:
         described["requestBody"] = {"required": True, "content": _json(_schema(route.request, schema_of))}
         for status, meaning in ERRORS.items():
-            schema = NOT_FOUND[route.error] if status == "404" else _schema(route.error, schema_of)
+            schema = OTHERS[route.error] if status == "404" else _schema(route.error, schema_of)
             answers[status] = {"description": meaning, "content": _json(schema)}
-        answers["401"] = {"description": NO_KEY}
+        answers["401"] = {"description": NO_KEY} | ({} if route.is_tei else {"content": _json(OTHERS[route.error])})
         refused = _json(_schema(route.error, schema_of)) if route.error.takes_body_errors else PLAIN_TEXT
         for status, meaning in BODY_ERRORS.items():
             known = answers.setdefault(status, {"description": meaning, "content": {}})

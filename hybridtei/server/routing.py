@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.errors import KeyNeeded, NoInputs, NoStore, OtherOrigin, RoleNeeded
+from hybridtei.errors import KeyNeeded, NoInputs, NoKey, NoStore, OtherOrigin, RoleNeeded
 
 if TYPE_CHECKING:
     from hybridtei.server.http.security import Role
@@ -41,6 +41,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.UnknownCollection: Row(404, "NotFound"),
     NoStore: Row(404, "NotFound"),
     KeyNeeded: Row(403, "Forbidden"),
+    NoKey: Row(401, "Unauthorized"),
     RoleNeeded: Row(403, "Forbidden"),
     OtherOrigin: Row(403, "Forbidden"),
     errors.RequestError: Row(422, "Validation"),
@@ -64,7 +65,8 @@ def row_of(error: Exception) -> Row:
 
 
 class ErrorResponse(Struct, frozen=True):
-    """Every error but schema errors, which are plain text, and 401, 404 and 405, which have no body."""
+    """Every error but schema errors, which are plain text, and what has no body: 404, 405, and 401 on TEI's
+    routes."""
 
     takes_body_errors: ClassVar[bool] = False  # whether errors of bodies have this form too, and not plain text
 

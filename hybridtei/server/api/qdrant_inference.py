@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidDimensions, InvalidInput, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.context import Context, Reply
@@ -84,7 +84,7 @@ class InferenceError(Struct, frozen=True):
         """(status, body). Such a server reads the error of a 400 only, so all that the caller could mend is one."""
         if isinstance(error, BodyError):
             return (400 if error.status == 422 else error.status), cls(str(error))
-        mendable = isinstance(error, RequestError) and not isinstance(error, RoleNeeded)
+        mendable = isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded)
         return (400 if mendable else row_of(error).status), cls(str(error))
 
 

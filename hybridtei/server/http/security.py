@@ -23,10 +23,8 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from litestar.exceptions import NotAuthorizedException
-
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError, OtherOrigin, RoleNeeded
+from hybridtei.errors import LoadError, NoKey, OtherOrigin, RoleNeeded
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import CALLER
 from hybridtei.server.http.connection import ConnectionLimits
@@ -41,9 +39,9 @@ class Authenticator:
 
     def authenticate(self, key: Key | None, role: Role | None) -> None:
         """Counts a key, and has the log name it with what it asked for. `role`: that it should have; None: any key will do.
-        Raises NotAuthorizedException without a key, RoleNeeded."""
+        Raises NoKey, RoleNeeded."""
         if key is None:
-            raise NotAuthorizedException
+            raise NoKey("no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`")
         self._counter.add(key=key.name)
         if key.name != FLAG_NAME:
             CALLER.set(key.name)
@@ -78,8 +76,7 @@ def is_keyless(scope: Any) -> bool:
 def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
     """Check a request's key, in the request's own task and before its body is read; any key will do where `role` is None.
 
-    `token`: a key that came outside of the header, and will do as well. Raises NotAuthorizedException, which is written without
-    a body, and RoleNeeded."""
+    `token`: a key that came outside of the header, and will do as well. Raises NoKey, RoleNeeded."""
     authenticator = authenticator_of(scope)
     if authenticator.keys.is_open:
         return

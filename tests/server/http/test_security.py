@@ -12,6 +12,7 @@ from tests.server.live import JSON, POSTS, Running, serving
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
 PROTECTED = ["/", *POSTS]
+NO_KEY = "no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`"
 OPEN = ["/", "/health", "/ping", "/metrics", "/docs", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
 
 
@@ -37,12 +38,27 @@ def locked() -> Iterator[Running]:
         b"Bearer \xff\xfe",
     ],
 )
-def test_anything_but_the_key_is_401_without_a_body(locked, given):
+def test_anything_but_the_key_is_401_and_on_teis_routes_without_a_body(locked, given, caplog):
     headers = {} if given is None else {b"authorization": given}
-    for path, body in (("/embed", b'{"inputs":"one"}'), ("/v1/embeddings", b""), ("/embed_hybrid", b"x" * 2000)):
+    for path, body in (("/embed", b'{"inputs":"one"}'), ("/v1/embeddings", b"")):
         response = locked.client.post(path, content=body, headers=headers)  # no content type: the key comes first
         assert (response.status_code, response.content) == (401, b"")
         assert "content-type" not in response.headers
+        assert NO_KEY in caplog.messages.pop()
+    response = locked.client.post("/embed_hybrid", content=b"x" * 2000, headers=headers)
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    assert response.json() == {"error": NO_KEY, "error_type": "Unauthorized"}
+    assert NO_KEY in caplog.messages.pop()
+
+
+def test_a_missing_key_is_told_in_each_dialects_form(locked):
+    said = {"message": NO_KEY, "code": 401, "type": "Unauthorized"}
+    detail = [{"loc": ["body"], "msg": NO_KEY, "type": "Unauthorized"}]
+    told = {"/qdrant/inference": {"error": NO_KEY}, "/v2/embed": said, "/score": {**said, "detail": detail}}
+    for path, form in told.items():
+        response = locked.post(path, {})
+        assert (response.status_code, response.json()) == (401, form)
+        assert response.headers["link"].startswith("</page/errors.html#nokey>")
 
 
 @pytest.mark.parametrize("path", PROTECTED)
