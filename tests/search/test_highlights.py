@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.encoder import Encoder
 from hybridtei.search.explain import MAX_HIGHLIGHTS, Highlight, excerpt, highlights, shared_terms
+from hybridtei.search.local import query_model
+from tests import tiny
 from tests.engine import small
 
 TOKENIZER = small.tokenizer()
@@ -33,6 +36,16 @@ def test_places_are_characters_whatever_the_bytes(before):
     text = f"{before}search"
     (found,) = highlights(text, {small.IDS["search"]: 1.0}, tokens_of)
     assert text[found.start : found.end] == "search"
+
+
+def test_places_are_those_of_the_text_before_it_is_lowercased(tmp_path):
+    """The lower case of `İ` takes two characters."""
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
+    tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    tokens = query_model(Encoder.load(str(folder)), "lower").tokens_of
+    text, terms = "İİİ BAKA", {token.id: 1.0 for token in tokens("baka")}
+    (found,) = highlights(text, terms, tokens)
+    assert text[found.start : found.end].strip() == "BAKA"
 
 
 @given(
