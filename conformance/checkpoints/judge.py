@@ -32,11 +32,14 @@ RIGHT, WRONG, CLEAR, UNCLEAR = "served, right", "served, WRONG", "refused, clear
 NOT_JUDGED, BY_DESIGN, AT_REQUEST = "served, not judged", "differs by design", "refused at the request"
 
 Rows = dict[str, list[Any]]  # name of an output -> an array a text
-CURE = r"served|use |convert|pass |--|give |set |load|save|should|needs?\b|install|remove|download|run |one of"
+CURE = (
+    r"served|use |convert|pass |--|give |set |load|save|should|needs?\b|install|remove|"
+    r"rename|[Mm]erge|[Cc]opy|download|run |one of"
+)
 DAMAGE = "empty|cannot be read|NaN or infinity|not a tokenizer|is missing"
 FOREIGN = (
     "PytorchStreamReader|miniz|pip install (?!['\"`]?hybridtei)|optimum|Traceback|mat1 and mat2|is invalid for input|"
-    "has no attribute|must be executed to correctly load|from_pretrained|Unrecognized|Errno|KeyError"
+    "has no attribute|must be executed to correctly load|Unrecognized|Errno|KeyError"
 )
 
 

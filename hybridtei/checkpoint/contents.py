@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def _instead(folder: Path) -> str:
     inner = sorted(
         str(file.parent) for pattern in ("*/config.json", "snapshots/*/config.json") for file in folder.glob(pattern)
     )
+    inner = [name for name in inner if not re.match(r"\d+_", Path(name).name)]  # a module of sentence-transformers
     if inner:
         return f". The folder {inner[0]} has one: is that the model's?"
     return ". It says which model the weights are of: copy or download the whole repository again"

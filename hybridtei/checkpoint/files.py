@@ -36,6 +36,7 @@ CONFIGURATION = (
 HEAD_FILES = ("sparse_linear.*", "colbert_linear.*")
 POINTER = b"version https://git-lfs"
 IS_POINTER = "a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder"
+AGAIN = ": copy or download the whole repository again"
 MAX_JSON_BYTES = 256_000_000  # the largest tokenizer.json of a public model has 35 MB
 MAX_FILES = 10_000
 NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
@@ -95,7 +96,7 @@ def read_json(path: Path) -> Any:
             raise MissingArtifact(f"{path}: {IS_POINTER}")
         return json.loads(text)
     except FileNotFoundError as error:
-        raise MissingArtifact(f"{path}: missing") from error
+        raise MissingArtifact(f"{path}: missing{AGAIN}") from error
     except (ValueError, OSError, RecursionError) as error:
         raise LoadError(f"{path}: not readable as JSON: {error}") from error
 
@@ -114,7 +115,7 @@ def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
     """Return the positive integer of `key`. Raises LoadError, naming `file` and `key`."""
     value = settings.get(key)
     if value is None:
-        raise LoadError(f"{file}: lacks `{key}`")
+        raise LoadError(f"{file}: lacks `{key}`, which should be a whole number above zero")
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e30: a length without limit
     if not whole or isinstance(value, bool) or value < 1:
         raise LoadError(f"{file}: `{key}` is {value!r}, should be a whole number above zero")
@@ -124,7 +125,7 @@ def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
 def require(path: Path) -> Path:
     """Return the path of a file with content. Raises MissingArtifact, naming it and what is wrong."""
     if not path.is_file():
-        raise MissingArtifact(f"{path}: missing")
+        raise MissingArtifact(f"{path}: missing{AGAIN}")
     with path.open("rb") as file:
         head = file.read(40)
     if not head:

@@ -288,7 +288,7 @@ def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling,
     else:  # the words of sentence-transformers 6
         modes = declared if isinstance(declared, list) else [declared]
     if not modes:
-        raise LoadError(f"{file}: no pooling mode is true")
+        raise LoadError(f"{file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")
     return tuple(_pooling_name(name, file) for name in modes)
 
 

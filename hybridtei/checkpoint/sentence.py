@@ -65,7 +65,7 @@ def default_prompt(
     if name is None or name in ("query", "document") or not embeds:
         return None
     known = ", ".join(prompts or {}) or "none"
-    raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}; `prompts` has: {known}")
+    raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}")
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:

@@ -333,7 +333,7 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
 def _model_type(config: Mapping[str, Any], file: Path) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise LoadError(f"{file}: lacks `model_type`")
+        raise LoadError(f"{file}: lacks `model_type`, which should name the model's family, such as 'bert'")
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
         raise UnsupportedArchitecture(f"{file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")

@@ -136,7 +136,7 @@ def test_prompts_are_read(bert: Path, copied: Copied, sentence: dict[str, Any], 
 def test_a_default_prompt_that_is_not_there_is_refused(bert: Path, copied: Copied, name: Any) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q"}, "default_prompt_name": name})
-    assert "`prompts` has: query" in raised(LoadError, folder, "config_sentence_transformers.json")
+    assert "one of `prompts`: query" in raised(LoadError, folder, "config_sentence_transformers.json")
 
 
 @pytest.mark.parametrize("prompts", [["query"], {"query": 5}, "query"])

@@ -105,7 +105,8 @@ class MlmLayers:
         family = FAMILIES.get(spec.model_type)
         if family is None:
             raise UnsupportedArchitecture(
-                f"{spec.folder}: the masked-language-model head of {spec.model_type} is not known here"
+                f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not served for SPLADE; "
+                f"served: {', '.join(sorted(FAMILIES))}"
             )
         own = _Part(spec, weights)
         width = (spec.hidden_size,)

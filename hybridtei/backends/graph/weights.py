@@ -79,7 +79,9 @@ def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
     tables = word_tables(spec, shapes)
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
-        raise UnsupportedArchitecture(f"{spec.folder}: {spec.model_type} has no table of word embeddings with {wanted}")
+        raise UnsupportedArchitecture(
+            f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings with {wanted}"
+        )
     if len(tables) != 1:
         raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
     return tables[0]
