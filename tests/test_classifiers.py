@@ -135,6 +135,23 @@ def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str)
     assert [one.text for one in ranked] == [documents[one.index] for one in ranked]
 
 
+@pytest.mark.parametrize("backend", ["ort", "torch"])
+@pytest.mark.parametrize("files", ["names", "lengths"])
+def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: Path, files: str, backend: Any) -> None:
+    """A tokenizer that names no token types gives none; a bi-encoder's settings are not a cross-encoder's."""
+    folder = tiny.write_classifier(tmp_path, "bert")
+    if files == "names":
+        tiny.edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    else:
+        tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
+    oracle = CrossEncoder(str(folder), device="cpu")
+    expected = oracle.predict(PAIRS, activation_fn=torch.nn.Identity())
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=backend))
+    assert (encoder.spec.has_token_types, encoder.spec.lowercase) == (files != "names", False)
+    assert encoder.spec.max_input_length == oracle.max_seq_length
+    close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["ort", "openvino"])
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
 def test_a_graph_of_the_trunk_serves_its_classifiers_too(tmp_path: Path, model_type: str, name: Any) -> None:

@@ -118,7 +118,7 @@ def max_input_length(
     """
     declared, told, table = lengths(folder, config, tokenizer_config, positions)
     if declared is not None and not sides:
-        known = [declared, *([table] if table is not None and _has_table(config) else [])]
+        known = [declared, *([table] if table is not None and looks_positions_up(config) else [])]
     else:
         known = [length for length in (told, table) if length is not None]
     if not known:
@@ -143,7 +143,8 @@ WITHOUT_TABLE = frozenset({"eurobert", "gte", "jina_bert", "jina_embeddings_v3",
 WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
-def _has_table(config: Mapping[str, Any]) -> bool:
+def looks_positions_up(config: Mapping[str, Any]) -> bool:
+    """Whether the trunk looks positions up, and so has a longest text."""
     rotary = config.get("model_type") in WITHOUT_TABLE or any(key.startswith(("rope_", "rotary_")) for key in config)
     return not rotary and config.get("position_biased_input") is not False
 

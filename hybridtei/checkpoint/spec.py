@@ -76,6 +76,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 OFFSET_FAMILIES = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
 )
+MPNET_PADDING = 1  # its class counts from there, whatever the padding id is
 # Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta", "jina_bert"})
@@ -258,14 +259,17 @@ def _read(
         sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = _padding_id(model_type, config, file)
-    positions = Positions(padding_id + 1, padding_id) if model_type in OFFSET_FAMILIES else Positions()
+    before = MPNET_PADDING if model_type == "mpnet" else padding_id
+    positions = Positions(before + 1, before) if model_type in OFFSET_FAMILIES else Positions()
+    # sentence-transformers' cross-encoders read its settings through modules.json alone.
+    settings = {} if classifier is not None and not modules else sentence_config(home)[1]
     return ModelSpec(
         folder=home,
         model_type=model_type,
         architectures=architectures,
         hidden_size=hidden_size,
         vocab_size=positive(config, "vocab_size", file),
-        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None),
+        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not settings),
         positions=positions,
         pooling=poolings,
         dense_modules=dense,
@@ -280,7 +284,7 @@ def _read(
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
         removed_ids=_removed_ids(home, tokenizer_config),
-        has_token_types=_has_token_types(model_type, config, file),
+        has_token_types=_has_token_types(model_type, config, file, tokenizer_config),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -291,7 +295,7 @@ def _read(
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
+            home, published.get("model_type", ""), published, lowercase=bool(settings.get("do_lower_case"))
         ),
         is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
@@ -393,9 +397,12 @@ def _classifier(
     return None if lacks else named
 
 
-def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path) -> bool:
+def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
+    """`model_input_names` of the tokenizer without them means zeros."""
+    names = tokenizer_config.get("model_input_names")
     return (
         model_type in TOKEN_TYPE_FAMILIES
+        and (not isinstance(names, list) or "token_type_ids" in names)
         and bool(config.get("type_vocab_size"))
         and positive(config, "type_vocab_size", file) > 1
     )

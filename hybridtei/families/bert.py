@@ -229,7 +229,7 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     number = s.get("position_buckets", -1)
     span = number if number > 0 else furthest
     table = _distances(o, s, 2 * span, hidden, eps) if relative else None
-    places = deberta_buckets(number, furthest, span, positions)
+    places = deberta_buckets(number, furthest, span, max(positions, furthest + 1))  # equal from there on
     shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
     for i in range(s.count("num_hidden_layers")):

@@ -143,6 +143,7 @@ def modernbert(o: Ops, s: Settings) -> Rows:
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if layer % every else FULL)
     s.get("layer_norm_eps")  # written, and not read: norms take `norm_eps`
     heads = Heads(count, count, hidden // count)
+    s.has_read("global_rope_theta", "local_rope_theta")  # of layers of a kind, if any
     rotations = {kind: o.rotation(*_modernbert_frequencies(s, heads.dim, kind)) for kind in sorted(set(kinds))}
     windows = {FULL: None, SLIDING: s.count("local_attention", 128) // 2 + 1}
     s.get("max_position_embeddings")  # no table is that long
@@ -163,8 +164,10 @@ def modernbert(o: Ops, s: Settings) -> Rows:
 
 
 def _modernbert_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
-    older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
-    return frequencies(s, dim, theta=s.number(older[kind], MODERNBERT_THETAS[kind]), kind=kind)
+    theta = s.number("global_rope_theta", MODERNBERT_THETAS[FULL])
+    if kind == SLIDING:  # null means that of the other layers; transformers 5 takes none
+        theta = s.number("local_rope_theta", theta if s.has("local_rope_theta") else MODERNBERT_THETAS[SLIDING])
+    return frequencies(s, dim, theta=theta, kind=kind)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class _DecoderForm:
     """What the families differ in beyond their numbers."""
 
     theta: float = 10_000.0
+    eps: float = 1e-6
     query_bias: bool = False  # of q, k and v alone
     head_norms: bool = False
     causal: bool = True
@@ -190,17 +194,20 @@ def mistral(o: Ops, s: Settings) -> Rows:
 
 def qwen2(o: Ops, s: Settings) -> Rows:
     """After `Qwen2Model`."""
-    return _decoder(o, s, _DecoderForm(query_bias=True), window=_qwen_window(s))
+    return _decoder(o, s, _DecoderForm(query_bias=True), *_qwen_window(s))
 
 
 def qwen3(o: Ops, s: Settings) -> Rows:
     """After `Qwen3Model`."""
-    return _decoder(o, s, _DecoderForm(head_norms=True), window=_qwen_window(s))
+    return _decoder(o, s, _DecoderForm(head_norms=True), *_qwen_window(s))
 
 
 def eurobert(o: Ops, s: Settings) -> Rows:
     """After `EuroBertModel`."""
-    return _decoder(o, s, _DecoderForm(theta=250_000.0, causal=False))
+    return _decoder(o, s, _DecoderForm(theta=250_000.0, eps=1e-5, causal=False))
+
+
+WINDOW, FIRST_WINDOW = 4096, 28  # of Mistral's and Qwen's classes, where config.json lacks the keys
 
 
 def gemma(o: Ops, s: Settings) -> Rows:
@@ -209,13 +216,16 @@ def gemma(o: Ops, s: Settings) -> Rows:
 
 
 def _window(s: Settings) -> int | None:
-    return None if s.get("sliding_window") is None else s.count("sliding_window")
+    is_null = s.has("sliding_window") and s.get("sliding_window") is None
+    return None if is_null else s.count("sliding_window", WINDOW)
 
 
-def _qwen_window(s: Settings) -> int | None:
-    window = _window(s)
-    s.get("max_window_layers")  # `layer_types` says which layers have the window
-    return window if s.flag("use_sliding_window") else None
+def _qwen_window(s: Settings) -> tuple[int | None, int]:
+    """(window, the first layer that has it where `layer_types` does not say)."""
+    window, first = _window(s), s.get("max_window_layers", FIRST_WINDOW)
+    if not isinstance(first, int):
+        raise s.unsupported("max_window_layers", first, ("a number",))
+    return window if s.flag("use_sliding_window") else None, first
 
 
 def is_causal(s: Settings, default: bool) -> bool:
@@ -224,8 +234,8 @@ def is_causal(s: Settings, default: bool) -> bool:
     return default and causal and not both_ways
 
 
-def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None) -> Rows:
-    hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", 1e-6)
+def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None, first: int = 0) -> Rows:
+    hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", form.eps)
     count = s.count("num_attention_heads")
     dim = s.count("head_dim", 256 if form.is_gemma else hidden // count)
     heads = Heads(count, s.count("num_key_value_heads", count), dim)
@@ -235,7 +245,7 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None)
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
     s.get("max_position_embeddings")  # no table is that long
     layers = s.count("num_hidden_layers")
-    kinds = s.layer_kinds(layers, lambda _: SLIDING if window else FULL)
+    kinds = s.layer_kinds(layers, lambda layer: SLIDING if window and layer >= first else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
     x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
     offset = 0.0
@@ -278,6 +288,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     layers = s.count("num_hidden_layers")
     every = s.count("sliding_window_pattern", s.get("_sliding_window_pattern", 6))
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
+    s.has_read("rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",)))  # of layers without a window, if any
     rotations = {kind: o.rotation(*_gemma_frequencies(s, dim, kind)) for kind in sorted(set(kinds))}
     s.get("max_position_embeddings")  # no table is that long
     act, wide = s.activation("hidden_activation", "gelu_pytorch_tanh"), s.count("intermediate_size")

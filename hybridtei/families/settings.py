@@ -122,12 +122,25 @@ class Settings:
         self._config = config
         self._file = file
         self._read: set[str] = set()
+        self._ignored: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default where it is missing or null."""
         self._read.add(key)
         value = self._config.get(key)
         return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Whether it is there, null or not."""
+        return key in self._config
+
+    def has_read(self, *keys: str) -> None:
+        """Say that these are known."""
+        self._read.update(keys)
+
+    def ignore(self, key: str) -> None:
+        """Name a key, in `check`, that transformers' class does not heed."""
+        self._ignored.add(f"`{key}`")
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive integer. Raises LoadError."""
@@ -180,7 +193,7 @@ class Settings:
 
         `declared`: the keys that could matter; None for all.
         """
-        unknown = list[str]()
+        unknown = set(self._ignored)
         for key, value in self._config.items():
             if key in self._read or key in IRRELEVANT or "dropout" in key or value is None:
                 continue
@@ -188,7 +201,7 @@ class Settings:
                 continue
             if declared is None or key in declared:
                 raise UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}, which the family is not known to have")
-            unknown.append(f"`{key}`")
+            unknown.add(f"`{key}`")
         if unknown:
             _warn_once(f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}")
 
@@ -242,8 +255,11 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
     for key in parameters.keys() - READ:
         raise settings.unsupported("rope_parameters", key, tuple(sorted(READ)))
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
-    dim = int(head_dim * share)
-    base = float(parameters["rope_theta"])
+    if share != 1 and how != "default":
+        raise settings.unsupported("partial_rotary_factor", share, (1.0,))
+    if share != 1:  # the classes of the families here rotate whole heads
+        settings.ignore("partial_rotary_factor")
+    dim, base = head_dim, float(parameters["rope_theta"])
     inverse = plain(dim, base)
     if how == "linear":
         return inverse / np.float32(float(parameters["factor"])), 1.0

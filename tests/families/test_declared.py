@@ -68,8 +68,8 @@ def test_the_implementation_of_attention_is_ours(tmp_path: Path, implementation:
     family_graph(read_spec(folder, pooling="mean"))
 
 
-# Read, and of no effect here: rotary positions have no table; `rope_parameters` has another base; no layer has a window.
-ROTARY = {"max_position_embeddings", "rope_theta", "max_window_layers"}
+# Read, and of no effect here: rotary positions have no table, `rope_parameters` has another base, and whole heads are rotated.
+ROTARY = {"max_position_embeddings", "partial_rotary_factor", "rope_theta"}
 PASSED = {"deberta-v2": {"norm_rel_ebd", "pos_att_type"}}  # lists in a text, of which parts are looked for
 
 

@@ -42,6 +42,17 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_local_base_freq": 50.0}),
     ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 2}),
+    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "layer_types": ["sliding_attention"] * 2}),
+    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": ...}),
+    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
+    ("qwen3", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen3", {"layer_types": ..., "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0}),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    ("llama", {"partial_rotary_factor": 0.5}),
+    ("nomic_bert", {"partial_rotary_factor": 0.5}),
+    ("eurobert", {"rms_norm_eps": ...}),
+    ("mpnet", {"pad_token_id": 0}),
     ("nomic_bert", {"head_dim": ...}),
     ("bert", {"layer_norm_eps": ..., "hidden_act": ...}),
 ]
@@ -72,6 +83,30 @@ def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path: Path
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
     found = difference(states_of(opened("ort", spec), texts), reference(folder, texts), texts)
+    assert found.is_within, found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", ["deberta-v2", "nomic_bert", "t5"])
+def test_a_family_without_a_table_of_positions_has_no_longest_text(tmp_path: Path, family: str, engine: str) -> None:
+    """DeBERTa's `max_position_embeddings` says from where on distances are equal."""
+    deberta = {"position_biased_input": False, "position_buckets": 8} if family == "deberta-v2" else {}
+    folder = tiny.write_family(tmp_path, family, **deberta, **({} if family == "t5" else {"max_position_embeddings": 24}))
+    spec = read_spec(folder, pooling="mean")
+    texts = texts_of(spec)
+    found = difference(states_of(opened(engine, spec), texts), reference(folder, texts), texts)
+    assert found.is_within, found
+
+
+def test_a_base_of_null_for_modernberts_windows_is_that_of_the_other_layers(tmp_path: Path) -> None:
+    """As transformers 4 has it; 5 takes none, so the oracle has the base written out."""
+    folder = tiny.write_family(tmp_path, "modernbert")
+    older = {"rope_parameters": ..., "layer_types": ..., "global_rope_theta": 500.0}
+    tiny.edit_json(folder / "config.json", **older, local_rope_theta=500.0)
+    texts = texts_of(read_spec(folder, pooling="mean"))
+    expected = reference(folder, texts)
+    tiny.edit_json(folder / "config.json", local_rope_theta=None)
+    found = difference(states_of(opened("ort", read_spec(folder, pooling="mean")), texts), expected, texts)
     assert found.is_within, found
 
 
@@ -111,6 +146,7 @@ def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
     np.testing.assert_allclose(states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"hidden_act": "mish"}, "`hidden_act` is 'mish'"),
     ("bert", {"is_decoder": True}, "`is_decoder` is True"),
@@ -124,6 +160,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deberta-v2", {"conv_kernel_size": 3}, "`conv_kernel_size` is 3"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "`rope_type` is 'dynamic'"),
     ("qwen3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": ...}, "`rope_type` is 'longrope'"),
+    ("qwen3", {"max_window_layers": "all"}, "`max_window_layers` is 'all'"),
+    ("llama", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; served: 1.0"),
     ("mpnet", {"relative_attention_num_buckets": 8}, "`relative_attention_num_buckets` is 8"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),
 ]

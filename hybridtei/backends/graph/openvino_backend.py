@@ -33,6 +33,7 @@ from hybridtei.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors,
 from hybridtei.backends.graph.weights import word_table
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import PackedBatch, Padding
+from hybridtei.checkpoint.sizes import looks_positions_up
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import BackendError, LoadError
@@ -284,9 +285,10 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
 def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
     """Raises IndexError: OpenVINO reads beyond a table without a word."""
     types = batch.token_type_ids if "token_type_ids" in taken else None
+    positions = spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
     tables = (
         ("input id", batch.input_ids, spec.vocab_size),
-        ("position", batch.position_ids, spec.config.get("max_position_embeddings")),
+        ("position", batch.position_ids, positions),
         ("token type", types, spec.config.get("type_vocab_size")),
     )
     for name, ids, size in tables:

@@ -209,9 +209,7 @@ class OnnxOps:
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
         table = self._weight(name, (int(buckets.max()) + 1, heads))
-        longest = len(buckets) // 2
-        distance = self._node("Clip", self._node("Neg", self._distance()), self._int(-longest), self._int(longest))
-        chosen = self._node("Gather", table, self._bucket(buckets, distance))
+        chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))
         return self._node("Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0))
 
     def disentangled(
@@ -248,6 +246,7 @@ class OnnxOps:
 
     def _bucket(self, buckets: NDArray[np.int64], distance: str) -> str:
         longest = len(buckets) // 2
+        distance = self._node("Clip", distance, self._int(-longest), self._int(longest))
         return self._node("Gather", self.writer.constant(buckets), self._node("Add", distance, self._int(longest)))
 
     def _rectangle(self, x: Rows) -> str:

@@ -48,7 +48,7 @@ class AlibiBias:
 class DisentangledBias:
     """DeBERTa's: products of queries and keys float[t, heads, dim] with rows of tables float[rows, heads, dim].
 
-    `buckets` int64[2 * longest + 1]: the row for a query at `d` from its key, at `longest + d`.
+    `buckets` int64[2 * longest + 1]: the row for a query at `d` from its key, at `longest + d`; the last ones if it is further.
     """
 
     queries: Tensor
@@ -60,7 +60,8 @@ class DisentangledBias:
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
         """See `DistanceBias.of`."""
-        rows = self.buckets[len(self.buckets) // 2 - _distances(sequence, queries, self.buckets.device)]
+        longest = len(self.buckets) // 2
+        rows = self.buckets[longest - _distances(sequence, queries, self.buckets.device).clamp(-longest, longest)]
         total: Tensor | None = None
         if self.content_to_position is not None:
             scores = torch.einsum("qhd,rhd->hqr", self.queries[sequence][queries], self.content_to_position)
