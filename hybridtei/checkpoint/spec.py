@@ -259,8 +259,7 @@ def _read(
         sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = _padding_id(model_type, config, file)
-    before = MPNET_PADDING if model_type == "mpnet" else padding_id
-    positions = Positions(before + 1, before) if model_type in OFFSET_FAMILIES else Positions()
+    positions = _positions(model_type, padding_id)
     # sentence-transformers' cross-encoders read its settings through modules.json alone.
     settings = {} if classifier is not None and not modules else sentence_config(home)[1]
     return ModelSpec(
@@ -406,6 +405,11 @@ def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tok
         and bool(config.get("type_vocab_size"))
         and positive(config, "type_vocab_size", file) > 1
     )
+
+
+def _positions(model_type: str, padding_id: int) -> Positions:
+    first = MPNET_PADDING if model_type == "mpnet" else padding_id
+    return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
 
 
 def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
