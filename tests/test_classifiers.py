@@ -147,7 +147,7 @@ def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: 
     oracle = CrossEncoder(str(folder), device="cpu")
     expected = oracle.predict(PAIRS, activation_fn=torch.nn.Identity())
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=backend))
-    assert (encoder.spec.has_token_types, encoder.spec.lowercase) == (files != "names", False)
+    assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (files != "names", False)
     assert encoder.spec.max_input_length == oracle.max_seq_length
     close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
 

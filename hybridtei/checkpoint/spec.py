@@ -221,13 +221,14 @@ def _read(
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
-    transformer = sentence_config(home)[1]
     classifier = None if splade else _classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
     if splade or classifier is not None:
         check_head_code(config, file)
+    # sentence-transformers' cross-encoders read these through modules.json alone
+    transformer = {} if classifier is not None and not modules else sentence_config(home)[1]
     late = None
     if is_colbert:
         late = read_late(
@@ -260,15 +261,13 @@ def _read(
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = _padding_id(model_type, config, file)
     positions = _positions(model_type, padding_id)
-    # sentence-transformers' cross-encoders read its settings through modules.json alone.
-    settings = {} if classifier is not None and not modules else sentence_config(home)[1]
     return ModelSpec(
         folder=home,
         model_type=model_type,
         architectures=architectures,
         hidden_size=hidden_size,
         vocab_size=positive(config, "vocab_size", file),
-        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not settings),
+        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not transformer),
         positions=positions,
         pooling=poolings,
         dense_modules=dense,
@@ -294,7 +293,7 @@ def _read(
         unknown_token=_token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            home, published.get("model_type", ""), published, lowercase=bool(settings.get("do_lower_case"))
+            home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
         ),
         is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
