@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
-from notebooks import draw, write_flags, write_reference
+from hybridtei.encoder import Encoder
+from hybridtei.errors import LoadError
+from notebooks import draw, write_files, write_flags, write_reference
 from notebooks.execute import FOLDER
+from tests import tiny
 
 FLAG = re.compile(r"`(--[a-z-]+)")
 TEST = re.compile(r"`((?:[a-z_0-9]+/)*test_\w+\.py)(?:::(\w+))?")  # below tests/
@@ -34,6 +38,30 @@ def flags(*groups: str) -> set[str]:
 
 def test_flags_is_up_to_date():
     assert write_flags.PAGE.read_text(encoding="utf-8") == write_flags.page(), "run: python notebooks/write_flags.py"
+
+
+def test_the_table_of_a_models_files_is_up_to_date():
+    assert write_files.PAGE.read_text(encoding="utf-8") == write_files.page(), "run: python notebooks/write_files.py"
+
+
+READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json", "model.safetensors")
+READ += ("config_sentence_transformers.json", "sentence_bert_config.json", "adapter_config.json", "sparse_linear.pt")
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_that_the_table_has_as_read_is_refused_by_its_name(tmp_path: Path, name: str):
+    assert f"`{name}`".replace("1_Pooling", "*") in write_files.table()
+    (tiny.write_bert(tmp_path) / name).write_text("[0]")
+    with pytest.raises(LoadError, match=re.escape(name)):
+        Encoder.load(str(tmp_path), measures=False)
+
+
+def test_files_that_the_table_has_as_not_read_change_nothing(tmp_path: Path):
+    folder = tiny.write_bert(tmp_path)
+    before = Encoder.load(str(folder), measures=False).encode(["baka"]).dense
+    for name in (*write_files.NOT_READ, "vocab.txt", "special_tokens_map.json", "merges.txt"):
+        (folder / name).write_text("[0]")
+    assert (Encoder.load(str(folder), measures=False).encode(["baka"]).dense == before).all()
 
 
 def test_flags_names_every_flag_and_variable():
