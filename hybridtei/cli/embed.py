@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import orjson
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Writer(Protocol):
-    """Writes chunks in order; `close` completes the file."""
+    """Writes chunks into an open file in order; `close` writes what comes last."""
 
     def write(self, texts: Sequence[str], embeddings: Embeddings) -> None: ...
 
@@ -59,19 +60,37 @@ def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
     heads = _heads(encoder, outputs)
-    part = Path(f"{target}.part")
-    writer = kind(part)
-    try:
-        with tqdm(total=len(texts), unit="text") as bar:
-            for start in range(0, len(texts), CHUNK):
-                chunk = texts[start : start + CHUNK]
-                writer.write(chunk, encoder.encode(chunk, outputs=heads))
-                bar.update(len(chunk))
+    with replacing(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
+        writer = kind(file)
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK]
+            writer.write(chunk, encoder.encode(chunk, outputs=heads))
+            bar.update(len(chunk))
         writer.close()
+    return len(texts)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `target` at the end, unless there is an error.
+
+    Until then it has no name, where the system has such files, so that nothing of it stays when the process is killed.
+    """
+    part, is_named = Path(f"{target}.part"), False
+    try:
+        file: BinaryIO = os.fdopen(os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+    except (AttributeError, OSError):  # not on Linux, or a file system without them
+        file, is_named = part.open("wb"), True
+    try:
+        with file:
+            yield file
+            file.flush()
+            if not is_named:
+                part.unlink(missing_ok=True)
+                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # so that the link is followed
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-    return len(texts)
 
 
 def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
@@ -129,15 +148,15 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
 class JsonLines:
     """Writes JSON lines, an object for each text."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
 
     def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
         for row in _rows(texts, embeddings):
             self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        self._file.close()
+        """Nothing: every line was written."""
 
 
 class Npz:
@@ -146,8 +165,8 @@ class Npz:
     `texts` holds the UTF-8 of all and `texts_offsets` where each begins: NumPy's own strings are as wide as the longest.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._texts: list[str] = []
         self._parts: list[Embeddings] = []
 
@@ -167,20 +186,19 @@ class Npz:
             arrays |= {name: getattr(whole.sparse, column) for name, column in names.items()}
         if whole.multivector is not None:
             arrays |= {"multivector": whole.multivector.values, "multivector_offsets": whole.multivector.offsets}
-        with self._path.open("wb") as file:
-            np.savez(file, **arrays)
+        np.savez(self._file, **arrays)
 
 
 class Parquet:
     """Writes Parquet, a row group for each chunk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         import pyarrow
         import pyarrow.parquet
 
         self._pyarrow = pyarrow
-        self._path = path
-        self._file: Any = None
+        self._file = file
+        self._rows: Any = None
 
     def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
         rows = [
@@ -188,19 +206,19 @@ class Parquet:
             for row in _rows(texts, embeddings)
         ]
         table = self._pyarrow.Table.from_pylist(rows)
-        if self._file is None:
-            self._file = self._pyarrow.parquet.ParquetWriter(self._path, table.schema)
-        self._file.write_table(table)
+        if self._rows is None:
+            self._rows = self._pyarrow.parquet.ParquetWriter(self._file, table.schema)
+        self._rows.write_table(table)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._rows is not None:
+            self._rows.close()
 
 
-WRITERS: Mapping[str, Callable[[Path], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}
+WRITERS: Mapping[str, Callable[[BinaryIO], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}
 
 
-def writer_for(target: str) -> Callable[[Path], Writer]:
+def writer_for(target: str) -> Callable[[BinaryIO], Writer]:
     """What writes a file of this ending. Raises InvalidInput for another ending or a missing folder, LoadError without the
     extra."""
     path = Path(target)

@@ -122,7 +122,9 @@ def create_fleet_app(
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
-    routes = [route for route in ROUTES if route.is_tei or not server.only_tei_routes]
+    routes = list(ROUTES)
+    if server.only_tei_routes:
+        routes = [rerank.TEI_ALONE if route is rerank.TEI else route for route in ROUTES if route.is_tei]
     store_bounds = StoreBounds.of(models)
     capacity = Capacity(routes, models, store_bounds if schemas else None, only_tei_routes=server.only_tei_routes)
     origins = Origins(server.cors_allow_origin)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,3 +195,26 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, line):
     path = tmp_path / name
     path.write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
     assert list(read_texts(path)) == ["one", "one"]
+
+
+def killed_within(folder: Path) -> None:
+    """Run in a process of its own, which ends in its second chunk."""
+    embedded = encoder()
+    plain, module.CHUNK = embedded.encode, 1
+
+    def encode(texts, **settings):
+        if texts == ["two"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(texts, **settings)
+
+    embedded.encode = encode
+    embed_file(embedded, str(folder / "in.txt"), str(folder / "out.jsonl"))
+
+
+def test_nothing_stays_of_a_run_that_was_killed(tmp_path):
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    child = multiprocessing.get_context("spawn").Process(target=killed_within, args=(tmp_path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridtei.server.dispatch import allow_header
+from tests.server.conftest import labelled
 from tests.server.live import POSTS, Running, serving
 
 VARY = "origin, access-control-request-method, access-control-request-headers"
@@ -103,6 +104,19 @@ def every_kind(running: Running, headers: dict[str, str]) -> list:
     requests = [("GET", "/health"), ("GET", "/nope"), ("GET", "/embed/"), ("GET", "/embed"), ("OPTIONS", "/embed")]
     responses = [client.request(method, path, headers=headers) for method, path in requests]
     return [*responses, running.post("/embed", {"inputs": ""}, headers={"content-type": "application/json", **headers})]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_documents_to_rank_are_no_field_of_teis(path):
+    body = {"query": "one", "documents": ["two"]}
+    with serving(labelled("LABEL_0")) as running:
+        assert running.post("/rerank", body).status_code == 200
+    with serving(labelled("LABEL_0"), server={"only_tei_routes": True}) as running:
+        refused = running.post(path, body)
+        assert (refused.status_code, "texts" in refused.text) == (422, True)
+        assert running.post(path, {"query": "one", "texts": ["two"], "documents": ["x"]}).json()[0]["index"] == 0
+        document = running.get("/api-doc/openapi.json").json()
+        assert "DocumentsRequest" not in document["components"]["schemas"]
 
 
 TEI_POSTS = [path for path in POSTS if path not in ("/embed_hybrid", "/embed_multivector")]

@@ -33,7 +33,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.http.decoding import decode_by_field
+from hybridtei.server.http.decoding import decode, decode_by_field
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.label import best_first
@@ -224,7 +224,9 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
 
 @passes_on
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """`/rerank`: `texts` is TEI's, `documents` everybody else's."""
+    """`/rerank`: `texts` is TEI's, `documents` everybody else's, unless only TEI's routes are served."""
+    if context.server.only_tei_routes:
+        return await rerank(context, decode(body, RerankRequest))
     request = decode_by_field(body, "texts", RerankRequest, {"documents": DocumentsRequest})
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
@@ -319,5 +321,9 @@ V1 = Route(
     capability=RANK,
     error=ListedErrorResponse,
     needs_content_type=False,
+)
+# Where only TEI's routes are served.
+TEI_ALONE = replace(
+    TEI, handler=rerank, request=RerankRequest, response=list[Rank], response_name=None, summary="Reranking of documents"
 )
 ROUTES = (TEI, V1, replace(V1, path="/v2/rerank"))
