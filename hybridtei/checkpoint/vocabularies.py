@@ -96,9 +96,11 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
             if require(folder / file).stat().st_size > MAX_BYTES:
                 raise ValueError(f"{file} is larger than {MAX_BYTES} bytes")
         raw = _assembled(folder, CLASSES[name], settings)
-    except MissingArtifact:
+    except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # of a file that holds something else: this parser's errors, and bare kinds of the library
+    except (
+        BaseException
+    ) as error:  # of a file that holds something else: this parser's errors, bare kinds and panics of the library
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
             "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
