@@ -55,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             elif get_origin(plain) is tuple or field.name in repeatable:
                 options |= {"action": "append", "metavar": "VALUE"}
             else:
-                options["metavar"] = _metavar(plain)
+                options["metavar"] = _metavar(plain, meta)
             headings[heading].add_argument(*names, help=help_text.replace("%", "%%"), **options)
             alias = _alias(meta)
             if alias is not None:
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collect
         elif get_origin(plain) is typing.Literal:
             parser.add_argument(_flag(field.name), choices=get_args(plain), **options)
         else:
-            metavar = (meta.extra or {}).get("metavar") or ("X" if plain is float else _metavar(plain))
+            metavar = (meta.extra or {}).get("metavar") or ("X" if plain is float else _metavar(plain, meta))
             required = field.default is msgspec.NODEFAULT
             parser.add_argument(_flag(field.name), type=plain, metavar=metavar, required=required, **options)
 
@@ -166,7 +166,9 @@ def _parsed(text: str, plain: Any) -> Any:
     return plain(text) if plain in (int, float) else text
 
 
-def _metavar(plain: Any) -> str:
+def _metavar(plain: Any, meta: Meta) -> str:
+    if plain is float and meta.le == 1:
+        return "SHARE"
     if get_origin(plain) is typing.Literal:
         return "{" + ",".join(get_args(plain)) + "}"
     return {int: "N", float: "SECONDS"}.get(plain, "TEXT")

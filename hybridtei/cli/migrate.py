@@ -12,7 +12,7 @@ from hybridtei.system.machine import require_extra
 ABOUT = "Embed a collection's stored texts by another model, compare, and let that copy answer; run it again after a stop."
 STEPS = {
     "flip": "let the copy answer, after --no-flip",
-    "rollback": "let the old points answer again",
+    "rollback": "let the old points answer again, also those that other clients deleted after the flip",
     "finish": "drop the old points",
     "cancel": "drop the copy, which does not answer",
     "status": "say how far it is",

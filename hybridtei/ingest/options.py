@@ -59,7 +59,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     defer_indexing_mb: Annotated[
         int | None, Meta(description="a server indexes after a run of so many megabytes, not meanwhile [default: 16]")
     ] = None
-    wait_indexed: Annotated[bool, Meta(description="wait until a server has indexed what it got")] = True
+    wait_indexed: Annotated[bool, Meta(description="do not wait until a server has indexed what it got")] = True
     quiet: Annotated[bool, Meta(description="no progress")] = False
     plan: CollectionPlan = CollectionPlan()
     model_named: bool = False

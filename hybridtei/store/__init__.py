@@ -41,9 +41,9 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
         Quantization | None, Meta(description="a compressed copy of dense vectors in memory, beside the originals")
     ] = None
     on_disk: Annotated[bool, Meta(description="dense and sparse vectors are read from disk, not kept in memory")] = False
-    on_disk_payload: Annotated[bool, Meta(description="texts are read from disk, not kept in memory (a server keeps them)")] = (
-        False
-    )
+    on_disk_payload: Annotated[
+        bool, Meta(description="texts are read from disk, not kept in memory; default on a server: its own setting")
+    ] = False
     shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
     replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
 

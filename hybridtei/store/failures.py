@@ -109,7 +109,7 @@ ADVICE = {
     409: "there is one of that name",
     413: "the request is larger than it takes: raise its `max_request_size_mb`",
     429: "it asks to slow down: send less at once, or raise its rate limits",
-    500: "it failed inside, and its log says why; often its disk is full",
+    500: "it failed inside, and its log says why: a full disk, or nodes of its cluster that are away",
     507: "its disk or memory is full: free some, or add a node",
 }
 CODE_OF = {

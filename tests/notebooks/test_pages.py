@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from hybridtei import Encoder
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from hybridtei.encoder import Encoder
@@ -127,3 +129,47 @@ def test_the_reference_is_up_to_date(path):
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_every_metavar_is_a_unit_of_its_flag_and_no_help_is_reversed():
+    parsers = write_flags.command_parsers()
+    shares = [
+        action for parser in parsers.values() for action in parser._actions if action.dest in ("memory_fraction", "shadow_rate")
+    ]
+    assert {action.metavar for action in shares} == {"SHARE"}
+    negated = [
+        action
+        for parser in parsers.values()
+        for action in parser._actions
+        if action.option_strings[:1] == ["--no-wait-indexed"]
+    ]
+    assert [action.help.startswith("do not wait") for action in negated] == [True]
+
+
+COLLECTION = re.compile(r"hybridtei (?:search|mcp|migrate) (\w+)|hybridtei ingest \./documents.*--collection (\w+)")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "deploy/migrate.md", "deploy/cluster.md", "notebooks/search.md", "notebooks/asked.md"]
+)
+def test_the_examples_are_about_one_collection(page):
+    found = COLLECTION.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert {name for names in found for name in names if name} == {"notes"}
+
+
+def test_the_readmes_words_have_the_weights_of_the_embedded_model():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (word, weight), sentence = (
+        re.findall(r'\[\("(\w+)", ([\d.]+)\), …\]', text)[0],
+        re.findall(r'encode\(\s*\["([^"]+)"', text)[0],
+    )
+    encoder = Encoder.load(measures=False)
+    found = encoder.tokens(encoder.encode([sentence], outputs=("sparse",)).sparse)[0][0]
+    assert found == (word, pytest.approx(float(weight), abs=0.005))
+
+
+def test_the_first_notebook_names_the_default_fusion():
+    cells = json.loads((FOLDER / "1-hybrid-search.ipynb").read_text(encoding="utf-8"))["cells"]
+    told = next(text for text in ("".join(cell["source"]) for cell in cells) if "By default candidates are found" in text)
+    assert "`zscore`" in told
+    assert "reciprocal" not in told

@@ -148,7 +148,7 @@ def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> No
     ("failure", "advice"),
     [
         (Failure(503, "starting"), "is it running|refused"),
-        (Failure(500, "No space left on device"), "often its disk is full.*No space left"),
+        (Failure(500, "No space left on device"), "a full disk, or nodes of its cluster that are away.*No space left"),
         (Failure(507, "WAL buffer size exceeds available disk space"), "disk"),
         (Failure(429, "Rate limiter: too fast", "0"), "slow down"),
         (Failure(429, "Rate limiter: too fast"), "slow down"),
