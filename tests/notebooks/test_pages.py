@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei import Encoder
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from hybridtei.encoder import Encoder
