@@ -106,13 +106,7 @@ def static_table(spec: ModelSpec) -> Floats:
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
             raise WeightMismatch(f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`")
         table = table[rows]
-    if "weights" in weights.names():
-        table = table * weights.float32("weights")[:, None]
-    unknown = None if spec.unknown_token is None else read_vocabulary(spec.folder).get(spec.unknown_token)
-    if unknown is not None and unknown < len(table):
-        table = table.copy()
-        table[unknown] = 0  # what is left out of a sum does not turn its direction
-    return table
+    return table * weights.float32("weights")[:, None] if "weights" in weights.names() else table
 
 
 def _arrays_of(folder: Path) -> Arrays:

@@ -70,7 +70,8 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     """
     file = folder / "modules.json"
     if not file.exists():
-        return ((STATIC, ""),) if is_model2vec(folder) else ()
+        config = read_object(folder / "config.json", optional=True)
+        return ((STATIC, ""),) if config.get("model_type") == "model2vec" else ()
     listed = read_json(file)
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
@@ -87,12 +88,6 @@ def _with_effect(modules: Modules) -> list[tuple[str, str]]:
     """Return the modules without Dropout, which is for training, and without a Normalize directly behind another."""
     modules = [module for module in modules if module[0] != "Dropout"]
     return [module for i, module in enumerate(modules) if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"]
-
-
-def is_model2vec(folder: Path) -> bool:
-    """Whether a folder holds a Model2Vec as its library saves it, without sentence-transformers' list of modules."""
-    config = read_object(folder / "config.json", optional=True)
-    return config.get("model_type") == "model2vec" and not (folder / "modules.json").exists()
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:

@@ -37,7 +37,6 @@ from hybridtei.checkpoint.modules import (
     Pooling,
     StepModule,
     gives_scores,
-    is_model2vec,
     is_splade,
     module_path,
     pools_prompts,
@@ -68,7 +67,7 @@ from hybridtei.checkpoint.sizes import (
     sentence_config,
 )
 from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
-from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary, unknown_token
+from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
@@ -302,10 +301,9 @@ def _read(
 def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
     """A table of token vectors, whose mean is a text's. Texts may be of any length, as sentence-transformers has it.
 
-    Model2Vec's own library cuts texts at `max_length` tokens, and leaves out what its vocabulary does not know.
+    Model2Vec's own library also cuts at 512 tokens, and leaves out what its vocabulary does not know.
     """
-    tokenizer = read_tokenizer(home)
-    written = read_object(home / "config.json") if is_model2vec(folder) else {}
+    read_tokenizer(home)
     weights = Weights.open(home)
     names = {"embedding.weight", "embeddings"} & weights.names()
     shapes = [weights.shape(name) for name in sorted(names)]
@@ -320,7 +318,7 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         architectures=(),
         hidden_size=width,
         vocab_size=rows,
-        max_input_length=positive(written, "max_length", home / "config.json") if written.get("max_length") else UNSET_LENGTH,
+        max_input_length=UNSET_LENGTH,
         positions=Positions(),
         pooling=("mean",),
         dense_modules=read_steps(folder, modules, None, width),
@@ -328,7 +326,6 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         default_prompt_name=default_prompt(sentence, folder, prompts, embeds=True),
         truncate_dim=size_of(sentence, "truncate_dim", folder),
         bare=True,
-        unknown_token=unknown_token(tokenizer) if written else None,
     )
 
 

@@ -67,14 +67,6 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return {**words, **added}
 
 
-def unknown_token(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the token of words that the vocabulary lacks, of what `read_tokenizer` returns."""
-    model = tokenizer.get("model") or {}
-    place = model.get("unk_id")
-    token = model.get("unk_token") if place is None else model["vocab"][place][0]
-    return token if isinstance(token, str) else None
-
-
 def build(folder: Path) -> RawTokenizer:
     """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, with the cure."""
     files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
