@@ -58,6 +58,7 @@ from hybridtei.server.http.writers import encode
 from hybridtei.server.openapi import document
 from hybridtei.server.registry import Capacity, Models, StoreBounds
 from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait, help_link
+from hybridtei.server.store_health import StoreHealth
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
 
@@ -117,8 +118,12 @@ def create_fleet_app(
     if server.grpc_port is not None:
         rpc = rpc_server_class()(models, server, recorder, authenticator, unsent=unsent, certificate=certificate)
 
+    health = None if schemas is None else StoreHealth(schemas.store, models.registry)
+
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
+        if health is not None:
+            health.count(error)
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
@@ -133,8 +138,9 @@ def create_fleet_app(
         [litestar_route(route, server) for route in routes],
         exception_handlers=dict(HANDLERS),
         after_exception=[count],
-        on_startup=[models.start, *([rpc.start] if rpc else []), *([shadow.start] if shadow else [])],
+        on_startup=[models.start, *(part.start for part in (rpc, shadow, health) if part)],
         on_shutdown=[
+            *([health.stop] if health else []),
             *([shadow.stop] if shadow else []),
             *([rpc.stop] if rpc else []),
             models.stop,

@@ -68,7 +68,7 @@ def schema_of(info: models.CollectionInfo) -> CollectionSchema:
 
 
 MAX_NAME_BYTES = 200
-FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
+FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))}  # and controls
 
 
 def check_name(name: str, kind: str = "collection") -> None:

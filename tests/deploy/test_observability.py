@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from deploy.render import render
+from hybridtei.store.collection import CollectionSchemas
 from tests.deploy.command_line import DEPLOY
 from tests.server.live import HANG, VALID, serving
+from tests.store.memory_store import MemoryStore
 
 COMPOSE = DEPLOY / "compose"
 DASHBOARD: dict[str, Any] = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())
@@ -43,8 +45,9 @@ EXPRESSIONS = [
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, set[str]]:
-    """Names of series -> their labels, as a server tells them that had an answer, a refusal and a cache."""
-    with serving(engine={"embedding_cache_mb": 1}, server={"api_key": "a-key"}) as server:
+    """Names of series -> their labels, as a server tells them that had an answer, a refusal, a cache and a store."""
+    stored = CollectionSchemas(MemoryStore())
+    with serving(engine={"embedding_cache_mb": 1}, server={"api_key": "a-key"}, schemas=stored) as server:
         server.client.headers["authorization"] = "Bearer a-key"
         for _ in range(2):
             server.post("/embed_hybrid", VALID)
@@ -83,6 +86,14 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
     looked_for = {word for expression in EXPRESSIONS for word in re.findall(r'err="(\w+)"', expression)}
     assert looked_for
     assert looked_for <= words
+
+
+def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
+    from hybridtei.server.store_health import KINDS
+
+    looked_for = {kind for each in EXPRESSIONS for kinds in re.findall(r'kind=~"([\w|]+)"', each) for kind in kinds.split("|")}
+    assert looked_for
+    assert looked_for <= set(KINDS.values())
 
 
 def test_panels_have_names_and_places_of_their_own() -> None:

@@ -14,15 +14,17 @@ import httpx
 import psutil
 import pytest
 
+from hybridtei.config import StoreConfig
 from hybridtei.engine.admission import Deadlines
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.embedded_process import Folder, FolderError
+from hybridtei.store.server import ServerStore
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until
-from tests.store.speaking import Qdrant, serving_grpc, serving_rest
+from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
 SEARCH = {"collection": "papers", "query": "baka"}
@@ -96,6 +98,29 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: P
             folder.close()
             assert found(client) == before
             assert upsert(client).json()["upserted"] == 3
+
+
+@pytest.mark.parametrize("serve", [serving_grpc, serving_rest])
+def test_metrics_tell_whether_the_store_is_there_and_what_failed(serve: Serve, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hybridtei.server.store_health.CHECK_S", 0.05)
+    state = Qdrant()
+
+    def tells(running: Running, line: str) -> None:
+        until(lambda: line in running.get("/metrics").text.splitlines())
+
+    with serve(state, 0) as port:
+        scheme = "grpc" if serve is serving_grpc else "http"
+        store = ServerStore(StoreConfig(qdrant_url=f"{scheme}://127.0.0.1:{port}"), patient=False)
+        with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL) as running:
+            tells(running, 'hybridtei_store_errors_total{kind="away"} 0')
+            tells(running, "hybridtei_store_reachable 1")
+            state.failures += [Failure(503, "away")] * 1_000
+            tells(running, "hybridtei_store_reachable 0")
+            assert running.post("/search", SEARCH).status_code == 503
+            tells(running, 'hybridtei_store_errors_total{kind="away"} 1')
+            state.failures.clear()
+            tells(running, "hybridtei_store_reachable 1")
+    state.local.close()
 
 
 def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(tmp_path: Path) -> None:

@@ -166,7 +166,10 @@ def test_an_unlabelled_collection_is_taken_only_on_demand(spec: ModelSpec) -> No
         check_fits(schema_for(spec, "other"), wanted, unlabelled=True)
 
 
-@pytest.mark.parametrize("name", ["a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"])
+CONTROLS = ("a\nb", "a\x1b[2J", "a\x7f", "a\x85")
+
+
+@pytest.mark.parametrize("name", [*CONTROLS, "a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"])
 def test_a_name_that_some_store_refuses(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"name|dot"):
         check_name(name)
