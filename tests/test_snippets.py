@@ -35,7 +35,7 @@ ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
 STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
 UNQUOTED_END = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n""")  # of a line, with its comment
 ASSIGNMENT = re.compile(r"^\w+=")
-DOCKER_VALUES = {"-p", "-v", "-e", "-t", "--name", "--gpus", "--target", "-f", "--network", "--shm-size"}
+DOCKER_VALUES = {"-p", "-v", "-e", "-t", "--name", "--gpus", "--target", "-f", "--network", "--shm-size", "--stop-timeout"}
 
 
 @dataclass(frozen=True)

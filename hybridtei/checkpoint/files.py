@@ -183,8 +183,12 @@ SOURCE_SHA256: Mapping[str, str] = {
 
 
 def assembled_model() -> Path:
-    """Return the model's folder in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder."""
-    folder = cache_folder("models") / f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}"
+    """Return the model's folder: below HYBRIDTEI_EMBEDDED_MODEL, where an image has it, or in the user's cache. Raises
+    MissingArtifact or LoadError, naming the file or folder."""
+    name, shipped = f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}", os.environ.get("HYBRIDTEI_EMBEDDED_MODEL")
+    if shipped and _is_whole(Path(shipped) / name):
+        return Path(shipped) / name
+    folder = cache_folder("models") / name
     if not _is_whole(folder):
         _assemble(folder)
     return folder

@@ -10,14 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
-from hybridtei.errors import HybridTeiError, UsageError, anchor_of
+from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
-
-HELP = Path(__file__).parents[1] / "server/page/errors.html"
 
 # command -> what adds it and its flags, in the order of the help; its module is imported where it is needed.
 COMMANDS = {
@@ -32,6 +29,7 @@ COMMANDS = {
     "export": "model.add_export",
     "tune": "model.add_tune",
     "compare": "model.add_compare",
+    "explain": "explain.add",
 }
 
 
@@ -96,7 +94,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 
 
 def _help_on(error: HybridTeiError) -> str:
-    return f"Cause and cure: {HELP.as_uri()}#{anchor_of(error)}"
+    return f"Cause and cure: hybridtei explain {name_of(error)}"
 
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:

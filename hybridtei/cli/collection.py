@@ -35,7 +35,11 @@ def add_ingest(commands: Commands) -> None:
     """Add the command `ingest` and its flags."""
     parser = new_parser(commands, "ingest", ABOUT_INGEST)
     parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
-    parser.add_argument("source", metavar="SOURCE", help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR; the image's user, 10001, must be able to read it",
+    )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
     parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all the model has]")

@@ -90,6 +90,16 @@ def test_it_is_the_embedded_model_whatever_else_is_installed(cache: Path) -> Non
 # --- later starts ------------------------------------------------------------------------------------------------------
 
 
+def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = assembled_model()
+    monkeypatch.setenv("HYBRIDTEI_EMBEDDED_MODEL", str(made.parent))
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "volume"))
+    assert assembled_model() == made
+    assert not list((tmp_path / "volume").glob("all-MiniLM*"))
+
+
 def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     for known in cache.glob("sha256-*"):

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from hybridtei import __version__
+from hybridtei import __version__, errors
 from hybridtei.cli import main, router, without_values
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
@@ -98,7 +98,7 @@ def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
 def message(capsys: Any) -> str:
     """Of an error, without the line that says where its cause and cure are."""
     first, second = capsys.readouterr().err.splitlines()
-    assert second.startswith("Cause and cure: file://")
+    assert second.startswith("Cause and cure: hybridtei explain ")
     return str(first)
 
 
@@ -347,3 +347,29 @@ def test_what_fails_at_start_does_not_show_the_key(bert):
         assert done.returncode == 1
         assert ("Args { " in done.stdout) == bool(flags)  # people read five lines, machines all settings
         assert KEY not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+)
+def test_explain_prints_the_cause_and_cure_of_each_error(name, capsys):
+    """A file's address in a container is of no use outside of it."""
+    assert main(["explain", name.lower()]) == 0
+    first, blank, *told = capsys.readouterr().out.splitlines()
+    assert (first, blank) == (name, "")
+    assert len(" ".join(told)) > 20
+    assert not re.search(r"</?(p|code|em)>|&\w+;", "".join(told))
+
+
+def test_explain_names_what_it_knows(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "Nonsense"])
+    assert ended.value.code == 2
+    assert "known: HybridTeiError, RequestError" in capsys.readouterr().err
+
+
+def test_an_error_prints_a_command_that_explains_it(tmp_path, capsys):
+    assert main(["embed", str(tmp_path / "in.txt"), "-o", "x.npz", "--model-id", "./none"]) == 1
+    command = capsys.readouterr().err.splitlines()[-1].removeprefix("Cause and cure: hybridtei ").split()
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith(command[-1])

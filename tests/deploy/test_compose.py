@@ -88,7 +88,7 @@ def test_ingest_goes_to_the_neighbours() -> None:
 def test_what_is_mounted_is_there_and_named_volumes_are_declared() -> None:
     for name, service in SERVICES.items():
         for volume in service.get("volumes", ()):
-            source = volume.partition(":")[0]
+            source = volume.partition(":")[0] if isinstance(volume, str) else volume["source"]
             if source.startswith("./"):
                 assert (FOLDER / source).exists(), name
             elif not source.startswith("$"):
@@ -104,3 +104,15 @@ def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
 def test_every_image_has_a_version() -> None:
     for service in SERVICES.values():
         assert re.fullmatch(r"[\w./-]+:(v?\d+\.\d+\.\d+|cpu|cuda)", service["image"])
+
+
+def test_ingest_reads_the_documents_of_the_clone_and_docker_makes_no_folder() -> None:
+    """Compose resolves a relative path beside the file, wherever the printed command is run."""
+    [documents] = [volume for volume in SERVICES["ingest"]["volumes"] if isinstance(volume, dict)]
+    assert (FOLDER / filled(documents["source"])).resolve() == ROOT / "documents"
+    assert documents["bind"] == {"create_host_path": False}
+    assert documents["read_only"]
+
+
+def test_qdrant_sends_no_telemetry() -> None:
+    assert SERVICES["qdrant"]["environment"]["QDRANT__TELEMETRY_DISABLED"] == "true"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deploy.dockerfile import Stage, expand, lineage, needed, parse
+from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
 from tests.server.live import HANG, serving
@@ -169,3 +170,30 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
 def test_a_stage_stands_on_its_base() -> None:
     stages = {"a": Stage("a", "x"), "b": Stage("b", "a")}
     assert [stage.name for stage in lineage(stages, "b")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("target", FINAL)
+def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(target: str) -> None:
+    variables = environment(target)
+    folder, cache = variables["HYBRIDTEI_EMBEDDED_MODEL"], Path(variables["HYBRIDTEI_CACHE"])
+    [copy] = [each for each in STAGES[target].all("COPY") if each.paths()[-1] == folder]
+    assert "chown" not in copy.flags()  # root's, and the server's user is another
+    assert not Path(folder).is_relative_to(cache)
+    [made] = [each.arguments for each in STAGES["runtime"].all("RUN") if "install -d" in each.arguments]
+    assert made.endswith(f"/data {cache}")
+
+
+def test_the_image_is_labelled_and_its_file_needs_no_registry_but_its_bases() -> None:
+    assert "# syntax=" not in (ROOT / "Dockerfile").read_text()
+    [labels] = STAGES["runtime"].all("LABEL")
+    assert {name.rpartition(".")[2] for name in labels.pairs()} == {"title", "description", "licenses"}
+    assert labels.pairs()["org.opencontainers.image.licenses"] == PROJECT["license"]
+
+
+def test_printed_containers_may_drain_before_they_are_killed() -> None:
+    """Docker kills ten seconds after SIGTERM, and the server drains for thirty."""
+    pages = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "deploy").glob("*.md"), ROOT / "README.md"]
+    lines = [line for page in pages for line in page.read_text().splitlines() if "docker run" in line]
+    assert lines
+    for line in lines:
+        assert int(line.partition("--stop-timeout ")[2].split()[0]) > ServerConfig().drain_seconds
