@@ -27,9 +27,12 @@ class _EncoderForm:
     norms: tuple[str, str]
     theta: float | None
     has_bias: bool
+    types: int = 1  # rows of the table of token types where no key says
 
 
-NOMIC = _EncoderForm("encoder.layers.", "emb_ln", "attn.Wqkv", "attn.out_proj", ("norm1", "norm2"), 1_000.0, has_bias=False)
+NOMIC = _EncoderForm(
+    "encoder.layers.", "emb_ln", "attn.Wqkv", "attn.out_proj", ("norm1", "norm2"), 1_000.0, has_bias=False, types=2
+)
 GTE = _EncoderForm(
     "encoder.layer.",
     "embeddings.LayerNorm",
@@ -108,9 +111,9 @@ def _jina(o: Ops, s: Settings, form: _EncoderForm) -> Rows:
 def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, int], Rows]) -> Rows:
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
-    if s.get("type_vocab_size", 0):
+    if s.get("type_vocab_size", form.types):
         table = "embeddings.token_type_embeddings.weight"
-        x = o.add(x, o.embedding(table, s.count("type_vocab_size"), hidden, "token_type_ids"))
+        x = o.add(x, o.embedding(table, s.count("type_vocab_size", form.types), hidden, "token_type_ids"))
     if form.theta is None:
         positions = s.count("max_position_embeddings")
         x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids"))

@@ -54,6 +54,9 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
     ("eurobert", {"rms_norm_eps": ...}),
     ("mpnet", {"pad_token_id": 0}),
     ("nomic_bert", {"head_dim": ...}),
+    ("nomic_bert", {"type_vocab_size": ...}),
+    ("gte", {"type_vocab_size": ...}),
+    ("jina_embeddings_v3", {"type_vocab_size": ...}),
     ("bert", {"layer_norm_eps": ..., "hidden_act": ...}),
 ]
 
