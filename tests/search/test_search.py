@@ -383,3 +383,13 @@ def test_highlights_are_made_beside_the_event_loop(store, encoder):
         return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
 
     assert any(hit.highlights for hit in run(story()).hits)
+
+
+@pytest.mark.xfail(strict=True, reason="part 9: candidates do not depend on the page")
+@pytest.mark.parametrize(
+    "options", [{"mode": "rrf"}, {"mode": "dense", "rescore": True}, {"mode": "rrf", "rescore": True}], ids=str
+)
+def test_pages_beyond_the_candidates_do_not_overlap(searcher, options):
+    pages = [ask(searcher, "three words text", limit=1, offset=offset, prefetch_limit=2, **options) for offset in range(10)]
+    ids = [hit.id for page in pages for hit in page.hits]
+    assert len(ids) == len(set(ids))

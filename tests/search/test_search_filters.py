@@ -88,3 +88,12 @@ def test_what_is_compared_with_each_point_is_limited(most: Any, further: Any, me
 def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
     with pytest.raises(InvalidInput, match="100 conditions"):
         filter_from({"should": [matched(valu=1)] * 2_000})
+
+
+@pytest.mark.xfail(strict=True, reason="part 9: a typo names the right branch")
+@pytest.mark.parametrize(
+    ("condition", "typo"), [({"key": "a", "matches": {"value": 1}}, "matches"), ({"has_ids": [1]}, "has_ids")]
+)
+def test_a_typo_is_named_where_it_stands(condition: Any, typo: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\]\.{typo}`"):
+        filter_from({"must": [condition]})

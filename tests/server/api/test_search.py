@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 from hybridtei.batch import Head
 from hybridtei.server.api import search as api
 from hybridtei.store.collection import CollectionSchemas
+from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.migration import Migration, record_of
 from hybridtei.store.plan import FINGERPRINT, schema_for, signed
 from tests.engine import small
@@ -404,3 +407,46 @@ def test_a_field_that_is_not_known_is_refused_by_name(shelf):
     answer = shelf.post("/collections/papers/points", {"points": points}).json()
     assert answer["ids"] == [1]
     assert "unknown field `meta`" in answer["failed"][0]["error"]
+
+
+@pytest.mark.xfail(strict=True, reason="part 9: an id is no text")
+def test_an_id_that_equals_the_text_of_another_point_replaces_nothing(shelf):
+    path, text = "/collections/names/points", "one two"
+    assert shelf.post(path, {"points": [{"text": text}], "create": True}).json()["upserted"] == 1
+    assert shelf.post(path, {"points": [{"id": text, "text": "three four"}]}).json()["upserted"] == 1
+    hits = shelf.post("/search", {"collection": "names", "query": text, "mode": "dense"}).json()["hits"]
+    assert {hit["payload"]["text"] for hit in hits} == {text, "three four"}
+
+
+@pytest.mark.xfail(strict=True, reason="part 9: a filter that the store cannot read is the client's mistake")
+@pytest.mark.parametrize("key", ["a[", "a..b"])
+def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, key):
+    store = EmbeddedStore(str(tmp_path / "store"))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        condition = {"must": [{"key": key, "match": {"value": 1}}]}
+        refused = running.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
+        assert refused.status_code == 422, refused.text
+
+
+@pytest.mark.xfail(strict=True, reason="part 9: what is long is decoded and checked beside the event loop")
+@pytest.mark.parametrize("work", ["hybridtei.store.embedded_client.unframe", "hybridtei.store.points.check_points"])
+def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
+    module, _, name = work.rpartition(".")
+    plain = getattr(importlib.import_module(module), name)
+    threads: list[tuple[bool, str]] = []
+
+    def noting(given, *others):
+        size = len(given) if isinstance(given, bytes | memoryview) else len(str(given[0].payload))
+        threads.append((size > 1_000_000, threading.current_thread().name))
+        return plain(given, *others)
+
+    store = EmbeddedStore(str(tmp_path / "store"))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        monkeypatch.setattr(work, noting)
+        points = [{"text": "one two", "payload": {"long": "x" * 1_500_000}}]
+        assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
+        assert len(running.post("/search", {"collection": "papers", "query": "one"}).content) > 1_500_000
+    long = [thread for is_long, thread in threads if is_long]
+    assert long, "nothing long was seen"
+    assert not any(thread.endswith("(run)") for thread in long), "the thread of the event loop"
