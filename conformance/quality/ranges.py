@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridtei import Encoder
 from hybridtei.outputs import cut, unit
-from hybridtei.tasks.embed import ranges_of
+from hybridtei.tasks.quantize import ranges_of
 
 MAX_CHARACTERS = 700
 DOCUMENTS, QUERIES = 2000, 400

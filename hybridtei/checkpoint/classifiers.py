@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridtei.checkpoint.files import positive
-from hybridtei.checkpoint.modules import Modules, Pooling, StepModule, read_pooling, read_steps
+from hybridtei.checkpoint.modules import Modules, Pooling, StepModule, gives_scores, module_path, read_pooling, read_steps
+from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
@@ -146,6 +147,19 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     "eurobert": ("model", _eurobert),
     **dict.fromkeys(DECODERS, ("model", _decoder)),
 }
+
+
+def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead | None:
+    """Return the head that gives logits, or None. Modules with a pooling and weights without a head are an embedder, whose
+    class is that of the model whose trunk it took. Raises LoadError and its subclasses."""
+    if gives_scores(folder, modules):
+        return in_modules(folder, modules, config, hidden_size)
+    named = find_classifier(home, str(config["model_type"]), tuple(config.get("architectures") or ()), config)
+    if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
+        return named
+    last = named.steps[-1]
+    lacks = isinstance(last, LinearStep) and f"{last.name}.weight" not in Weights.open(home).names()
+    return None if lacks else named
 
 
 def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:

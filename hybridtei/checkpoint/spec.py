@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.checkpoint.classifiers import (
-    DECODERS,
-    ClassifierHead,
-    Kind,
-    LinearStep,
-    find_classifier,
-    in_modules,
-    skipped_padding,
-)
+from hybridtei.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, read_classifier, skipped_padding
 from hybridtei.checkpoint.contents import check_contents
 from hybridtei.checkpoint.files import inside, positive, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
@@ -36,7 +28,6 @@ from hybridtei.checkpoint.modules import (
     Modules,
     Pooling,
     StepModule,
-    gives_scores,
     is_splade,
     module_path,
     pools_prompts,
@@ -220,7 +211,7 @@ def _read(
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
     splade = is_splade(folder, pooling, modules, architectures)
-    classifier = None if splade else _classifier(folder, home, modules, config, hidden_size)
+    classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
@@ -374,22 +365,6 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
         return ()
     width = positive(config, "num_labels", home / "config.json")
     return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
-
-
-def _classifier(
-    folder: Path, home: Path, modules: Modules, config: Mapping[str, Any], hidden_size: int
-) -> ClassifierHead | None:
-    """Return the head that gives logits, or None. Modules with a pooling and weights without a head are an embedder, whose
-    class is that of the model whose trunk it took."""
-    if gives_scores(folder, modules):
-        return in_modules(folder, modules, config, hidden_size)
-    file = home / "config.json"
-    named = find_classifier(home, _model_type(config, file), _architectures(config, file), config)
-    if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
-        return named
-    last = named.steps[-1]
-    lacks = isinstance(last, LinearStep) and f"{last.name}.weight" not in Weights.open(home).names()
-    return None if lacks else named
 
 
 def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:

@@ -18,7 +18,8 @@ from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, Unsupport
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.tei import Id, Inputs
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.tasks.embed import RANGED, Embed, Precision, check_spelled, quantized, read_ranges
+from hybridtei.tasks.embed import Embed, check_spelled
+from hybridtei.tasks.quantize import RANGED, Precision, quantized, read_ranges
 from hybridtei.tasks.spans import EmbedSpans, SpanText
 
 Kind = Literal["dense", "multivector"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, kept_tokens, offsets_of, sharing
 from hybridtei.checkpoint.late import Side
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import InvalidDimensions, InvalidInput, LoadError, UnsupportedHead
+from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled, without_marks, without_rows
+from hybridtei.tasks.sparse import heaviest, strongest, without
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction, Prompts
 
@@ -322,84 +322,3 @@ class LookUp(ListTask):
 def cosine(one: Floats, many: Floats) -> Floats:
     """Cosine of float32[d] to each row of float32[n, d]: float32[n]."""
     return np.asarray(unit(many) @ unit(one[None])[0])
-
-
-Precision = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
-RANGED: frozenset[str] = frozenset({"int8", "uint8"})
-BUCKETS = 255
-
-
-def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) -> NDArray[np.generic]:
-    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], least and most."""
-    if precision == "float":
-        return rows
-    if precision == "float16":
-        return rows.astype(np.float16)
-    if precision in ("binary", "ubinary"):
-        bits = np.packbits(rows > 0, axis=-1)
-        return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
-    assert ranges is not None
-    least = ranges[0]
-    steps = (ranges[1] - least) / np.float32(BUCKETS)
-    places = np.clip(np.floor((rows - least) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
-    return np.asarray(places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8))
-
-
-def ranges_of(rows: Floats) -> Floats:
-    """Return the least and the greatest value of each dimension: float32[n, d] -> float32[2, d]."""
-    return np.stack([rows.min(axis=0), rows.max(axis=0)])
-
-
-def read_ranges(path: str | Path) -> dict[str, Floats]:
-    """Read a `.npz` file of `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; or a `.npy` of
-    `dense`.
-
-    Raises LoadError.
-    """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {"dense": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: not a file of ranges: {error}") from error
-    for name, array in arrays.items():
-        if array.ndim != 2 or len(array) != 2 or array.dtype.kind != "f" or not (array[0] <= array[1]).all():
-            raise LoadError(f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]")
-    return {name: array.astype(np.float32) for name, array in arrays.items()}
-
-
-def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
-    """int64[t], float32[t] of `n` sequences -> n sparse vectors over `width` ids, without the removed ids and zeros.
-
-    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
-    """
-    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
-    kept = weights > 0
-    if removed:
-        kept &= ~np.isin(input_ids, list(removed))
-    key = sequence[kept] * width + input_ids[kept]
-    order = np.argsort(key, kind="stable")
-    key, values = key[order], weights[kept][order]
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    merged = np.maximum.reduceat(values, first) if len(first) else values
-    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
-    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
-
-
-def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
-    """Return the vectors with at most `count` entries each, those of the largest weights."""
-    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
-    order = np.lexsort((-np.abs(vectors.values), row))  # the rows stay in their places
-    kept = np.zeros(len(row), dtype=bool)
-    kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
-    return _only(vectors, kept)
-
-
-def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
-    """Return the vectors without some of their columns."""
-    return _only(vectors, ~np.isin(vectors.indices, list(removed)))
-
-
-def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
-    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
-    lengths = np.bincount(row[kept], minlength=len(vectors))
-    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

@@ -6,7 +6,7 @@ import numpy as np
 
 from hybridtei.encoder import Encoder
 from hybridtei.server.vectors import EMBEDDED_RANGES, ranges_in
-from hybridtei.tasks.embed import BUCKETS, quantized
+from hybridtei.tasks.quantize import BUCKETS, quantized
 
 TEXTS = ["The display shows E41.", "Beethoven was born in Bonn.", "def main() -> None: ...", "Tomatoes need six hours of sun."]
 

@@ -7,7 +7,7 @@ import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from hybridtei.errors import LoadError
-from hybridtei.tasks.embed import quantized, ranges_of, read_ranges
+from hybridtei.tasks.quantize import quantized, ranges_of, read_ranges
 
 DRAW = np.random.default_rng(0)
 

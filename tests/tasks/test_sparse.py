@@ -1,4 +1,4 @@
-"""The strongest occurrence of each token, against a loop over dictionaries."""
+"""The strongest occurrence of each token, and the heaviest entries, against loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
-from hybridtei.tasks.embed import strongest
+from hybridtei.outputs import SparseVectors
+from hybridtei.tasks.sparse import heaviest, strongest
 
 WIDTH = 9
 TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))
@@ -46,3 +47,15 @@ def test_nothing_kept_at_all_is_rows_of_nothing() -> None:
     assert len(sparse) == 2
     assert len(sparse.indices) == 0
     assert np.array_equal(sparse.to_dense(), np.zeros((2, WIDTH)))
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.25, -0.5, 1.0, 3.0]), min_size=WIDTH, max_size=WIDTH), min_size=1),
+    st.integers(1, 12),
+)
+def test_the_heaviest_entries_stay_in_their_places(rows: list[list[float]], count: int) -> None:
+    dense = np.array(rows, dtype=np.float32)
+    kept = heaviest(SparseVectors.from_dense(dense), count)
+    for row, after in zip(dense, kept.to_dense(), strict=True):
+        assert (after[after != 0] == row[after != 0]).all()
+        assert sorted(np.abs(after[after != 0])) == sorted(sorted(np.abs(row[row != 0]))[-count:])

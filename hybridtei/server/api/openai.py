@@ -40,7 +40,8 @@ from hybridtei.server.vectors import (
     smaller_vectors,
     unspelled,
 )
-from hybridtei.tasks.embed import Embed, InputType, Precision
+from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.tasks.quantize import Precision
 from hybridtei.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
 from hybridtei.text.reader import Input
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridtei.server.vectors import ranges_in
-from hybridtei.tasks.embed import quantized, ranges_of
+from hybridtei.tasks.quantize import quantized, ranges_of
 from tests.engine import small
 from tests.server.live import serving
 

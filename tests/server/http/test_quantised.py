@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.tasks.embed import quantized
+from hybridtei.tasks.quantize import quantized
 from tests.engine import small
 from tests.server.live import serving
 
