@@ -36,7 +36,7 @@ from hybridtei.checkpoint.files import check_links, embedded_model, resolve
 from hybridtei.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
-from hybridtei.errors import BackendError, LoadError, UsageError
+from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture, UsageError
 from hybridtei.families import FAMILIES
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
@@ -85,10 +85,6 @@ class LoadedModel:
         ]
 
 
-MIXES = "lets a text see its padding or its neighbours"
-NEEDS_MORE = "needs more than the ids of a text of any length"
-
-
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
     """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
     spec = find_model(config)
@@ -101,7 +97,10 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
             _self_test(one, min(SELF_TEST_TOKENS, one.spec.max_input_length, model.reader.max_input_length))
         budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
     except BackendError as error:
-        raise LoadError(f"{spec.folder}: the first pass failed: {error}{_if_unserved(spec, NEEDS_MORE)}") from error
+        if spec.model_type in FAMILIES:
+            raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
+        log.warning("%s: the first pass failed: %s", spec.folder, error)
+        raise _unserved(spec, "needs more than the ids of a text of any length") from error
     memory.trim()
     if isinstance(backend, Accelerated):
         backend.accelerate()
@@ -186,17 +185,15 @@ def _self_test(backend: Backend, longest: int) -> None:
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
     if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
-        why = _if_unserved(spec, MIXES)
-        raise LoadError(
-            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together{why}"
-        )
+        if spec.model_type not in FAMILIES:
+            raise _unserved(spec, f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}")
+        raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together")
 
 
-def _if_unserved(spec: ModelSpec, why: str) -> str:
-    """What to add to the failure of a model that transformers' own modules run, since no family here computes it."""
-    if spec.model_type in FAMILIES:
-        return ""
-    return f"; {spec.model_type} {why}, and is not served; served: {', '.join(FAMILIES)}"
+def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
+    """The error for a model that only transformers' own modules would run, and that they do not run as texts come."""
+    file = spec.folder / "config.json"
+    return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; served: {', '.join(FAMILIES)}")
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:

@@ -23,7 +23,7 @@ from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.load import load_model
 from tests import published, tiny, tolerances, vocabulary
 from tests.backends.torch.test_trunk import LONG
@@ -75,7 +75,9 @@ def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
     tmp_path: Path, model_type: str, why: str
 ) -> None:
     folder = tiny.write_family(tmp_path, model_type)
-    with pytest.raises(LoadError, match=rf"{folder}: .*; {model_type} {why}.*, and is not served; served: bert, "):
+    with pytest.raises(
+        UnsupportedArchitecture, match=rf"{folder}/config.json: the family `{model_type}` {why}.*; served: bert"
+    ):
         loaded(folder)
 
 

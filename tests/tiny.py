@@ -85,7 +85,7 @@ FAMILIES: Mapping[str, Family] = {
 # Families that transformers' own modules run.
 MOE = {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OTHERS: Mapping[str, Family] = {
-    "albert": Family("Albert", "unigram", {**ENCODER, "embedding_size": 16}),
+    "albert": Family("Albert", "wordpiece", {**ENCODER, "embedding_size": 16}),
     "arcee": Family("Arcee", "bytes", DECODER),
     "big_bird": Family("BigBird", "unigram", {**ENCODER, "attention_type": "original_full"}),
     "data2vec-text": Family("Data2VecText", "roberta", ROBERTA),
@@ -108,7 +108,7 @@ OTHERS: Mapping[str, Family] = {
     "phi3": Family("Phi3", "bytes", DECODER),
     "qwen2_moe": Family("Qwen2Moe", "bytes", {**MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": Family("Qwen3Moe", "bytes", {**MOE, "head_dim": 8}),
-    "rembert": Family("RemBert", "unigram", {**ENCODER, "input_embedding_size": 16, "output_embedding_size": 16}),
+    "rembert": Family("RemBert", "wordpiece", {**ENCODER, "input_embedding_size": 16, "output_embedding_size": 16}),
     "roformer": Family("RoFormer", "wordpiece", {**ENCODER, "embedding_size": HIDDEN}),
     "xlm-roberta-xl": Family("XLMRobertaXL", "unigram", ROBERTA),
 }
@@ -150,7 +150,7 @@ def write_classifier(
     return folder
 
 
-TYPED = frozenset({"bert", "electra", "nomic_bert"})
+TYPED = frozenset({"albert", "bert", "electra", "ernie", "megatron-bert", "nomic_bert", "rembert", "roformer"})
 
 
 MODERN_BERT_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}

@@ -69,7 +69,11 @@ OFFSET_FAMILIES = frozenset(
 MPNET_PADDING = 1  # its class counts from there, whatever the padding id is
 # Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
-TOKEN_TYPE_FAMILIES = frozenset({"bert", "electra", "nomic_bert", "gte", "deberta-v2", "deberta", "jina_bert"})
+TOKEN_TYPE_FAMILIES = frozenset(
+    {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
+)
+# Have them where the tokenizer's `model_input_names` says so: transformers' tokenizers of these families give none.
+TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
 
 
 STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
@@ -369,13 +373,10 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
 
 def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
     """`model_input_names` of the tokenizer without them means zeros."""
-    names = tokenizer_config.get("model_input_names")
-    return (
-        model_type in TOKEN_TYPE_FAMILIES
-        and (not isinstance(names, list) or "token_type_ids" in names)
-        and bool(config.get("type_vocab_size"))
-        and positive(config, "type_vocab_size", file) > 1
-    )
+    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
+    if isinstance(names, list):
+        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
+    return model_type in families and bool(config.get("type_vocab_size")) and positive(config, "type_vocab_size", file) > 1
 
 
 def _positions(model_type: str, padding_id: int) -> Positions:
