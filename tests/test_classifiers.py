@@ -98,7 +98,7 @@ def test_a_trunk_without_the_prefix_of_its_names(tmp_path: Path) -> None:
 
 def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
     folder = tiny.write_classifier(tmp_path, "longformer")
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}: a Longformer that classifies"):
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}: config.json: a Longformer"):
         Encoder.load(str(folder))
 
 
