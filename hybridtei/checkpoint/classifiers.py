@@ -77,7 +77,7 @@ def _as_hidden(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     raise UnsupportedArchitecture(
-        "config.json: a Longformer that classifies lets all tokens see the first, and its trunk alone does not; use another model"
+        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk does not; use another model"
     )
 
 
