@@ -222,3 +222,13 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         await service.stop()
 
     asyncio.run(scene())
+
+
+@pytest.mark.xfail(strict=True, reason="part 5: reflection answers v1alpha alone, which current clients ask last")
+def test_reflection_answers_v1_too():
+    with rpc_serving() as rpc:
+        ask = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        answer = next(reflection_pb2_grpc.ServerReflectionStub(rpc.channel).ServerReflectionInfo(ask, timeout=HANG))
+    names = {service.name for service in answer.list_services_response.service}
+    assert "grpc.reflection.v1alpha.ServerReflection" in names
+    assert "grpc.reflection.v1.ServerReflection" in names

@@ -156,3 +156,16 @@ def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
         server.run()
     assert server.started
     assert "Ready" not in caplog.messages
+
+
+@pytest.mark.xfail(strict=True, reason="part 4: a stalled client holds the server for the whole drain")
+def test_two_stalled_clients_do_not_take_the_whole_drain():
+    with process([*FAKE, "0", "2"]) as running, ExitStack() as stack:
+        url = running.wait_ready()
+        for sent in (GET, POST + b"{"):
+            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG))
+            stalled.sendall(sent)
+        assert httpx.get(f"{url}/health").status_code == 200
+        running.terminate()
+        assert running.wait() == 0
+        assert not [line for line in running.lines if "the drain is over" in line]
