@@ -99,6 +99,8 @@ def poolings() -> dict[str, Case]:
             "bert", dense((32, 16, torchs["Tanh"])), listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling"))
         ),
         **{f"dense-{name}": case("bert", dense((32, 16, word))) for name, word in torchs.items()},
+        # sentence-transformers takes Tanh for it unless it trusts the repository
+        "dense-GELUActivation": case("bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}),
         "dense-upscale-concat": case("bert", dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)),
         "dense-wrong-in": case("bert", dense((30, 16, torchs["Tanh"]))),
         "dense-bf16": case("bert", dense((32, 16, torchs["Tanh"]), of=torch.bfloat16)),

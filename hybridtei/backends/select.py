@@ -161,7 +161,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
     """The graph of a checkpoint's family, or why its weights cannot run in one."""
     if not has_weights(spec.folder):
-        return "there are no weights in safetensors, or as torch 1.6 and later save them: save it again, or use torch"
+        return "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them again, or use torch"
     try:
         return family_graph(spec)
     except LoadError as error:
