@@ -378,7 +378,8 @@ def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Path:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(running, "KEPT_S", -1.0)
     (tmp_path / "notes").mkdir()
     for i, text in enumerate(texts(5)):
         (tmp_path / f"notes/{i}.txt").write_text(text)
