@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.checkpoint.files import positive
-from hybridtei.checkpoint.tokenizer_settings import GTE_QWEN2
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
@@ -194,11 +193,10 @@ def _pplx(config: Config, file: Path) -> Config:
 
 
 def _decoder(config: Config, file: Path) -> Config:
-    """The name of a class says that it sees both ways, where no key says whether it does; gte-Qwen2's code always does."""
+    """The name of a class says that it sees both ways, where no key says whether it does. gte-Qwen2's newer revisions have the
+    key; without it TEI and transformers' class are causal."""
     is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
-    classes = config.get("auto_map")
-    code = classes.get("AutoModel") if isinstance(classes, dict) else None
-    both_ways = str(code).rpartition("--")[2] == GTE_QWEN2 or any("Bidirectional" in name for name in _architectures(config))
+    both_ways = any("Bidirectional" in name for name in _architectures(config))
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 

@@ -27,9 +27,17 @@ from hybridtei.load import find_model, text_model
 from hybridtei.on_ray.blocks import BatchMessage, Receiver, Vectors, in_order, message_of
 from hybridtei.on_ray.cluster import join
 from hybridtei.outputs import Embeddings
+from hybridtei.system.machine import require_extra
 
 MAX_WORKERS = 10_000
 Block = tuple[BatchMessage, Vectors]
+
+
+def check(workers: int | None) -> None:
+    """Raise InvalidInput for a number of workers that cannot be, LoadError without Ray."""
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MAX_WORKERS}")
+    require_extra("ray", "ray")
 
 
 class RayPipeline:
@@ -47,8 +55,7 @@ class RayPipeline:
         workers: int | None = None,
         address: str | None = None,
     ) -> None:
-        if workers is not None and not 1 <= workers <= MAX_WORKERS:
-            raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MAX_WORKERS}")
+        check(workers)
         from hybridtei.system.machine import available_cores
 
         self._leave = join(address, workers or available_cores())

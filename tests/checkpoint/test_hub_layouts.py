@@ -144,13 +144,12 @@ def test_without_a_class_of_a_model_there_is_no_own_code(auto_map: Any) -> None:
     assert own_code({"model_type": "bert", "auto_map": auto_map}) is None
 
 
-def test_gte_qwen2s_code_sees_both_ways_unless_a_key_says_otherwise(tmp_path: Path) -> None:
-    """`Qwen2Model.forward(is_causal=False)` of its modeling_qwen.py."""
+def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path: Path) -> None:
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
+    assert "is_causal" not in read_spec(folder, pooling="lasttoken").config
+    tiny.edit_json(folder / "config.json", is_causal=False)
     assert read_spec(folder, pooling="lasttoken").config["is_causal"] is False
-    tiny.edit_json(folder / "config.json", is_causal=True)
-    assert read_spec(folder, pooling="lasttoken").config["is_causal"] is True
 
 
 def test_a_head_by_own_code_is_refused(tmp_path: Path) -> None:
