@@ -110,7 +110,7 @@ def causal(base: str, **prompts: str) -> Case:
         steps = [Transformer(str(folder), transformer_task="text-generation"), LogitScore(yes, no)]
         CrossEncoder(modules=steps, device="cpu", num_labels=1, prompts=prompts or None).save_pretrained(str(folder))
 
-    return Case(base, steps=(step,), kind="reranker", task="ForCausalLM")
+    return Case(base, steps=(step,), kind="reranker", task="ForCausalLM", options={"plain": True})
 
 
 def heads() -> dict[str, Case]:

@@ -119,6 +119,11 @@ def _texts(options: Mapping[str, Any]) -> Sequence[str]:
     return TEXTS[options.get("first", 0) :]
 
 
+def _pairs(options: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """`plain`: without special tokens and long texts, which a ranker's template here keeps plain, and cuts before its end."""
+    return [PAIRS[0], PAIRS[1], PAIRS[4]] if options.get("plain") else PAIRS
+
+
 def _unit(rows: Any) -> Any:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -186,14 +191,15 @@ def _late_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
 
 def _ranker_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
-    scores = [model.predict([pair], activation_fn=torch.nn.Identity())[0] for pair in PAIRS]
+    scores = [model.predict([pair], activation_fn=torch.nn.Identity())[0] for pair in _pairs(options)]
     return {"classify": scores, "rerank": scores}
 
 
 def _ranker_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
-    ranked = sorted(encoder.rerank(PAIRS[0][0], [text for _, text in PAIRS], raw_scores=True), key=lambda one: one.index)
+    pairs = _pairs(options)
+    ranked = sorted(encoder.rerank(PAIRS[0][0], [text for _, text in pairs], raw_scores=True), key=lambda one: one.index)
     return {
-        "classify": [row[0].score for row in encoder.classify(PAIRS, raw_scores=True)],
+        "classify": [row[0].score for row in encoder.classify(pairs, raw_scores=True)],
         "rerank": [one.score for one in ranked],
     }
 

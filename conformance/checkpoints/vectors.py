@@ -172,7 +172,7 @@ def others() -> dict[str, Case]:
 def stella(folder: Path) -> None:
     """gte-Qwen2's code and tokenizer, without a post-processor."""
     auto = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
-    config(auto_map=auto)(folder)
+    config(auto_map=auto, is_causal=False)(folder)
     words(eos_token="<|endoftext|>")(folder)
     edit("tokenizer.json", post_processor=None)(folder)
 
