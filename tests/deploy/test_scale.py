@@ -15,7 +15,7 @@ from deploy.scale import LAPTOP, LAYOUTS, PAGE, SERVER, Facts, Layout
 from hybridtei.batch import Ragged
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.store.points import POINT_OVERHEAD, size_of, to_points
-from hybridtei.tasks import embed as quantize
+from hybridtei.tasks import quantize
 
 FACTS = st.builds(
     Facts,
