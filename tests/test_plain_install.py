@@ -157,7 +157,7 @@ NEEDS = {
     "otlp": [["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]],
 }
 NEEDS_BESIDE_QDRANT = {
-    "ray": [[*INGEST, "--engine", "ray"]],
+    "ray": [["ingest", "README.md", *INGEST[2:], "--engine", "ray"]],
     "mcp": [["mcp", "notes"]],
     "eval": [["eval", "./none", "--chart", "x.svg"]],
 }
@@ -165,7 +165,7 @@ NEEDS_BESIDE_QDRANT = {
 
 @pytest.mark.parametrize("with_store", [False, True])
 def test_a_command_asks_for_its_extra_before_anything_else(with_store: bool, environment: dict[str, str]) -> None:
-    """Neither the folder nor the model that it names is there. In a clone, which no package index knows, the name alone does
+    """Neither the folder (but for Ray) nor the model that it names is there. In a clone, which no package index knows, the name alone does
     not install."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
     commands = [command for several in wanted.values() for command in several]
