@@ -165,8 +165,8 @@ NEEDS_BESIDE_QDRANT = {
 
 @pytest.mark.parametrize("with_store", [False, True])
 def test_a_command_asks_for_its_extra_before_anything_else(with_store: bool, environment: dict[str, str]) -> None:
-    """Neither the folder (but for Ray) nor the model that it names is there. In a clone, which no package index knows, the name alone does
-    not install."""
+    """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. In a clone, which no
+    package index knows, the name alone does not install."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
     commands = [command for several in wanted.values() for command in several]
     code = WITHOUT_STORE.replace(repr(ABSENT + STORE), repr(ABSENT)) if with_store else WITHOUT_STORE
