@@ -60,6 +60,7 @@ def run_ingest(
 ) -> Summary:
     """Ingest a source. Raises HybridTeiError or OSError, with what to do about it; what was stored until then stays noted."""
     check_name(options.collection)
+    remote = _remote(options, store)
     quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
     files = list(source_files(Path(options.source), options.source_name, quarantine))
     if not files:
@@ -68,7 +69,7 @@ def run_ingest(
     opened = open_store(store)
     assert opened is not None
     tell(f"store     {place_of(store)}")
-    reading, remote = _read_options(options), _remote(options, store)
+    reading = _read_options(options)
     if remote is not None and not options.model_named:
         model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
     spec = _spec(model, remote)
