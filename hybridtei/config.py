@@ -334,22 +334,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.", extra=OBSERVABILITY)] = (
         "text-embeddings-inference.server"
     )
-    shadow: Annotated[
-        str | None,
-        Meta(
-            description="Server that a share of the answered requests for embeddings is sent to as well, to compare vectors, "
-            "such as http://new:8080; clients never wait for it.",
-            extra=OBSERVABILITY,
-        ),
-    ] = None
-    shadow_rate: Annotated[float, Meta(ge=0, le=1, description="Share of requests for --shadow.", extra=OBSERVABILITY)] = 0.01
-    shadow_api_key: Annotated[
-        str | None,
-        Meta(
-            description="Key for the server of --shadow; those of clients are not sent there.",
-            extra={**OBSERVABILITY, **NEVER_SHOWN},
-        ),
-    ] = None
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):

@@ -166,12 +166,6 @@ def ollama(draw: Random) -> Any:
     return {"input": draw.choice((text(draw), texts(draw))), **some(draw, {"truncate": True, "dimensions": 8})}
 
 
-def dashscope(draw: Random) -> Any:
-    kinds = ("dense", "sparse", "dense&sparse")
-    options = {"dimension": 8, "output_type": draw.choice(kinds), "text_type": draw.choice(("query", "document"))}
-    return {"model": "any", "input": {"texts": draw.choice((text(draw), texts(draw)))}, "parameters": some(draw, options)}
-
-
 def ollama_prompt(draw: Random) -> Any:
     return {"prompt": draw.choice((text(draw), "")), **some(draw, {"model": "small"})}
 
@@ -244,21 +238,12 @@ def entities(draw: Random) -> Any:
 
 
 def tokenize(draw: Random) -> Any:
-    tei = {
-        "inputs": draw.choice((text(draw), texts(draw))),
-        **some(draw, {"add_special_tokens": False, "prompt_name": "query"}),
-    }
-    vllm = {"prompt": text(draw), **some(draw, {"return_token_strs": True})}
-    llama = {"content": text(draw), **some(draw, {"add_special": True, "with_pieces": True})}
-    return draw.choice((tei, vllm, llama))
+    options = {"add_special_tokens": False, "prompt_name": "query"}
+    return {"inputs": draw.choice((text(draw), texts(draw))), **some(draw, options)}
 
 
 def decode(draw: Random) -> Any:
     return {"ids": draw.choice((ids(draw), [ids(draw), ids(draw)])), **some(draw, {"skip_special_tokens": False})}
-
-
-def detokenize(draw: Random) -> Any:
-    return {"tokens": ids(draw)}
 
 
 def vertex(draw: Random) -> Any:
@@ -337,7 +322,6 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/v1/contextualizedembeddings": contextualized,
     "/v1/embed": cohere,
     "/v2/embed": cohere,
-    "/services/embeddings/text-embedding/text-embedding": dashscope,
     "/api/embed": ollama,
     "/api/embeddings": ollama_prompt,
     "/api/show": ollama_show,
@@ -352,7 +336,6 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/predict_tokens": predict_tokens,
     "/tokenize": tokenize,
     "/decode": decode,
-    "/detokenize": detokenize,
     "/vertex": vertex,
     "/invocations": anything,
     "/": anything,

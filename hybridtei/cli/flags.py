@@ -22,6 +22,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 Commands = Any  # argparse does not name what `add_subparsers` gives
 BOOLEANS = {"true": True, "false": False}
+# Flags and variables of 0.1 that are gone -> what does their work. They are accepted with this warning, and do nothing.
+RETIRED: Mapping[str, str] = dict.fromkeys(
+    ("shadow", "shadow_rate", "shadow_api_key"),
+    "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`",
+)
 SEEN = "flags_seen"  # attribute of a namespace: the flags read so far
 
 
@@ -60,6 +65,12 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             alias = _alias(meta)
             if alias is not None:
                 headings[heading].add_argument(_flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS})
+
+
+def add_retired(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `RETIRED`, which no help shows."""
+    for name in RETIRED:
+        parser.add_argument(_flag(name), dest=name, nargs="?", const="", help=argparse.SUPPRESS)
 
 
 def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()) -> None:
@@ -117,8 +128,9 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each deprecated name in use."""
-    warnings = []
+    """Return a warning for each name in use that is deprecated or gone."""
+    sources = {name: _lookup(name, flags, environment) for name in RETIRED}
+    warnings = [f"{used} is gone: {RETIRED[name]}" for name, (text, used) in sources.items() if text is not None]
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tqdm import tqdm
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
@@ -160,16 +162,27 @@ def add_compare(commands: Commands) -> None:
             f"--model-{side}", metavar="NAME", help=f"the model to ask server {side.upper()} for, by OpenAI's API"
         )
     parser.add_argument("--json", action="store_true", help="the report as a line of JSON")
+    recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers in place of the samples'
+    parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, and print the report; return 0 where the index can be kept, 3 where all has to be embedded again."""
-    from hybridtei.evaluate.compare import Remote, compare
+    from hybridtei.evaluate.compare import Remote, compare, replay
 
     a = Remote(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
     b = Remote(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
     try:
+        if arguments.recorded is not None:
+            with arguments.recorded.open(encoding="utf-8") as lines:
+                agreement, refused = replay(a, b, tqdm(lines, unit=" requests", disable=None))
+            print(f"requests that one of the servers refused: {refused}", file=sys.stderr)
+            verdict = agreement.in_a_line()
+            if verdict is None:
+                raise UsageError(f"{arguments.recorded}: holds {agreement.texts} texts, too few for a verdict: give 40 different ones")
+            print(verdict)
+            return 0 if agreement.keeps_index else EMBED_AGAIN
         report = compare(a, b)
     finally:
         a.close()

@@ -9,11 +9,10 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
-from hybridtei.cli.flags import Commands, add_flags, is_set, new_parser, outdated, read_engine, read_settings
+from hybridtei.cli.flags import Commands, add_flags, add_retired, is_set, new_parser, outdated, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
@@ -35,6 +34,7 @@ def fill(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
     add_flags(parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",))
+    add_retired(parser)
     parser.set_defaults(run=run, as_tei=as_tei)
 
 
@@ -88,21 +88,6 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     if (server.certfile is None) != (server.keyfile is None):
         raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
     _check_key("--api-key", server.api_key)
-    if server.shadow is not None:
-        _check_shadow(server.shadow, server.shadow_api_key)
-
-
-def _check_shadow(url: str, key: str | None) -> None:
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number
-        is_valid = False
-    if not is_valid or parts.query or parts.fragment:
-        raise UsageError(f"--shadow: {url!r} should be the URL of a server, such as http://new:8080")
-    if parts.username is not None:
-        raise UsageError("--shadow: a URL with a user is written to the log; use --shadow-api-key")
-    _check_key("--shadow-api-key", key)
 
 
 def _check_key(flag: str, key: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -129,6 +129,11 @@ class Remote:
         except ValueError as error:
             raise ConnectionError(f"{self.url}: answers no vectors: {error}") from None
 
+    def replay(self, path: str, body: Mapping[str, Any]) -> Vectors | None:
+        """Vectors (texts, width) of a recorded request; None where the server refuses it."""
+        answer = self._ask(path, {key: value for key, value in body.items() if key != "encoding_format"})
+        return None if answer is None else self._vectors(answer)
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
@@ -238,7 +243,7 @@ MIN_TEXTS = len(SAMPLES)  # for a verdict: among fewer, most are neighbours
 
 
 class Agreement:
-    """How far two servers agree in texts that come one by one, such as live traffic: bounded, however many come."""
+    """How far two servers agree in texts that come one by one, such as recorded requests: bounded, however many come."""
 
     def __init__(self) -> None:
         self.texts = 0
@@ -261,13 +266,60 @@ class Agreement:
         self.texts += 1
         self._worst = np.inf
 
+    @property
+    def keeps_index(self) -> bool:
+        """Whether queries by B find in A's index what A's own find, as far as the texts tell."""
+        return not np.isinf(self._worst) and keeps_index(self._worst, overlap(*self._rows()))
+
     def in_a_line(self) -> str | None:
         """The figures and the verdict; None before there are texts enough."""
         if np.isinf(self._worst):
             return f"vectors of another width: {VERDICTS[False]}"
         if len(self._kept) < MIN_TEXTS:
             return None
-        left, right = (np.stack(side) for side in zip(*self._kept.values(), strict=True))
+        left, right = self._rows()
         shared, middle = overlap(left, right), signs.median(apart(left, right))
         figures = f"cosine least {1 - self._worst:.7f}, median {1 - middle:.7f}, overlap@{NEIGHBOURS} {shared:.4f}"
-        return f"{self.texts} texts, {figures}: {VERDICTS[keeps_index(self._worst, shared)]}"
+        return f"{self.texts} texts, {figures}: {VERDICTS[self.keeps_index]}"
+
+    def _rows(self) -> tuple[Vectors, Vectors]:
+        left, right = (np.stack(side) for side in zip(*self._kept.values(), strict=True))
+        return left, right
+
+
+REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
+
+
+def replay(a: Remote, b: Remote, lines: Iterable[str]) -> tuple[Agreement, int]:
+    """Send recorded requests to both servers. Return how far they agree, and how many requests one of them refused.
+
+    A line is `{"path": "/embed", "body": {...}}`; the body may be a text of JSON, as nginx logs it. Requests of other paths are
+    left out. Raises InvalidInput, naming the line, and ConnectionError.
+    """
+    agreement, refused = Agreement(), 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        path, body = _recorded(line, number)
+        if path not in REPLAYED:
+            continue
+        left, right = a.replay(path, body), b.replay(path, body)
+        if left is None or right is None:
+            refused += 1
+        elif left.shape != right.shape:
+            agreement.of_other_widths()
+        else:
+            agreement.add(left, right)
+    return agreement, refused
+
+
+def _recorded(line: str, number: int) -> tuple[str, Mapping[str, Any]]:
+    try:
+        entry = orjson.loads(line)
+        path, body = entry["path"], entry["body"]
+        body = orjson.loads(body) if isinstance(body, str) and body else body
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}') from None
+    if not isinstance(path, str) or (path in REPLAYED and not isinstance(body, dict)):
+        raise InvalidInput(f"line {number}: `path` should be a text, `body` an object")
+    return path, body

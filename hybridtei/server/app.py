@@ -64,7 +64,6 @@ from hybridtei.system.machine import install_command
 
 if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
-    from hybridtei.server.http.shadow import Shadow
     from hybridtei.store.collection import CollectionSchemas
 
 log = logging.getLogger(__name__)
@@ -133,15 +132,13 @@ def create_fleet_app(
     store_bounds = StoreBounds.of(models)
     capacity = Capacity(routes, models, store_bounds if schemas else None, only_tei_routes=server.only_tei_routes)
     origins = Origins(server.cors_allow_origin)
-    shadow = None if server.shadow is None else _shadow(server, models.registry)
     app = Litestar(
         [litestar_route(route, server) for route in routes],
         exception_handlers=dict(HANDLERS),
         after_exception=[count],
-        on_startup=[models.start, *(part.start for part in (rpc, shadow, health) if part)],
+        on_startup=[models.start, *(part.start for part in (rpc, health) if part)],
         on_shutdown=[
             *([health.stop] if health else []),
-            *([shadow.stop] if shadow else []),
             *([rpc.stop] if rpc else []),
             models.stop,
             *on_stop,
@@ -167,15 +164,8 @@ def create_fleet_app(
         openapi_config=None,
         logging_config=None,
     )
-    handle = _past_the_router(app, routes)
-    app.asgi_handler = _with_middleware(handle if shadow is None else shadow.over(handle), routes, server)
+    app.asgi_handler = _with_middleware(_past_the_router(app, routes), routes, server)
     return app
-
-
-def _shadow(server: ServerConfig, registry: Registry) -> Shadow:
-    from hybridtei.server.http.shadow import Shadow  # an HTTP client, which other servers need not load
-
-    return Shadow(server, registry)
 
 
 def rpc_server_class() -> type[RpcServer]:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from hybridtei import __version__
-from hybridtei.server.api.openai import DashScopeError
 from hybridtei.server.api.qdrant_inference import InferenceError
 from hybridtei.server.routing import ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse, Route
 
@@ -46,7 +45,6 @@ OTHERS = {
     ErrorResponse: _of(error=TEXT, error_type=KIND),
     InferenceError: _of(error=TEXT),
     OpenAICompatErrorResponse: _of(message=TEXT, code=CODE, type=KIND),
-    DashScopeError: _of(code=KIND, message=TEXT, request_id=TEXT),
     ListedErrorResponse: _of(message=TEXT, code=CODE, type=KIND, detail={"type": "array"}),
 }
 REFERENCE = "#/components/schemas/"
@@ -182,7 +180,6 @@ BOUNDS: dict[tuple[str, ...], Schema] = {
     ("inputs", "PredictTokensRequest"): _any_of(FULL_TEXT, _list_of(_any_of(FULL_TEXT, TEXTS))),
     ("input", "OllamaEmbedRequest", "ClassifyRequest", "VllmClassifyRequest"): ONE_OR_MORE,
     ("ids", "DecodeRequest"): _any_of(IDS, _list_of(IDS)),
-    ("tokens", "DetokenizeRequest"): IDS,
     ("source_sentence", "SimilarityInput"): FULL_TEXT,
     ("sentences", "SimilarityInput"): TEXTS,
     ("texts", "RerankRequest"): _list_of(STRING),

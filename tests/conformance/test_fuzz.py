@@ -23,7 +23,7 @@ from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Outcome, Reply, Shot
 from conformance.fuzz.storm import Finding, Storm
-from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei, tokens
+from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
@@ -46,7 +46,7 @@ KINDS = [
     *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
     *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, ollama.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
     *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, predict.ClassifyRequest, predict.PredictTokensRequest),
-    *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest, tokens.DetokenizeRequest),
+    *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest),
 ]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from hybridtei import cli
 from hybridtei.checkpoint.files import embedded_model
-from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, Agreement, read_vectors
+from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, SAMPLES, Agreement, read_vectors
 from tests import tiny
 from tests.server.live import commanded
 
@@ -168,7 +168,7 @@ def test_what_holds_no_vectors_is_refused(answer: Any) -> None:
         read_vectors(answer)
 
 
-def test_agreement_in_live_texts_is_bounded_and_has_the_verdict_of_compare() -> None:
+def test_agreement_in_recorded_texts_is_bounded_and_has_the_verdict_of_compare() -> None:
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((3 * MAX_KEPT_TEXTS, 16))
     few, same, far, near = (Agreement() for _ in range(4))
@@ -191,3 +191,26 @@ def test_agreement_in_live_texts_is_bounded_and_has_the_verdict_of_compare() -> 
     near.add(rows[:MIN_TEXTS], rows[:MIN_TEXTS])
     near.of_other_widths()
     assert near.in_a_line() == "vectors of another width: embed again"
+
+
+def test_recorded_requests_are_replayed_on_both_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, wrong = write(tmp_path / "right"), tiny.change(write(tmp_path / "wrong"), other_weights)
+    bodies = [{"inputs": [text, f"{text} again"]} for text in SAMPLES]
+    entries = [{"path": "/embed", "body": json.dumps(body)} for body in bodies]  # as nginx logs a body
+    entries += [{"path": "/v1/embeddings", "body": {"input": SAMPLES[0], "encoding_format": "base64"}}, {"path": "/health", "body": ""}]
+    entries += [{"path": "/embed", "body": {"inputs": ""}}]  # refused by both
+    recorded = tmp_path / "access.jsonl"
+    recorded.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
+    with ExitStack() as stack:
+        a, b = of_commands(right, stack), of_commands(wrong, stack)
+        assert cli.main(["compare", a, a, "--from", str(recorded)]) == 0
+        seen = capsys.readouterr()
+        assert seen.out == "81 texts, cosine least 1.0000000, median 1.0000000, overlap@10 1.0000: keep the index\n"
+        assert "refused: 1" in seen.err
+        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 3
+        assert "embed again" in capsys.readouterr().out
+        recorded.write_text('{"path": "/embed"}')
+        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 1
+        assert "line 1" in capsys.readouterr().err

@@ -16,7 +16,7 @@ ROLES = ("infer", "search", "write", "manage")
 EVERYTHING = "everything"
 FILE = "".join(f"{role} roles={role}:key-{role}\n" for role in ROLES) + f"{EVERYTHING}:key-{EVERYTHING}\n"
 INFER = [
-    *(*POSTS, "/predict_tokens", "/detokenize", "/score", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/v1/classify"),
+    *(*POSTS, "/predict_tokens", "/score", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/v1/classify"),
     *("/v1/embed", "/v2/embed", "/api/embed", "/qdrant/inference", "/", "/m/small/embed"),
 ]
 ROUTES = [

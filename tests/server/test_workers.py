@@ -103,19 +103,6 @@ def test_answers_are_those_of_one_process(quick, hybrid):
     )  # /tokenize is not counted
 
 
-def test_each_worker_shadows_what_it_answers(quick, hybrid):
-    """The other server is asked for every text, and the account is one."""
-    with process([*FAKE, str(hybrid), "0", "2", f"shadow={quick[1]}", "shadow_rate=1"]) as running:
-        url = running.wait_ready()
-        for text in HARMLESS[:20]:
-            assert WEB.post(f"{url}/embed", json={"inputs": text}).status_code == 200
-        until(lambda: counted(url, "hybridtei_shadow_cosine_count") == 20)
-        assert counted(url, "hybridtei_shadow_sent_total") == 20
-        assert counted(url, "hybridtei_shadow_dropped_total") == 0
-        running.terminate()
-        assert running.wait() == 0
-
-
 def test_metrics_are_teis_and_the_same_from_every_worker(quick):
     _, url = quick
     for _ in range(4):

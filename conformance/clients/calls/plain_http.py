@@ -138,17 +138,6 @@ def jina_rerank(server: Server) -> None:
 
 
 @call
-def vllm_and_llama_cpp_tokens(server: Server) -> None:
-    (tokens,) = server.ask("/tokenize", {"inputs": TEXTS[0]}, alias=server.embed)
-    ids = [token["id"] for token in tokens]
-    vllm = server.ask("/tokenize", {"prompt": TEXTS[0], "model": server.embed})
-    assert (vllm["tokens"], vllm["count"]) == (ids, len(ids)), vllm
-    assert server.ask("/tokenize", {"content": TEXTS[0], "add_special": True}, alias=server.embed) == {"tokens": ids}
-    bare = server.ask("/tokenize", {"content": TEXTS[0]}, alias=server.embed)["tokens"]
-    assert server.ask("/detokenize", {"tokens": bare}, alias=server.embed)["content"].strip() == TEXTS[0]
-
-
-@call
 def vllm_classify_and_score(server: Server) -> None:
     answer = server.ask("/v1/classify", {"input": TEXTS, "model": server.classify})
     best = [group[0] for group in server.labels()]

@@ -127,23 +127,18 @@ class OllamaVersion(Struct, frozen=True):
     version: str
 
 
-class OllamaShowRequest(Struct, frozen=True, kw_only=True):
+class OllamaShowRequest(Struct, frozen=True):
     """`/api/show`."""
 
     model: ServedModel = None
-    verbose: Annotated[bool | None, Meta(description="Accepted and not looked at.")] = None
 
 
 class OllamaShowResponse(Struct, frozen=True):
-    """Answer of `/api/show`."""
+    """Facts of a model, by GGUF's keys."""
 
-    modelfile: str
-    parameters: str
-    template: str
     details: OllamaDetails
     model_info: dict[str, Any]
     capabilities: list[str]
-    modified_at: str
 
 
 STARTED_AT = datetime.now(UTC).isoformat()
@@ -163,15 +158,12 @@ async def version(scope: Any) -> Reply:
 
 
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
-    """`/api/show`: facts of a model, by GGUF's keys."""
-    spec, family = context.service.model.spec, context.service.model.spec.model_type
-    facts = {
-        "general.architecture": family,
-        f"{family}.context_length": context.service.reader.max_input_length,
-        f"{family}.embedding_length": spec.dense_width,
-    }
+    """`/api/show`: Open WebUI reads `capabilities`, other clients the context's length."""
+    spec, length = context.service.model.spec, context.service.reader.max_input_length
+    family = spec.model_type
+    sizes = {f"{family}.context_length": length, f"{family}.embedding_length": spec.dense_width}
     capabilities = ["embedding"] if spec.heads & EMBEDDINGS else []
-    return Reply(OllamaShowResponse("", "", "", _details(context), facts, capabilities, STARTED_AT))
+    return Reply(OllamaShowResponse(_details(context), {"general.architecture": family, **sizes}, capabilities))
 
 
 def _listed(context: Context) -> OllamaModel:

@@ -1,16 +1,15 @@
-"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours; and as DashScope's."""
+"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import HybridTeiError, InvalidInput, NoInputs, UnsupportedHead
+from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import (
@@ -27,8 +26,8 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
-from hybridtei.server.registry import EMBED, EMBED_HYBRID
-from hybridtei.server.routing import OpenAICompatErrorResponse, Route, row_of
+from hybridtei.server.registry import EMBED
+from hybridtei.server.routing import OpenAICompatErrorResponse, Route
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -302,86 +301,6 @@ def _as_it_is(row: Any) -> Any:
     return row
 
 
-class DashScopeInput(Struct, frozen=True):
-    """The texts of a request."""
-
-    texts: str | list[str]
-
-
-class DashScopeParameters(Struct, frozen=True, kw_only=True):
-    """What a request wants of its texts."""
-
-    dimension: Dimensions = None
-    output_type: Annotated[Literal["dense", "sparse", "dense&sparse"], Meta(description="Which vectors to give.")] = "dense"
-    text_type: Annotated[str | None, Meta(description="query and document matter to some models.")] = None
-    instruct: Annotated[str | None, Meta(description="Refused: here, prompts belong to models.")] = None
-
-
-class DashScopeRequest(Struct, frozen=True, kw_only=True):
-    """DashScope's `text-embedding`."""
-
-    input: DashScopeInput
-    model: ServedModel = None
-    parameters: DashScopeParameters = DashScopeParameters()
-
-
-class DashScopeResponse(Struct, frozen=True):
-    """Answer to DashScope's clients: in `output`, `embeddings` with `embedding` and `sparse_embedding` as asked for."""
-
-    request_id: str
-    output: dict[str, list[dict[str, Any]]]
-    usage: dict[str, int]
-
-
-class DashScopeError(Struct, frozen=True):
-    """Errors as DashScope's clients read them."""
-
-    takes_body_errors: ClassVar[bool] = False
-
-    code: str
-    message: str
-    request_id: str
-
-    @classmethod
-    def of(cls, error: Exception) -> tuple[int, Self]:
-        """(status, body)."""
-        row = row_of(error)
-        return row.status, cls(row.error_type, row.prefix + str(error), "")
-
-
-async def dashscope_embed(context: Context, request: DashScopeRequest) -> Reply:
-    """DashScope's `text-embedding`: dense vectors of unit length, sparse ones as index, value and token, or both."""
-    asked = request.parameters
-    texts = [request.input.texts] if isinstance(request.input.texts, str) else request.input.texts
-    with context.counting_failures():
-        if not texts:
-            raise NoInputs("`input.texts` cannot be empty")
-        if asked.instruct is not None:
-            raise InvalidInput("`parameters.instruct` is not taken: the model's own prompt of `text_type` is put before a text")
-    heads = frozenset(Head(name) for name in asked.output_type.split("&"))
-    side: InputType | None = "query" if asked.text_type == "query" else "document" if asked.text_type == "document" else None
-    task = Embed([*texts], heads, True, dimensions=asked.dimension, input_type=side)
-    pieces = context.service.tokenizer.pieces
-
-    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
-        items = [{"text_index": i, **_dashscope_vectors(answer, i, pieces)} for i in range(len(answer))]
-        used = {"total_tokens": usage.tokens}
-        return {"request_id": str(uuid.uuid4()), "output": {"embeddings": items}, "usage": used}
-
-    return await context.embed(task, Inputs([*texts], is_batch=True), write, field="input.texts")
-
-
-def _dashscope_vectors(answer: Embeddings, i: int, pieces: Pieces) -> dict[str, Any]:
-    vectors: dict[str, Any] = {}
-    if answer.dense is not None:
-        vectors["embedding"] = answer.dense[i]
-    if answer.sparse is not None:
-        indices, values = answer.sparse.row(i)
-        rows = zip(indices.tolist(), values, pieces(indices), strict=True)
-        vectors["sparse_embedding"] = [{"index": index, "value": value, "token": token} for index, value, token in rows]
-    return vectors
-
-
 OPENAI = Route(
     path="/v1/embeddings",
     handler=openai_embed,
@@ -393,16 +312,6 @@ OPENAI = Route(
     is_tei=True,
     needs_content_type=False,
 )
-DASHSCOPE = Route(
-    path="/services/embeddings/text-embedding/text-embedding",
-    handler=dashscope_embed,
-    request=DashScopeRequest,
-    response=DashScopeResponse,
-    summary="DashScope embeddings",
-    capability=EMBED_HYBRID,
-    error=DashScopeError,
-    needs_content_type=False,
-)
 CONTEXTUALIZED = replace(
     OPENAI,
     path="/v1/contextualizedembeddings",
@@ -412,4 +321,4 @@ CONTEXTUALIZED = replace(
     summary="Embeddings of documents' chunks",
     is_tei=False,
 )
-ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), CONTEXTUALIZED, DASHSCOPE)
+ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), CONTEXTUALIZED)

@@ -1,4 +1,4 @@
-"""Tokens as vLLM's and llama.cpp's clients ask for them: on TEI's path, told apart by their keys."""
+"""Tokens of texts, and texts of tokens: TEI's `/tokenize` and `/decode`."""
 
 from __future__ import annotations
 
@@ -19,60 +19,6 @@ from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.routing import Route
 from hybridtei.text.tokenizer import Token
-
-
-class VllmTokenizeRequest(Struct, frozen=True, kw_only=True):
-    """`/tokenize` with `prompt`, vLLM's."""
-
-    prompt: str
-    model: ServedModel = None
-    add_special_tokens: bool = True
-    return_token_strs: Annotated[bool | None, Meta(description="Also give each token's text.")] = None
-
-
-class VllmTokenizeResponse(Struct, frozen=True):
-    """Answer to `prompt`."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class LlamaTokenizeRequest(Struct, frozen=True, kw_only=True):
-    """`/tokenize` with `content`, llama.cpp's."""
-
-    content: str
-    model: ServedModel = None
-    add_special: bool = False
-    with_pieces: Annotated[bool, Meta(description="Give objects with each token's id and text.")] = False
-
-
-class LlamaPiece(Struct, frozen=True):
-    """A token."""
-
-    id: int
-    piece: str
-
-
-class LlamaTokenizeResponse(Struct, frozen=True):
-    """Answer to `content`."""
-
-    tokens: list[int] | list[LlamaPiece]
-
-
-class DetokenizeRequest(Struct, frozen=True, kw_only=True):
-    """`/detokenize`, vLLM's and llama.cpp's."""
-
-    tokens: list[Id]
-    model: ServedModel = None
-
-
-class DetokenizeResponse(Struct, frozen=True):
-    """The same text twice: vLLM's clients read `prompt`, llama.cpp's `content`."""
-
-    prompt: str
-    content: str
 
 
 ANSWER_BYTES = 200_000_000
@@ -138,76 +84,11 @@ def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any
         written.write(to_msgpack(make(item)))
 
 
-class MessagesRequest(Struct, frozen=True):
-    """`/tokenize` with `messages`, which is refused."""
-
-    messages: Raw
-
-
-@passes_on
-async def tokenize_by_fields(context: Context, body: bytes) -> Reply:
-    """`/tokenize`: `inputs` is TEI's, `prompt` vLLM's, `content` llama.cpp's."""
-    others = {"prompt": VllmTokenizeRequest, "content": LlamaTokenizeRequest, "messages": MessagesRequest}
-    request = decode_by_field(body, "inputs", TokenizeRequest, others)
-    if isinstance(request, VllmTokenizeRequest):
-        return await _vllm(context, request)
-    if isinstance(request, LlamaTokenizeRequest):
-        return await _llama(context, request)
-    if isinstance(request, MessagesRequest):
-        raise InvalidInput("`messages` need a chat's template, which models of this server have no use for; send `prompt`")
-    return await tokenize(context, request)
-
-
-async def detokenize(context: Context, request: DetokenizeRequest) -> Reply:
-    """`/detokenize`: special tokens are spelled out."""
-    with context.counting_failures():
-        if not request.tokens:
-            raise EmptyInput("`tokens` cannot be empty")
-        context.service.reader.check_ids(request.tokens, "tokens")
-        work = partial(context.service.tokenizer.text_of, request.tokens)
-        text = await context.service.aside(work)
-    return Reply({"prompt": text, "content": text})
-
-
-async def _vllm(context: Context, request: VllmTokenizeRequest) -> Reply:
-    def write(tokens: list[Token]) -> dict[str, Any]:
-        return {
-            "count": len(tokens),
-            "max_model_len": context.service.reader.max_input_length,
-            "tokens": [token.id for token in tokens],
-            "token_strs": [token.text for token in tokens] if request.return_token_strs else None,
-        }
-
-    return await _tokenize(context, request.prompt, write, add_special_tokens=request.add_special_tokens)
-
-
-async def _llama(context: Context, request: LlamaTokenizeRequest) -> Reply:
-    def write(tokens: list[Token]) -> dict[str, Any]:
-        return {"tokens": [{"id": token.id, "piece": token.text} if request.with_pieces else token.id for token in tokens]}
-
-    return await _tokenize(context, request.content, write, add_special_tokens=request.add_special)
-
-
-async def _tokenize(
-    context: Context, text: str, write: Callable[[list[Token]], dict[str, Any]], *, add_special_tokens: bool
-) -> Reply:
-    """The answer is written beside the event loop, too: a long text has many tokens."""
-
-    def work() -> Written:
-        read = context.service.reader.tokens
-        (tokens,) = read([text], add_special_tokens=add_special_tokens, prompt_name=None)
-        return Written(to_json(write(tokens)))
-
-    with context.counting_failures():
-        written = await context.service.aside(work)
-        return Reply(written, numbers=len(written.body) // BYTES_PER_NUMBER)
-
-
 ROUTES = (
     Route(
         path="/tokenize",
-        handler=tokenize_by_fields,
-        request=(TokenizeRequest,),
+        handler=tokenize,
+        request=TokenizeRequest,
         response=list[list[SimpleToken]],
         response_name="TokenizeResponse",
         summary="Tokens with their places",
@@ -223,13 +104,5 @@ ROUTES = (
         summary="Ids back to text",
         takes_permits=False,
         is_tei=True,
-    ),
-    Route(
-        path="/detokenize",
-        handler=detokenize,
-        request=DetokenizeRequest,
-        response=DetokenizeResponse,
-        summary="Ids back to text",
-        takes_permits=False,
     ),
 )

@@ -127,38 +127,6 @@ def test_openais_own_client_and_the_key():
             client.embeddings.create(model="any", input="one")
 
 
-DASHSCOPE = "/services/embeddings/text-embedding/text-embedding"
-
-
-def test_dashscope_gives_dense_and_sparse_of_one_pass(server):
-    texts = ["one two", "three"]
-    before = server.backend.forwards
-    body = {"model": "any", "input": {"texts": texts}, "parameters": {"output_type": "dense&sparse", "dimension": 4}}
-    whole = server.post(DASHSCOPE, body).json()
-    assert server.backend.forwards == before + 1
-    items = whole["output"]["embeddings"]
-    assert [item["text_index"] for item in items] == [0, 1]
-    assert [item["embedding"] for item in items] == server.post("/embed", {"inputs": texts, "dimensions": 4}).json()
-    sparse = [[{"index": one["index"], "value": one["value"]} for one in item["sparse_embedding"]] for item in items]
-    assert sparse == server.post("/embed_sparse", {"inputs": texts}).json()
-    assert all(one["token"] for item in items for one in item["sparse_embedding"])
-    assert whole["usage"]["total_tokens"] > 0
-    alone = server.post(DASHSCOPE, {"input": {"texts": "one"}, "parameters": {"output_type": "sparse"}}).json()
-    assert "embedding" not in alone["output"]["embeddings"][0]
-
-
-def test_dashscope_refuses_in_its_own_words(server):
-    for body, status, word in (
-        ({"input": {"texts": []}}, 400, "input.texts"),
-        ({"input": {"texts": ["x"] * 33}}, 422, "batch size 33"),
-        ({"input": {"texts": ["x"]}, "parameters": {"instruct": "y"}}, 422, "instruct"),
-    ):
-        answer = server.post(DASHSCOPE, body)
-        assert answer.status_code == status
-        assert word in answer.json()["message"]
-        assert answer.json()["code"]
-
-
 def test_sparse_vectors_by_token_id(server):
     asked = {"inputs": ["one two"], "outputs": ["sparse"]}
     (row,) = server.post("/embed_sparse", {"inputs": ["one two"]}).json()

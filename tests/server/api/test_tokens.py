@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` in the words of vLLM and llama.cpp."""
+"""Refusals of `/tokenize` and `/decode`, and the memory that long answers take."""
 
 from __future__ import annotations
 
@@ -20,46 +20,10 @@ from tests.engine import small
 TEXT = "one two three"
 
 
-def of_tei(server, **settings):
-    (tokens,) = server.post("/tokenize", {"inputs": TEXT, **settings}).json()
-    return tokens
-
-
-def test_vllms(server):
-    tokens = of_tei(server)
-    answer = server.post("/tokenize", {"model": "any", "prompt": TEXT}).json()
-    assert answer == {
-        "count": len(tokens),
-        "max_model_len": server.get("/info").json()["max_input_length"],
-        "tokens": [token["id"] for token in tokens],
-        "token_strs": None,
-    }
-    body = {"prompt": TEXT, "add_special_tokens": False, "return_token_strs": True}
-    assert server.post("/tokenize", body).json()["token_strs"] == TEXT.split()
-
-
-def test_llama_cpps(server):
-    bare, whole = of_tei(server, add_special_tokens=False), of_tei(server)
-    assert server.post("/tokenize", {"content": TEXT}).json() == {"tokens": [token["id"] for token in bare]}
-    pieces = server.post("/tokenize", {"content": TEXT, "add_special": True, "with_pieces": True}).json()["tokens"]
-    assert pieces == [{"id": token["id"], "piece": token["text"]} for token in whole]
-
-
-def test_back_again(server):
-    ids = server.post("/tokenize", {"content": TEXT}).json()["tokens"]
-    assert server.post("/detokenize", {"tokens": ids}).json() == {"prompt": TEXT, "content": TEXT}
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/tokenize", {"messages": [{"role": "user", "content": "one"}]}, 422, "`messages` need a chat's template"),
-        ("/tokenize", {"prompt": ""}, 400, "cannot be empty"),
-        ("/tokenize", {"prompt": 3}, 422, "prompt"),
-        ("/tokenize", {"model": "any"}, 422, "field `inputs`"),
-        ("/detokenize", {"tokens": []}, 400, "`tokens` cannot be empty"),
-        ("/detokenize", {"tokens": [10**6]}, 422, "holds the id 1000000"),
-        ("/detokenize", {"tokens": [5] * 70_000}, 422, "`tokens` must have less than 16000 ids. Given: 70000"),
+        ("/tokenize", {"prompt": TEXT}, 422, "field `inputs`"),
         ("/decode", {"ids": [[5], [5] * 70_000]}, 422, "`ids` must have less than 16000 ids. Given: 70000"),
     ],
 )
@@ -67,10 +31,6 @@ def test_refusals_name_the_field(server, path, body, status, message):
     response = server.post(path, body)
     assert response.status_code == status
     assert message in response.text
-
-
-def test_inputs_make_it_teis(server):
-    assert server.post("/tokenize", {"inputs": TEXT, "prompt": "two", "content": "three"}).json() == [of_tei(server)]
 
 
 @pytest.mark.parametrize("msgpack", [False, True])
