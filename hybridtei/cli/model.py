@@ -180,7 +180,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
             print(f"requests that one of the servers refused: {refused}", file=sys.stderr)
             verdict = agreement.in_a_line()
             if verdict is None:
-                raise UsageError(f"{arguments.recorded}: holds {agreement.texts} texts, too few for a verdict: give 40 different ones")
+                raise UsageError(
+                    f"{arguments.recorded}: holds {agreement.texts} texts, too few for a verdict: give 40 different ones"
+                )
             print(verdict)
             return 0 if agreement.keeps_index else EMBED_AGAIN
         report = compare(a, b)

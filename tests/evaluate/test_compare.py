@@ -193,13 +193,14 @@ def test_agreement_in_recorded_texts_is_bounded_and_has_the_verdict_of_compare()
     assert near.in_a_line() == "vectors of another width: embed again"
 
 
-def test_recorded_requests_are_replayed_on_both_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_requests_are_replayed_on_both_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right, wrong = write(tmp_path / "right"), tiny.change(write(tmp_path / "wrong"), other_weights)
     bodies = [{"inputs": [text, f"{text} again"]} for text in SAMPLES]
     entries = [{"path": "/embed", "body": json.dumps(body)} for body in bodies]  # as nginx logs a body
-    entries += [{"path": "/v1/embeddings", "body": {"input": SAMPLES[0], "encoding_format": "base64"}}, {"path": "/health", "body": ""}]
+    entries += [
+        {"path": "/v1/embeddings", "body": {"input": SAMPLES[0], "encoding_format": "base64"}},
+        {"path": "/health", "body": ""},
+    ]
     entries += [{"path": "/embed", "body": {"inputs": ""}}]  # refused by both
     recorded = tmp_path / "access.jsonl"
     recorded.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")

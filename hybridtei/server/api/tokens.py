@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
-from typing import Annotated, Any, TypeVar
-
-from msgspec import Meta, Raw, Struct
+from typing import Any, TypeVar
 
 from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
-from hybridtei.errors import EmptyInput, InvalidInput, NoInputs
-from hybridtei.observability.tracing import handler, passes_on
-from hybridtei.server.api.tei import DecodeRequest, Id, ServedModel, SimpleToken, TokenizeRequest, parse_ids
+from hybridtei.errors import EmptyInput, NoInputs
+from hybridtei.observability.tracing import handler
+from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.decoding import decode_by_field
 from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_json, to_msgpack
 from hybridtei.server.routing import Route
-from hybridtei.text.tokenizer import Token
-
 
 ANSWER_BYTES = 200_000_000
 
