@@ -181,7 +181,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             verdict = agreement.in_a_line()
             if verdict is None:
                 raise UsageError(
-                    f"{arguments.recorded}: holds {agreement.texts} texts, too few for a verdict: give 40 different ones"
+                    f"{arguments.recorded}: {agreement.texts} texts are too few for a verdict: give 40 different ones"
                 )
             print(verdict)
             return 0 if agreement.keeps_index else EMBED_AGAIN
