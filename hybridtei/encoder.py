@@ -195,7 +195,7 @@ class Encoder:
         """Return the documents, the best for the query first; ties in TEI's order, the last of them first.
 
         `instruction`: what a language model is to judge by, if it ranks. `weights`: of dense, sparse and multi-vectors, where a
-        model ranks by these; also by name: "average", "mkqa", "mldr", "example".
+        model ranks by these; also by name: "m3", "m3-long", "m3-two".
         Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
         """
         documents = _listed("documents", documents)

@@ -11,7 +11,7 @@ import pytest
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, UnsupportedHead
-from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, rerank_task
+from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, preset, rerank_task
 from tests import tiny, vocabulary
 from tests.sampled import sampled
 
@@ -46,11 +46,11 @@ def expected(encoder: Encoder, query: str, document: str, weights: Weights) -> f
     "weights",
     sampled(
         [None, *PRESETS, Weights(0, 0, 1), Weights(0, 2, 0), Weights(1, 0, 0), Weights(1, 0.3, 0)],
-        [None, "mkqa", Weights(1, 0.3, 0)],
+        [None, "m3", Weights(1, 0.3, 0)],
     ),
 )
 def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: Weights | str | None) -> None:
-    shares = weights if isinstance(weights, Weights) else PRESETS[weights or "average"]
+    shares = weights if isinstance(weights, Weights) else Weights() if weights is None else preset(weights)
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
     wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
     np.testing.assert_allclose([one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0)
@@ -79,7 +79,7 @@ def test_the_query_is_read_once_however_many_parts(encoder: Encoder, monkeypatch
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ("nobody's", "known: average, mkqa, mldr, example"),
+        ("nobody's", "known: m3, m3-long, m3-two"),
         (Weights(0, 0, 0), "at least 0"),
         (Weights(-1, 1, 1), "at least 0"),
         (Weights(float("nan"), 1, 1), "at least 0"),
@@ -119,7 +119,7 @@ def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
     model = Encoder.load(str(folder))
     declared, same = model.rerank(QUERY, DOCUMENTS), model.rerank(QUERY, DOCUMENTS, weights=Weights(0.25, 0.05, 1.0))
     assert declared == same
-    assert declared != model.rerank(QUERY, DOCUMENTS, weights="average")
+    assert declared != model.rerank(QUERY, DOCUMENTS, weights=Weights())
 
 
 def test_declared_shares_that_make_no_sense_are_refused(tmp_path) -> None:

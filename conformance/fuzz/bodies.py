@@ -181,7 +181,7 @@ def rerank(draw: Random) -> Any:
         "raw_scores": draw.random() < 0.5,
         "return_text": draw.random() < 0.5,
         "instruction": text(draw),
-        "weights": draw.choice(("average", "mkqa", {"dense": 0.5, "sparse": draw.uniform(-1, 2)})),
+        "weights": draw.choice(("m3", "m3-long", {"dense": 0.5, "sparse": draw.uniform(-1, 2)})),
     }
     return {"query": text(draw), "texts": texts(draw, 12), **some(draw, options)}
 
@@ -258,7 +258,7 @@ def anything(draw: Random) -> Any:
 
 def search(draw: Random) -> Any:
     options = {
-        "mode": draw.choice((*OUTPUTS, "zscore", "rrf", "dbsf", "weighted")),
+        "mode": draw.choice((*OUTPUTS, "zscore", "rrf", "weighted")),
         "limit": draw.choice((0, 1, 10, 1000)),
         "offset": draw.choice((0, 3, 1000)),
         "prefetch_limit": draw.choice((0, 1, 100)),

@@ -17,7 +17,7 @@ from hybridtei.store import MAX_LIMIT
 if TYPE_CHECKING:
     from qdrant_client import models
 
-Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "dbsf", "weighted"]
+Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RERANKED = 1_000
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
@@ -92,7 +92,7 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     """How to search, for the library.
 
     `mode`: by default zscore where the collection has several kinds of vectors, or rrf where `k` is named; else the one it has.
-    `legs`: the representations that take part in zscore, rrf, dbsf or weighted, in this order; by default dense and sparse as
+    `legs`: the representations that take part in zscore, rrf or weighted, in this order; by default dense and sparse as
     far as the query has them, and multivector too in zscore, or where `weighted` weighs it. Each brings `prefetch_limit`
     candidates, or as many as the page needs; in zscore a multivector only scores those of the others. `weights` belong to
     legs: by name, in order, or a preset's name (`tasks.rerank.PRESETS`); a weight of 0 leaves a leg out. `k`: Qdrant's RRF

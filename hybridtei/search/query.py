@@ -23,7 +23,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.search.options import SearchOptions
 from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, PointId, Selector, selector
-from hybridtei.tasks.rerank import PRESETS
+from hybridtei.tasks.rerank import PRESETS, preset
 
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
 MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each with each point: 1,600 took it 5 s for 5,420 points
@@ -175,8 +175,6 @@ def legs_of(
     weights: Mapping[str, float] | Sequence[float] | str | None,
 ) -> tuple[list[str], list[float] | None]:
     """(legs, their weights or None), without legs whose weight is 0. Raises InvalidInput."""
-    if mode == "dbsf":
-        _refuse("mode 'dbsf', which cannot weigh", weights=weights)
     if legs is None:
         takes_all = mode == "zscore" or (mode == "weighted" and _weighs_multivector(weights))
         names = NAMES if takes_all else (DENSE, SPARSE)
@@ -198,7 +196,7 @@ def legs_of(
 
 def _weighs_multivector(weights: Mapping[str, float] | Sequence[float] | str | None) -> bool:
     if isinstance(weights, str):
-        return weights in PRESETS
+        return preset(weights) is not None
     if isinstance(weights, Mapping):
         return MULTIVECTOR in weights
     return weights is not None and len(weights) == len(NAMES)
@@ -210,9 +208,10 @@ def _is_empty(vector: Any) -> bool:
 
 def _weights_of(legs: Sequence[str], weights: Mapping[str, float] | Sequence[float] | str) -> list[float]:
     if isinstance(weights, str):
-        if weights not in PRESETS:
+        named = preset(weights)
+        if named is None:
             raise InvalidInput(f"`weights` are {weights!r}, presets are {', '.join(PRESETS)}")
-        weights = PRESETS[weights].by_name
+        weights = named.by_name
     if isinstance(weights, Mapping):
         unknown = sorted(set(weights) - set(NAMES))
         if unknown:
@@ -233,8 +232,6 @@ def _scored_by_each(
 
 
 def _fusion(vectors: Mapping[str, Any], mode: str, k: int | None, legs: Sequence[str], weights: Sequence[float] | None) -> Any:
-    if mode == "dbsf":
-        return models.FusionQuery(fusion=models.Fusion.DBSF)
     if mode == "rrf":
         if k is not None and not 1 <= k <= 1_000_000:
             raise InvalidInput(f"`k` is {k}, should be between 1 and 1000000")

@@ -229,7 +229,7 @@ def _nearest(query: Plain, request: Plain) -> Any:
 
 _QUERIES: dict[str, Callable[[Plain, Plain], Any]] = {
     "nearest": _nearest,
-    "fusion": lambda query, _: edge.Fusion.Dbsf() if query["fusion"] == "dbsf" else edge.Fusion.Rrf(DEFAULT_K),
+    "fusion": lambda query, _: edge.Fusion.Rrf(DEFAULT_K),
     "rrf": lambda query, _: edge.Fusion.Rrf(query["rrf"].get("k", DEFAULT_K), query["rrf"].get("weights")),
     "formula": lambda query, _: edge.Formula(expression_of(query["formula"]), query.get("defaults") or {}),
     "order_by": lambda query, _: order_of(query["order_by"]),

@@ -34,7 +34,7 @@ _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
 DEFAULT_LIMIT = 10
 ALONE = (
     "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they are no leg of "
-    "`mode` multivector, rrf, dbsf or weighted; search in mode zscore, or with `rescore`"
+    "`mode` multivector, rrf or weighted; search in mode zscore, or with `rescore`"
 )
 
 

@@ -135,18 +135,20 @@ class Weights:
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
 
-# Of `/rerank` and `/search`. BGE-M3's default, and what its authors took for each collection; "example" is the model card's.
-# Multi-vector scores are means over the query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: of two kinds.
+# Of `/rerank` and `/search`, after BGE-M3's authors. Multi-vector scores are means over the query's vectors. `m3`: passages.
+# `m3-long`: long documents. `m3-two`: of two kinds.
 PRESETS: Mapping[str, Weights] = {
-    "average": Weights(),
-    "mkqa": Weights(1.0, 0.3, 1.0),
-    "mldr": Weights(0.15, 0.5, 0.35),
-    "example": Weights(0.4, 0.2, 0.4),
     "m3": Weights(1.0, 0.3, 1.0),
     "m3-long": Weights(0.15, 0.5, 0.35),
     "m3-two": Weights(1.0, 0.3, 0.0),
 }
+OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1; they go with the next release
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+
+
+def preset(name: str) -> Weights | None:
+    """Return the shares of this name, or None."""
+    return PRESETS.get(OLDER_NAMES.get(name, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class RerankByVectors(_Question):
 
     @property
     def _weights(self) -> Weights:
-        return PRESETS.get(self.weights, Weights()) if isinstance(self.weights, str) else self.weights or Weights()
+        return (preset(self.weights) if isinstance(self.weights, str) else self.weights) or Weights()
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -181,7 +183,7 @@ class RerankByVectors(_Question):
         """Raises UnsupportedHead, in TEI's words, or InvalidInput."""
         if not _has_vectors(spec):
             raise UnsupportedHead("model is not a re-ranker model")
-        if isinstance(self.weights, str) and self.weights not in PRESETS:
+        if isinstance(self.weights, str) and preset(self.weights) is None:
             raise InvalidInput(f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind")
         shares = {head: self._weights.share(head) for head in VECTORS}
         if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:

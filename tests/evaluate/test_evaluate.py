@@ -77,7 +77,7 @@ def test_a_document_stands_where_its_best_chunk_does():
     ("has", "names"),
     [
         (frozenset({Head.DENSE}), ["dense"]),
-        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "dbsf", "weighted", "zscore"]),
+        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "weighted", "zscore"]),
         (frozenset({Head.MULTIVECTOR}), ["multivector, all"]),
     ],
 )

@@ -67,18 +67,6 @@ def rrf(rankings: Sequence[Ranking], *, k: int = DEFAULT_K, weights: Sequence[fl
     return _fuse(rankings, [part(ranking.scores, weight) for ranking, weight in zip(rankings, weighing, strict=True)])
 
 
-def dbsf(rankings: Sequence[Ranking]) -> Fused:
-    """Distribution-based score fusion: each list's mean ± 3 sample deviations becomes 0…1, unclipped; without spread 0.5."""
-
-    def part(scores: Scores) -> Scores:
-        deviation = _deviation(scores)
-        if deviation == 0:
-            return np.full(len(scores), 0.5)
-        return np.asarray((scores - scores.mean() + 3 * deviation) / (6 * deviation))
-
-    return _fuse(rankings, [part(ranking.scores) for ranking in rankings])
-
-
 def weighted_sum(rankings: Sequence[Ranking], weights: Sequence[float] | None = None) -> Fused:
     """The sum of weight × score; a list that lacks a point adds 0, so let every list hold every candidate."""
     return _weighted(rankings, weights, lambda scores: scores)

@@ -20,7 +20,7 @@ from hybridtei.search.local import query_model
 from hybridtei.search.searcher import Searcher
 from hybridtei.store import CollectionPlan
 from hybridtei.store.embedded import EmbeddedStore
-from tests.search.fusion import Ranking, dbsf, rrf
+from tests.search.fusion import Ranking, rrf
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "cranfield"
 ALL = ("dense", "sparse", "multivector")
@@ -91,7 +91,7 @@ def exhaustive(encoder, judged, points):
         name: ndcg([np.argsort(-row, kind="stable") for row in scores], names, judged) for name, scores in single.items()
     }
     lists = [[cut(dense[q]), cut(sparse[q])] for q in range(len(dense))]
-    fused = {"rrf k=2": lambda pair: rrf(pair, k=2), "rrf k=61": lambda pair: rrf(pair, k=61), "dbsf": dbsf}
+    fused = {"rrf k=2": lambda pair: rrf(pair, k=2), "rrf k=61": lambda pair: rrf(pair, k=61)}
     for name, fuse in fused.items():
         figures[name] = ndcg([fuse(pair).ids for pair in lists], names, judged)
     candidates = [list({*pair[0].ids, *pair[1].ids}) for pair in lists]

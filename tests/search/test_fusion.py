@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import models
-from qdrant_client.hybrid.fusion import distribution_based_score_fusion, reciprocal_rank_fusion
+from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 
 from hybridtei.errors import InvalidInput
 from hybridtei.tasks.rerank import PRESETS
-from tests.search.fusion import Fused, Ranking, dbsf, min_max, rrf, weighted_sum, z_scores
+from tests.search.fusion import Fused, Ranking, min_max, rrf, weighted_sum, z_scores
 from tests.store.stores import TOLERANCE
 
 
@@ -31,7 +31,6 @@ def table(fused: Fused) -> dict[Any, float]:
     [
         (rrf([ABC, BD]), {"b": 0.8333, "a": 0.5, "d": 0.3333, "c": 0.25}),
         (rrf([ABC, BD], k=60, weights=[3, 1]), {"b": 0.033426, "a": 0.016854, "c": 0.016667, "d": 0.016393}),
-        (dbsf([ABC, BD]), {"b": 1.117851, "a": 0.666667, "d": 0.382149, "c": 0.333333}),
         (weighted_sum([ABC, BD], [1.0, 0.1]), {"b": 1.2, "a": 0.9, "d": 0.3, "c": 0.1}),
         (min_max([ABC, BD], [0.5, 0.5]), {"b": 0.75, "a": 0.5, "d": 0.0, "c": 0.0}),
         (z_scores([ABC, BD]), {"b": 0.7071, "a": 0.2929, "d": -1.7071, "c": -1.7071}),
@@ -44,7 +43,6 @@ def test_worked_numbers(fused: Fused, expected: dict[str, float]) -> None:
 
 def test_a_list_without_spread_says_nothing() -> None:
     flat = Ranking([1, 2, 3], np.full(3, 0.1))  # whose deviation is not quite 0 in binary
-    assert dbsf([flat]).scores.tolist() == [0.5] * 3
     assert z_scores([flat]).scores.tolist() == [0.0] * 3
     assert min_max([flat]).scores.tolist() == [1.0] * 3
 
@@ -82,19 +80,12 @@ def test_rrf_agrees_with_qdrants_own(lists: list[list[tuple[int, float]]], k: in
     assert table(rrf(given_lists, k=k, weights=weights)) == pytest.approx({p.id: p.score for p in theirs}, abs=TOLERANCE)
 
 
-@given(LISTS)
-def test_dbsf_agrees_with_qdrants_own(lists: list[list[tuple[int, float]]]) -> None:
-    given_lists = [each for each in rankings(lists) if len(each.scores) < 2 or np.ptp(each.scores) > 1e-3]
-    theirs = distribution_based_score_fusion(answers(given_lists), limit=100)
-    assert table(dbsf(given_lists)) == pytest.approx({p.id: p.score for p in theirs}, abs=1e-4)
-
-
 @given(LISTS, st.randoms())
 def test_order_is_by_score_then_best_rank_then_id(lists: list[list[tuple[int, float]]], random: Any) -> None:
     given_lists = rankings(lists)
     shuffled = given_lists.copy()
     random.shuffle(shuffled)
-    for fuse in (rrf, dbsf, weighted_sum, min_max, z_scores):
+    for fuse in (rrf, weighted_sum, min_max, z_scores):
         fused = fuse(given_lists)
         assert fuse(shuffled).ids == fused.ids
         best = {i: min(each.ids.index(i) for each in given_lists if i in each.ids) for i in fused.ids}
@@ -105,7 +96,7 @@ def test_order_is_by_score_then_best_rank_then_id(lists: list[list[tuple[int, fl
 @given(LISTS)
 def test_parts_explain_every_score(lists: list[list[tuple[int, float]]]) -> None:
     given_lists = rankings(lists)
-    for fuse in (rrf, dbsf, weighted_sum, min_max, z_scores):
+    for fuse in (rrf, weighted_sum, min_max, z_scores):
         fused = fuse(given_lists)
         np.testing.assert_allclose(fused.parts.sum(axis=1), fused.scores)
         for column, each in enumerate(given_lists):
@@ -131,7 +122,7 @@ def test_weights_are_one_a_list() -> None:
 
 
 def test_nothing_fused_is_nothing() -> None:
-    for fuse in (rrf, dbsf, weighted_sum, min_max, z_scores):
+    for fuse in (rrf, weighted_sum, min_max, z_scores):
         assert fuse([Ranking([], np.zeros(0))]).ids == []
         assert fuse([]).ids == []
 

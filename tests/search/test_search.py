@@ -349,7 +349,7 @@ def test_a_collection_of_many_equal_scores_is_found_in_one_order(encoder, tmp_pa
         await filled(encoder, store, texts=texts)
         searcher = Searcher(store, query_model(encoder, MODEL))
         found = {}
-        for mode in ("rrf", "dbsf", "weighted", "dense"):
+        for mode in ("rrf", "weighted", "dense"):
             options = SearchOptions(mode=mode, limit=7, k=61 if mode == "rrf" else None)
             hits = [(await searcher.search("papers", QUERY, options)).hits for _ in range(4)]
             assert all([(hit.id, hit.score) for hit in one] == [(hit.id, hit.score) for hit in hits[0]] for one in hits)

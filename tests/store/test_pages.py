@@ -22,7 +22,7 @@ from tests.store.stores import KINDS, SERVER, Asked, asked, embeddings, plan
 
 TEXTS, COPIES = 12, 9
 ASKED = embeddings(1, seed=7)
-MODES = ("dense", "sparse", "multivector", "rrf", "dbsf", "weighted")
+MODES = ("dense", "sparse", "multivector", "rrf", "weighted")
 
 
 def ids_of(count: int) -> list[int | str]:
@@ -68,7 +68,7 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, mode: str
         assert ids == sorted(ids, key=lambda one: (isinstance(one, str), one))
 
 
-@pytest.mark.parametrize("mode", ["dense", "weighted", "dbsf"])
+@pytest.mark.parametrize("mode", ["dense", "weighted"])
 def test_pages_of_ties_put_together_are_the_whole(stored: Asked, mode: str) -> None:
     whole = found(stored, mode=mode, limit=40)
     pages = [point for offset in range(0, 40, 5) for point in found(stored, mode=mode, limit=5, offset=offset)]

@@ -99,7 +99,6 @@ def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> 
         {"mode": "dense"},
         {"mode": "sparse"},
         {"mode": "rrf", "k": 61, "weights": (2.0, 1.0)},
-        {"mode": "dbsf"},
         {"mode": "weighted", "weights": "m3"},
         {"mode": "rrf", "rescore": "multivector"},
     ],

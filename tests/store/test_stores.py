@@ -34,7 +34,6 @@ MODES: list[dict[str, Any]] = [
     {"mode": "rrf"},
     {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
     {"mode": "rrf", "legs": ("dense", "sparse", "multivector")},
-    {"mode": "dbsf"},
     {"mode": "weighted", "weights": "m3"},
     {"mode": "weighted", "weights": (1.0, 0.3)},
     {"mode": "dense", "rescore": "multivector"},
@@ -98,8 +97,6 @@ def expected(asked_for: dict[str, Any], prefetch_limit: int) -> dict[Any, float]
         found = [first(truth(leg), prefetch_limit) for leg in legs]
         if mode == "rrf":
             fused = fusion.rrf(found, k=asked_for.get("k", 2), weights=list(weights.values()) if weights else None)
-        elif mode == "dbsf":
-            fused = fusion.dbsf(found)
         else:
             weighing = PRESETS[weights].by_name if isinstance(weights, str) else dict(zip(legs, weights, strict=True))
             union = {given for ranking in found for given in ranking.ids}

@@ -53,7 +53,7 @@ MAX_RANK_FIELDS = 32  # each is looked up in each of thousands of documents, on 
 
 Shares = Annotated[
     str | RerankWeights | None,
-    Meta(description="Where a model ranks by its vectors: average, mkqa, mldr, example, or a share for each kind."),
+    Meta(description="Where a model ranks by its vectors: m3, m3-long, m3-two, or a share for each kind."),
 ]
 
 

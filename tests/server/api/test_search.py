@@ -196,7 +196,7 @@ def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec
         ({"collection": "papers", "query": " "}, 422, "`query` is empty"),
         ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
         ({"collection": "papers", "query": "one", "limit": 0}, 422, "`limit` is 0"),
-        ({"collection": "papers", "query": "one", "mode": "dbsf", "k": 2}, 422, "`k` means nothing"),
+        ({"collection": "papers", "query": "one", "mode": "dense", "k": 2}, 422, "`k` means nothing"),
         (
             {"collection": "papers", "query": "one", "filter": {"must": [{"key": "a", "range": {"gte": []}}]}},
             422,
