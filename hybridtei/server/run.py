@@ -62,7 +62,6 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._rpc = rpc
         self._reload = reload
-        self._heap = memory.Keeper()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,7 +96,6 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         memory.settle()  # modules and model live as long as the process
         if self.started and not self.should_exit:  # a signal may have come meanwhile
-            self._heap.start()
             self.announce()
 
     def announce(self) -> None:
@@ -113,7 +111,6 @@ class DrainingServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             end.cancel()
-            self._heap.stop()
 
     def _cut_off(self) -> None:
         connections = [*self.server_state.connections]

@@ -147,7 +147,6 @@ class Supervisor:
         self._permits = shared_memory(len(self._places))
         self._admission = Admission(service.config.max_concurrent_requests, self._permits, 0)
         self._workers: dict[int, _Worker] = {}
-        self._heap = memory.Keeper()
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -177,7 +176,6 @@ class Supervisor:
                 await self._metrics_port.stop()
             for task in self._tasks:
                 task.cancel()
-            self._heap.stop()
             await self.service.stop(STOP_SECONDS)
         if self.service.dead is not None:
             raise self.service.dead
@@ -227,7 +225,6 @@ class Supervisor:
     def _open(self) -> None:
         self._listening.listen(BACKLOG)
         memory.settle()
-        self._heap.start()
         for worker in self._workers.values():
             worker.serve()
         log.info("%d HTTP workers: processes %s", len(self._workers), [one.process.pid for one in self._workers.values()])

@@ -1,10 +1,8 @@
-"""Memory that the process has freed, given back to the operating system: what glibc would keep for later.
+"""How this process asks glibc for memory, and gives back what it freed: few heaps, and one trim after a model is loaded.
 
-What a large request took is free once it is answered, but glibc keeps most of it, in a heap for each of many threads: a server
-of 125 MB that had answered requests of 40,000 texts held 240 to 420 MB from then on, with 30 MB in use. So a thread looks now
-and then how much the process holds, and has glibc give back what is free once that has grown: 1 to 20 ms, and never for small
-requests. What then remains is gaps too small to give back, and the more heaps, the more of these: after 40,000 fuzzed requests
-five models held 85 MB more than at first with glibc's 8 heaps a core, and 5 MB with one a core.
+glibc keeps most of what was freed, in a heap for each of many threads. What then remains are gaps too small to give back, and
+the more heaps, the more of these: after 40,000 fuzzed requests five models held 85 MB more than at first with glibc's 8 heaps a
+core, and 5 MB with one a core.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
@@ -34,9 +32,6 @@ MAPPED = "MALLOC_MMAP_THRESHOLD_"  # glibc's variable for the size from which a 
 M_MMAP_THRESHOLD = -3
 MAPPED_BYTES = 4_000_000  # glibc raises its own bound to 32 MB: an answer that grows past that leaves a hole of its size behind
 HELD = Path("/proc/self/statm")
-LOOK_SECONDS = 10.0
-STEP_BYTES = 16_000_000  # that the process may hold above what it needs
-LONGEST_PAUSE = 32  # looks between two attempts
 
 COLLECTION = gc.get_threshold()  # as Python has it
 START_OBJECTS = 50_000  # made until garbage is looked for while a program starts
@@ -66,7 +61,7 @@ class Holder(Protocol):
 
 
 _holders: WeakSet[Holder] = WeakSet()
-_registering = threading.Lock()  # a set that grows while it is read raises an error, which would end the thread of `Keeper`
+_registering = threading.Lock()  # a set that grows while it is read raises an error
 
 
 def register(holder: Holder) -> None:
@@ -120,65 +115,3 @@ def with_limited_heaps(environment: Mapping[str, str]) -> dict[str, str]:
 def resident() -> int:
     """Bytes of physical memory that this process holds. Raises OSError where there is no such file: elsewhere than on Linux."""
     return int(HELD.read_text(encoding="ascii").split()[1]) * PAGESIZE
-
-
-class Upkeep:
-    """When to trim, from what is held at each look. Not thread-safe.
-
-    Memory that grew is trimmed at once. What then is still there may be in use by requests that run: it is tried again after
-    pauses that double; and after the longest of them, so much is what the process needs.
-    """
-
-    def __init__(self, held: Callable[[], int] = resident, give_back: Callable[[], None] = trim) -> None:
-        self._held = held
-        self._give_back = give_back
-        self._needed = self._after = held()
-        self._pause, self._passed = 1, 0
-
-    def look(self) -> bool:
-        """Look once; return whether memory was trimmed."""
-        now = self._held()
-        self._needed, self._after = min(self._needed, now), min(self._after, now)
-        if now - self._needed <= STEP_BYTES:
-            return False
-        if now - self._after > STEP_BYTES:
-            self._pause = 1
-        elif self._passed < self._pause:
-            self._passed += 1
-            return False
-        else:
-            self._pause *= 2
-        self._give_back()
-        self._after, self._passed = self._held(), 0
-        self._needed = self._after if self._pause > LONGEST_PAUSE else min(self._needed, self._after)
-        return True
-
-
-class Keeper:
-    """Trims the memory of this process, on its own thread, between `start` and `stop`."""
-
-    def __init__(self, seconds: float = LOOK_SECONDS) -> None:
-        self._seconds = seconds
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, where glibc can trim memory and Linux tells how much the process holds."""
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim  # noqa: B018 (only whether there is one)
-            self._thread = threading.Thread(target=self._run, args=(Upkeep(),), name="heap", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread; wait for at most one look."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self, upkeep: Upkeep) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                if upkeep.look():
-                    log.debug("gave freed memory back; %d MB are held", resident() // 1_000_000)
-            except OSError:  # no more handles, say: the next look will do
-                log.debug("could not see how much memory is held", exc_info=True)

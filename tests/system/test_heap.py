@@ -1,4 +1,4 @@
-"""`heap`: freed memory goes back to the operating system, soon after it grew, and is not asked for over and over in vain."""
+"""Few heaps, and memory that goes back to the operating system when it is asked for."""
 
 from __future__ import annotations
 
@@ -6,98 +6,15 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
-from itertools import pairwise
 from mmap import PAGESIZE
 
 import numpy as np
 import pytest
 
 from hybridtei.system import memory as heap
-from hybridtei.system.memory import LONGEST_PAUSE, STEP_BYTES, Keeper, Upkeep
 
-MB = 1_000_000
 GLIBC = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
 needs_glibc = pytest.mark.skipif(not GLIBC, reason="there is no malloc_trim here")
-
-
-class Process:
-    """Memory in use, and memory that is free but kept, which trimming gives back."""
-
-    def __init__(self, used: int) -> None:
-        self.used, self.kept, self.trims = used, 0, 0
-
-    def held(self) -> int:
-        return self.used + self.kept
-
-    def trim(self) -> None:
-        self.kept = 0
-        self.trims += 1
-
-    def upkeep(self) -> Upkeep:
-        return Upkeep(self.held, self.trim)
-
-
-def test_what_grew_is_given_back_at_the_next_look():
-    process = Process(100 * MB)
-    upkeep = process.upkeep()
-    for _ in range(5):
-        process.kept += STEP_BYTES + 1
-        assert upkeep.look()
-        assert process.held() == 100 * MB
-
-
-def test_a_process_that_does_not_grow_is_left_alone():
-    process = Process(100 * MB)
-    upkeep = process.upkeep()
-    for kept in (0, MB, STEP_BYTES, 5 * MB, STEP_BYTES) * 20:
-        process.kept = kept
-        assert not upkeep.look()
-    assert process.trims == 0
-
-
-def test_what_a_running_request_holds_is_given_back_after_it():
-    process = Process(100 * MB)
-    upkeep = process.upkeep()
-    process.used += 200 * MB  # while the request runs
-    assert upkeep.look()
-    process.used, process.kept = 100 * MB, 200 * MB  # answered: freed, and kept by the allocator
-    looks = [upkeep.look() for _ in range(3)]
-    assert any(looks)
-    assert process.held() == 100 * MB
-
-
-def test_memory_that_is_needed_is_asked_for_ever_more_seldom_and_then_no_more():
-    process = Process(100 * MB)
-    upkeep = process.upkeep()
-    process.used += 500 * MB  # another model, say
-    looks = [upkeep.look() for _ in range(20 * LONGEST_PAUSE)]
-    trims = [place for place, trimmed in enumerate(looks) if trimmed]
-    gaps = [later - earlier for earlier, later in pairwise(trims)]
-    assert gaps == sorted(gaps)
-    assert max(gaps) <= LONGEST_PAUSE + 1
-    assert len(trims) <= 8
-    assert not any(looks[len(looks) // 2 :])
-
-
-def test_after_growth_was_accepted_new_growth_is_given_back_still():
-    process = Process(100 * MB)
-    upkeep = process.upkeep()
-    process.used += 500 * MB
-    for _ in range(20 * LONGEST_PAUSE):
-        upkeep.look()
-    process.kept += STEP_BYTES + 1
-    assert upkeep.look()
-    assert process.held() == 600 * MB
-
-
-def test_a_model_that_is_unloaded_lowers_what_is_needed():
-    process = Process(600 * MB)
-    upkeep = process.upkeep()
-    process.used = 100 * MB
-    assert not upkeep.look()
-    process.kept += STEP_BYTES + 1
-    assert upkeep.look()
 
 
 THREADS = """
@@ -171,11 +88,6 @@ def pages_held(block: int) -> int:
     return sum(page & 1 for page in told)
 
 
-def keepers() -> int:
-    """Threads that look after memory, those of servers that other tests run included."""
-    return [thread.name for thread in threading.enumerate()].count("heap")
-
-
 @needs_glibc
 def test_holders_free_what_they_keep_and_one_that_fails_stops_no_other() -> None:
     class Counting:
@@ -197,31 +109,6 @@ def test_holders_free_what_they_keep_and_one_that_fails_stops_no_other() -> None
     del holder, holders[0]
     heap.trim()
     assert [holder.calls for holder in holders] == [2, 2]
-
-
-def test_a_keeper_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch):
-    looked = threading.Event()
-    monkeypatch.setattr(Upkeep, "look", lambda _self: bool(looked.set()))
-    keeper, others = Keeper(seconds=0.001), keepers()
-    keeper.start()
-    assert looked.wait(120)
-    assert keepers() == others + 1
-    keeper.stop()
-    assert keepers() == others
-
-
-def test_a_keeper_that_never_started_may_be_stopped():
-    keeper, others = Keeper(), keepers()
-    keeper.stop()
-    assert keepers() == others
-
-
-def test_where_nobody_tells_what_is_held_no_thread_runs(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    monkeypatch.setattr(heap, "HELD", tmp_path / "statm")
-    keeper, others = Keeper(), keepers()
-    keeper.start()
-    assert keepers() == others
-    keeper.stop()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
