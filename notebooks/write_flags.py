@@ -39,7 +39,7 @@ def page() -> str:
     for name, parser in parsers.items():
         taken = [kind for kind in SETTINGS if _takes(parser, kind)]
         common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {"hf_api_token"}
-        own = [action for action in parser._actions if action.dest not in {*common, "help"}]
+        own = [one for one in parser._actions if one.dest not in {*common, "help"} and one.help != argparse.SUPPRESS]
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hybridtei.cli.flags import add_flags, boolean_flags, from_flags, group_of, is_set, outdated
+from hybridtei.cli.flags import RETIRED, add_flags, add_retired, boolean_flags, from_flags, group_of, is_set, outdated
 from hybridtei.cli.serve import address
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, fields_of
 from hybridtei.errors import UsageError
@@ -223,6 +223,16 @@ def test_the_older_name_of_the_token():
         (warning,) = outdated(parsed(*arguments), environment)
         assert warning == f"{source} is deprecated: use --hf-token or HF_TOKEN"
     assert outdated(parsed("--hf-token", "hf_x"), {}) == []
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_a_flag_or_variable_that_is_gone_says_what_to_use(name):
+    parser = argparse.ArgumentParser()
+    add_retired(parser)
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag], [flag, "http://old:8080"]):
+        assert outdated(vars(parser.parse_args(words)), {}) == [f"{flag} is gone: {RETIRED[name]}"]
+    assert outdated(vars(parser.parse_args([])), {name.upper(): "1"}) == [f"{name.upper()} is gone: {RETIRED[name]}"]
 
 
 @pytest.mark.parametrize(

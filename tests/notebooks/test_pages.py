@@ -132,9 +132,7 @@ def test_the_readme_is_short():
 
 def test_every_metavar_is_a_unit_of_its_flag_and_no_help_is_reversed():
     parsers = write_flags.command_parsers()
-    shares = [
-        action for parser in parsers.values() for action in parser._actions if action.dest in ("memory_fraction", "shadow_rate")
-    ]
+    shares = [action for parser in parsers.values() for action in parser._actions if action.dest == "memory_fraction"]
     assert {action.metavar for action in shares} == {"SHARE"}
     negated = [
         action

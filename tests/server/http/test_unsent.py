@@ -93,7 +93,6 @@ def test_answers_that_carry_stored_texts_are_weighed_by_their_bytes(tmp_path):
         ("/search", {"collection": "papers", "query": "one two"}),
         ("/rerank", {"query": "one", "texts": ["two " * 50_000], "return_text": True}),
         ("/rerank", {"query": "one", "documents": [{"text": "two", "long": "x" * 200_000}], "return_documents": True}),
-        ("/tokenize", {"content": "a " * 7_900, "with_pieces": True}),
     ],
 )
 def test_long_texts_are_packed_beside_the_event_loop(path, body, tmp_path, monkeypatch):
