@@ -138,7 +138,7 @@ def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> No
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     (folder / "model.safetensors").unlink()
     assert isinstance(backend_of(folder), TorchBackend)
-    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: there are no weights in safetensors"):
+    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: its weights .* were saved by torch before 1.6"):
         backend_of(folder, backend="ort")
 
 

@@ -214,10 +214,6 @@ async def _reachable(store: Store, name: str) -> CollectionSchema | None:
 
 def _remote(options: IngestOptions, store: StoreConfig) -> RemoteEmbedder | None:
     if options.url is None:
-        if options.engine == "ray":
-            from hybridtei.on_ray.ingest import check
-
-            check(options.ray_workers)
         return None
     if options.engine == "ray":
         raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")

@@ -18,7 +18,7 @@ from hybridtei.server.http.body import BodyError, SchemaError
 from hybridtei.server.routing import TABLE, ErrorResponse, OpenAICompatErrorResponse, row_of
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
-OURS = {"NotFound": 404, "Forbidden": 403}  # of several models, which TEI does not know
+OURS = {"NotFound": 404, "Forbidden": 403, "Unauthorized": 401}  # of several models and of keys, which TEI does not know
 TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
 STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
