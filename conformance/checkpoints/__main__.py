@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="print only what is not right, and the shares")
     options = parser.parse_args(argv)
     wanted = {name: case for name, case in CASES.items() if name.startswith(tuple(options.only.split(",")))}
-    quieten()
     rows = read_rows(options.out)
     done = {row["case"] for row in rows}
     for name, case in tqdm(wanted.items(), unit="case", disable=None):
@@ -142,4 +141,5 @@ def quieten() -> None:
 
 
 if __name__ == "__main__":
+    quieten()
     sys.exit(main())
