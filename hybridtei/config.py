@@ -59,14 +59,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             description="GPUs to run on, such as 0,1: a replica on each; 0,0: two on one; all: on every [default: the first]."
         ),
     ] = None
-    cuda_graphs: Annotated[
-        bool,
-        Meta(description="Launch small batches at once, as CUDA graphs, where attention allows; without a GPU of no effect."),
-    ] = False
     torch_compile: Annotated[
-        Literal["auto", "true", "false"],
-        Meta(description="Compile, at start, what lies between the products of the torch backend's pass; auto: on a GPU."),
-    ] = "auto"
+        bool,
+        Meta(description="Compile the torch backend's passes at start, and on a GPU record small ones as CUDA graphs."),
+    ] = False
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from hybridtei.backends import tuning
-from hybridtei.backends.base import Accelerated, Backend, Measured
+from hybridtei.backends.base import Backend, Measured
 from hybridtei.backends.routed import Routed
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
@@ -102,8 +102,6 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         log.warning("%s: the first pass failed: %s", spec.folder, error)
         raise _unserved(spec, "needs more than the ids of a text of any length") from error
     memory.trim()
-    if isinstance(backend, Accelerated):
-        backend.accelerate()
     return LoadedModel(model, backend, budget)
 
 

@@ -58,15 +58,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Accelerated(Protocol):
-    """A backend that can become faster before it serves."""
-
-    def accelerate(self) -> None:
-        """Make what makes later passes faster. Called once a model is loaded and measured."""
-        ...
-
-
-@runtime_checkable
 class Measured(Protocol):
     """A backend whose passes are bounded by memory of its own."""
 
@@ -121,12 +112,6 @@ class Replicas:
         """See `Backend.enter_lane`: any lane may call any replica."""
         for replica in self.replicas:
             replica.backend.enter_lane(kind)
-
-    def accelerate(self) -> None:
-        """See `Accelerated`, of each that can."""
-        for replica in self.replicas:
-            if isinstance(replica.backend, Accelerated):
-                replica.backend.accelerate()
 
     def close(self) -> None:
         """Close all."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.backends.base import Accelerated, Backend, Measured
+from hybridtei.backends.base import Backend, Measured
 from hybridtei.batch import PackedBatch, gather_index, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
@@ -55,12 +55,6 @@ class Routed:
         """See `Backend.enter_lane`."""
         for one in self.routes:
             one.enter_lane(kind)
-
-    def accelerate(self) -> None:
-        """See `Accelerated`, of each that can."""
-        for one in self.routes:
-            if isinstance(one, Accelerated):
-                one.accelerate()
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """See `Measured`: both share what is free."""

@@ -70,7 +70,13 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
     if fault is not None:
         log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
     failure: LoadError | None = None
-    for choice in choices(config, spec):
+    able = choices(config, spec)
+    if config.torch_compile and able[0].name != "torch":
+        raise LoadError(
+            f"{spec.folder}: --torch-compile is for the torch backend, and the model runs on {able[0].name} here "
+            f"({able[0].why}): give --backend torch, or leave it out"
+        )
+    for choice in able:
         try:
             backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
         except LoadError as error:
@@ -238,16 +244,18 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
 
 
 def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
-    from hybridtei.backends.torch.acceleration import AccelerationOptions
-
-    acceleration = AccelerationOptions(graphs=config.cuda_graphs, compiled=config.torch_compile)
-    if dtype == "fp8":
-        from hybridtei.backends.torch.fp8 import open_fp8
-
-        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
     from hybridtei.backends.torch.backend import TorchBackend
+    from hybridtei.backends.torch.fp8 import open_fp8
 
-    return TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, acceleration=acceleration)
+    if dtype == "fp8":
+        backend = open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
+    else:
+        backend = TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+    if config.torch_compile:
+        from hybridtei.backends.torch.compiling import compile_trunk
+
+        compile_trunk(backend)
+    return backend
 
 
 def _devices(config: ModelConfig) -> list[str]:

@@ -202,13 +202,13 @@ def test_help_shows_defaults_and_variables(capsys):
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
     assert boolean_flags(ModelConfig, EngineConfig, ServerConfig) == {
         "--auto-truncate",
-        "--cuda-graphs",
         "--disable-spans",
         "--json-output",
         "--offline",
         "--only-tei-routes",
         "--table-under-load",
         "--split-large-batches",
+        "--torch-compile",
         "--trust-remote-code",
         "--use-default-prompt",
     }

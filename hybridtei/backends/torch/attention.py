@@ -29,8 +29,6 @@ HEAD_DIM_STEP = 8
 
 FLASH_3, TORCH_VARLEN = "flash-attn 3", "torch varlen_attn"
 PADDED, PER_SEQUENCE = "SDPA on padded groups", "SDPA per sequence"
-# Read where sequences end on the device, and wait for nothing: what they were asked once can be played again for other lengths.
-REPLAYED = frozenset({FLASH_3, TORCH_VARLEN})
 PREFERRED = (FLASH_3, TORCH_VARLEN, PADDED)
 MAJORS = {FLASH_3: (9, 9), TORCH_VARLEN: (8, 99)}  # of compute capability: Hopper's, and from Ampere's on
 

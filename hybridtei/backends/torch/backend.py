@@ -4,8 +4,6 @@ On a GPU a pass is staged, launched and waited for: while one thread waits for i
 for the next batch, has them copied on a stream beside the passes', and launches behind the first, so the device finds work
 when it is done. One thread launches at a time, and does nothing else then. What a pass holds is freed in the order of the
 stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read once the pass is over).
-
-What makes passes faster and takes time to make (`accelerate`) is made before texts are served: see `cuda_graphs`, `compiling`.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ import torch
 from torch import Tensor
 
 from hybridtei.backends.torch import memory
-from hybridtei.backends.torch.acceleration import Acceleration, AccelerationOptions
-from hybridtei.backends.torch.cuda_graphs import OFFSETS, Bucket, padded
 from hybridtei.backends.torch.heads import (
     ENTRIES,
     KEPT,
@@ -46,19 +42,18 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
+OFFSETS = "offsets"  # among a batch's integers: `cu_seqlens`
 BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A batch that is on the device once `arrived`. `integers`: all that travelled; `ids`: those that the trunk takes.
-    `bucket`: what the integers are padded to, if the pass may be played."""
+    """A batch that is on the device once `arrived`. `integers`: all that travelled; `ids`: those that the trunk takes."""
 
     batch: PackedBatch
     integers: Ids
     ids: Ids
     layout: PackedLayout
-    bucket: Bucket | None
     arrived: torch.cuda.Event | None
 
 
@@ -76,10 +71,8 @@ class TorchBackend:
         device: str = "cpu",
         trust_remote_code: bool = False,
         loaded: tuple[Trunk, HeadWeights] | None = None,
-        acceleration: AccelerationOptions | None = None,
     ) -> None:
-        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. `acceleration`: what
-        `accelerate` makes. Raises LoadError."""
+        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. Raises LoadError."""
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
@@ -100,7 +93,6 @@ class TorchBackend:
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._side = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.catch_up()
-        self.faster = Acceleration(self, acceleration or AccelerationOptions())
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Teams of threads cost more than they bring here, so `use_all_cores` changes nothing.
@@ -123,10 +115,6 @@ class TorchBackend:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 
-    def accelerate(self) -> None:
-        """Make what makes later passes faster. Once a model is loaded and measured."""
-        self.faster.begin()
-
     def catch_up(self) -> None:
         """Let passes wait for what the calling thread did on the device: weights, loaded or changed, are there first."""
         if self._stream is not None:
@@ -134,16 +122,13 @@ class TorchBackend:
 
     def close(self) -> None:
         """Give the weights back."""
-        self.faster.close()
         del self._trunk, self._heads
         self.make_room()
 
     def make_room(self) -> None:
-        """Give the device what torch only keeps for later, and what passes can do without."""
+        """Give the device what torch only keeps for later."""
         if self.device.type == "cuda":
-            with self.alone():
-                self._stream_done()
-                self.faster.forget()
+            self._stream_done()
             torch.cuda.empty_cache()
 
     def answers(self) -> bool:
@@ -151,7 +136,7 @@ class TorchBackend:
         if self.device.type != "cuda":
             return True
         try:
-            with self.alone():  # on our stream, after what failed, and not while it is being recorded
+            with self.alone():  # on our stream, after what failed
                 return float(torch.ones(1, device=self.device).sum()) == 1.0
         except RuntimeError:
             return False
@@ -166,7 +151,6 @@ class TorchBackend:
             return limit
         self.make_room()
         allowed = self._allow(fraction) // sharing
-        allowed -= self.faster.reserved(allowed, lambda tokens: self._peak(tokens, min(longest, tokens)))
         return memory.max_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
 
     @property
@@ -204,31 +188,26 @@ class TorchBackend:
     def stage(self, batch: PackedBatch, more: Mapping[str, Offsets]) -> Staged:
         """Everything that a pass reads, and that the host has to fill and copy. `more`: integers that heads ask for."""
         once = computed_once(batch) if self.shares_prefixes else None
-        graphs = self.faster.graphs if once is None else None
-        bucket = None if graphs is None else graphs.find(batch)
-        filled = batch if bucket is None else padded(batch, bucket)
         shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
         with self._beside():
-            integers = self._trunk.integers(filled)
-            there = to_device({**integers, OFFSETS: filled.cu_seqlens, **shared, **more}, self.device)
-            ids = {name: there[name][: len(batch.input_ids)] for name in integers}
-            layout = self._trunk.layout(batch, there[OFFSETS][: len(batch) + 1])
+            integers = self._trunk.integers(batch)
+            there = to_device({**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device)
+            ids = {name: there[name] for name in integers}
+            layout = self._trunk.layout(batch, there[OFFSETS])
             layout.stage()
             if once is not None:
                 layout.once, layout.prefix = (there["computed"], there["rows"]), batch.prefix
-            return Staged(batch, there, ids, layout, bucket, None if self._side is None else self._side.record_event())
+            return Staged(batch, there, ids, layout, None if self._side is None else self._side.record_event())
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:
         """What `compute` gives, launched and not waited for: no line of it may ask the device for a number, or copy one to it.
         Within `alone`."""
-        batch, ids, layout, graphs = staged.batch, staged.ids, staged.layout, self.faster.graphs
+        batch, ids, layout = staged.batch, staged.ids, staged.layout
         if self._stream is not None and staged.arrived is not None:
             self._stream.wait_event(staged.arrived)
         if layout.once is not None:
             kept, rows = layout.once
             hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[rows]
-        elif graphs is not None and staged.bucket is not None and staged.bucket in graphs:
-            hidden = graphs.play(staged.bucket, staged.integers)[: len(batch.input_ids)]
         else:
             hidden = self._trunk(batch, layout, ids)
         with self._counting:
@@ -251,12 +230,6 @@ class TorchBackend:
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
         with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):  # its device, too
             yield
-
-    @property
-    def stream(self) -> torch.cuda.Stream:
-        """What passes are launched on, on a GPU."""
-        assert self._stream is not None
-        return self._stream
 
     def _stream_done(self) -> None:
         if self._stream is not None:

@@ -1,185 +1,151 @@
-"""`torch.compile` of what lies between the products of a packed pass and its attention, before the model serves.
+"""`torch.compile` of a packed trunk, while the model is loaded: nothing is compiled once it serves.
 
-A pass is cut where a matrix product or attention is: those stay the kernels that were chosen for them. What is left are a few
-small functions, the same in every layer (add and norm, gated activation, norm and rotation, norm and quantisation in fp8), each
-of several operations that move the same numbers again and again. Each becomes one kernel, compiled once for any number of
-tokens. What was made is compared with the modules; whatever fails or differs leaves them there, with one line in the log.
+The traced module is compiled for any number of tokens. Attention stays outside, by the kernel that was chosen for the device:
+its shapes follow the lengths of texts. So each layer is compiled code, then attention.
 
-Off unless on a GPU: on a CPU nearly all time goes into products. What is ready is never compiled again: a batch that it has no
-code for (of one token) is computed as it was.
+A GPU computes a short text faster than its host launches the kernels one by one. There, a pass of at most SIZES[-1] tokens is
+filled up to one of SIZES and computed by `mode="reduce-overhead"`, which records compiled code as CUDA graphs and plays them.
+Torch keeps recordings by thread, and torch 2.11 only those of the thread that imported their module: one thread of this process
+makes and plays all.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-import operator
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor, fx, nn
-from torch.nn import functional
+from torch import Tensor, fx
+from torch.nn.functional import pad
 
-from hybridtei.backends.torch import fp8
 from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.memory import is_out_of_memory
+from hybridtei.backends.torch.memory import made_up
 from hybridtei.backends.torch.trunk import Ids, PackedTrunk
-from hybridtei.batch import PackedBatch
+from hybridtei.errors import LoadError
+
+if TYPE_CHECKING:
+    from hybridtei.backends.torch.backend import TorchBackend
 
 log = logging.getLogger(__name__)
 
-# How far states may be from those of the modules themselves, relative to the largest: another order of sums, fewer roundings.
+SIZES = (64, 128, 256, 512, 1024)  # tokens: each is recorded, and a smaller pass is filled up to the next
+CALLS_TO_RECORD = 3  # the first allocates, the second is recorded, the third is played
+# How far states may be from those of the module, relative to the largest: another order of sums, fewer roundings.
 NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1, "fp8": 0.3}
-# The same kernels on the same numbers: what differs is at most the order of a sum.
-SAME = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2, "fp8": 4e-2}
 MAX_LETTERS = 300  # of a reason; compilers add pages
-PRODUCTS = {functional.linear, functional.embedding, fp8.product, operator.matmul}
-VIEWS = {"split", "unflatten", "flatten", operator.getitem}
+NEEDS = "on a CPU torch needs a C++ compiler (g++, or another one in CXX), on a GPU Triton and gcc"
 
 Compiler = str | Callable[..., Any]
 
+_COMPILING = threading.Lock()  # a compiler waits for whole devices, which spoils what another model records meanwhile
+_RECORDER = ThreadPoolExecutor(1, "torch-compile")
 
-def compile_pass(
-    trunk: PackedTrunk, probes: Sequence[PackedBatch], *, dtype: str, compiler: Compiler = "inductor"
-) -> str | None:
-    """Put compiled functions into a trunk's passes; why not, or None. `probes`: batches to compile with and to compare on, at
-    least two, of several tokens each."""
+
+def compile_trunk(backend: TorchBackend, compiler: Compiler = "inductor") -> None:
+    """Have compiled code compute a backend's passes. `compiler`: a function or name, as `torch.compile` takes them, of
+    what compiles passes that are not recorded.
+
+    Raises LoadError if it cannot be made, or differs from the module.
+    """
+    trunk, folder = backend.trunk, backend.spec.folder
+    if not isinstance(trunk, PackedTrunk):
+        raise LoadError(
+            f"{folder}: --torch-compile is for families that run packed, and transformers' own modules run "
+            f"{backend.spec.model_type}: leave it out"
+        )
     began = time.monotonic()
     try:
-        with torch.inference_mode():
-            model, pieces = cut(trunk.model)
-            for piece in pieces:
-                piece.compile_with(compiler, len(probes[0].input_ids))
-            worst = _checked(trunk, model, probes, NEAR[dtype])
+        with _COMPILING, backend.alone():
+            compiled = CompiledPass(trunk.model, backend.device, compiler)
+            worst = float(np.max([_deviation(backend, trunk, compiled, tokens) for tokens in compiled.probes]))
     except Exception as error:  # compilers, and the libraries they call, each raise their own kinds
-        return _refused(error)
-    trunk.instead = _guarded(trunk, model)
-    log.info(
-        "torch.compile: %d functions in %.0f s; states differ by %.2g from those of the modules, relative to the largest",
-        *(len(pieces), time.monotonic() - began, worst),
-    )
-    return None
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LETTERS]
+        raise LoadError(f"{folder}: --torch-compile failed ({NEEDS}; else leave it out): {words}") from error
+    if not worst <= NEAR[backend.dtype]:  # NaN fails too, and is the largest to numpy
+        raise LoadError(
+            f"{folder}: --torch-compile made code whose states differ from the module's by {worst:.2g} of the largest, and "
+            f"{NEAR[backend.dtype]:.2g} is allowed in {backend.dtype}: leave it out"
+        )
+    trunk.compiled = compiled
+    log.info("torch.compile took %.0f s; states differ by %.2g of the largest", time.monotonic() - began, worst)
 
 
-class Piece(nn.Module):
-    """Operations of a pass between two products: rows float[t, ...] and parameters in, a tuple of tensors out."""
+class CompiledPass:
+    """The module's states, float[t, h], by compiled code. `probes`: tokens of the passes that compile and record all of it."""
 
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()
-        code = graph.python_code("self")
-        space: dict[str, Any] = dict(code.globals)
-        exec(code.src, space)  # a function of its own: torch keeps what it compiled by code object
-        self._function: Callable[..., Any] = space["forward"]
-        self._call = self._function
+    def __init__(self, model: fx.GraphModule, device: torch.device, compiler: Compiler) -> None:
+        self._device = device
+        self._sizes = SIZES if device.type == "cuda" else ()
+        self.probes = (SIZES[-1] + 1, *(self._sizes or SIZES[:1]))
+        if self._sizes:
+            _RECORDER.submit(importlib.import_module, "torch._inductor.cudagraph_trees").result()
+            own = fx.GraphModule(model, model.graph)  # torch keeps compiled code by function: two forms need two
+            self._small = torch.compile(own, dynamic=True, mode="reduce-overhead")
+        self._any_size = torch.compile(model, dynamic=True, backend=compiler)
 
-    def forward(self, *tensors: Tensor) -> Any:
-        return self._call(None, *tensors)
+    def __call__(self, ids: Ids, layout: PackedLayout) -> Tensor:
+        count = len(ids["input_ids"])
+        size = None if layout.once is not None else next((size for size in self._sizes if count <= size), None)
+        if size is not None:
+            return _RECORDER.submit(self._play, ids, layout, size, torch.cuda.current_stream(self._device)).result()
+        with _one_thread():
+            found: Tensor = self._any_size(filled(ids, max(count, 2)), Outside(layout))  # for a size of 1 torch compiles anew
+        return found[:count]
 
-    def compile_with(self, compiler: Compiler, tokens: int) -> None:
-        """Compile at the first call, which is of so many tokens."""
-        made = torch.compile(self._function, fullgraph=True, backend=compiler)
-
-        def first(none: None, *tensors: Tensor) -> Any:
-            for rows in tensors:
-                if rows.shape[0] == tokens:
-                    torch._dynamo.mark_dynamic(rows, 0)
-            out = made(none, *tensors)
-            self._call = torch._dynamo.run(self._function)  # uses what was compiled, and compiles no more
-            return out
-
-        self._call = first
-
-
-def cut(model: fx.GraphModule) -> tuple[fx.GraphModule, list[Piece]]:
-    """(the same pass with pieces in place of their operations, the pieces, each once however many layers have it)."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(model.graph, {}))
-    found, made = fx.GraphModule(model, graph), dict[Any, Piece]()
-    for run in _runs(found):
-        _replace(found, run, made)
-    found.recompile()
-    return found.eval(), [*made.values()]
+    def _play(self, ids: Ids, layout: PackedLayout, size: int, stream: torch.cuda.Stream) -> Tensor:
+        """A copy of the states: the next pass is played into the same memory."""
+        with torch.inference_mode(), torch.cuda.stream(stream), _one_thread():
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            found: Tensor = self._small(filled(ids, size), Outside(layout))
+            return found[: len(ids["input_ids"])].clone()
 
 
-def _runs(model: fx.GraphModule) -> list[list[fx.Node]]:
-    """Operations that follow each other without a product or attention between them, where that are two or more."""
-    runs: list[list[fx.Node]] = [[]]
-    for node in model.graph.nodes:
-        if _stays(node):
-            runs.append([])
-        elif node.op != "get_attr":
-            runs[-1].append(node)
-    return [run for run in runs if sum(_cost(node) for node in run) > 1]
+class Outside:
+    """A layout whose attention is called between compiled parts."""
+
+    def __init__(self, layout: PackedLayout) -> None:
+        self._layout = layout
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **form: object) -> Tensor:
+        """See `PackedLayout.attend`. Rows behind those of the layout come out undefined."""
+        return self._layout.attend(q, k, v, **form)  # type: ignore[arg-type]
 
 
-def _cost(node: fx.Node) -> int:
-    """Kernels that an operation is, about."""
-    return 4 if node.target is fp8.quantised else int(node.target not in VIEWS)
+def filled(ids: Ids, size: int) -> Ids:
+    """A batch's integers with zeros behind them: tokens of no sequence, whose rows reach no other row."""
+    return {name: pad(values, (0, size - len(values))) for name, values in ids.items()}
 
 
-def _stays(node: fx.Node) -> bool:
-    """Whether an operation is none of a piece: a product, attention, the batch and what is read of it."""
-    if node.op in ("placeholder", "output", "call_module") or node.target in PRODUCTS:
-        return True
-    return any(isinstance(one, fx.Node) and one.op == "placeholder" for one in node.args)
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a lane: torch compiles anew for another number of threads."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _replace(model: fx.GraphModule, run: Sequence[fx.Node], made: dict[Any, Piece]) -> None:
-    inputs = [*dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in run)]
-    outputs = [node for node in run if any(user not in run for user in node.users)]
-    graph, names = fx.Graph(), dict[fx.Node, fx.Node]()
-    for place, one in enumerate(inputs):
-        names[one] = graph.placeholder(f"x{place}")
-    for place, node in enumerate(run):
-        arguments = fx.map_arg((node.args, node.kwargs), names.__getitem__)
-        names[node] = graph.create_node(node.op, node.target, *arguments, name=f"y{place}")
-    graph.output(tuple(names[node] for node in outputs))
-    key = tuple((node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes)
-    if key not in made:
-        made[key] = Piece(graph)
-        model.add_submodule(f"piece_{len(made)}", made[key])
-    name = f"piece_{[*made].index(key) + 1}"
-    with model.graph.inserting_after(run[-1]):
-        call = model.graph.call_module(name, tuple(inputs))
-    with model.graph.inserting_after(call):
-        parts = [model.graph.call_function(operator.getitem, (call, place)) for place in range(len(outputs))]
-    for node, part in zip(outputs, parts, strict=True):
-        node.replace_all_uses_with(part)
-    for node in reversed(run):
-        model.graph.erase_node(node)
-
-
-def _checked(trunk: PackedTrunk, model: fx.GraphModule, probes: Sequence[PackedBatch], tolerance: float) -> float:
-    """How far states are from those of the modules. Raises whatever the compiler does; RuntimeError if too far."""
-    worst = 0.0
-    for probe in probes:
-        ids, layout = trunk.place(probe), trunk.layout(probe)
-        worst = max(worst, deviation(model(ids, layout), trunk.model(ids, layout)))
-        if not worst <= tolerance:  # NaN fails too
-            raise RuntimeError(f"what it made differs by {worst:.2g} from the modules, relative to the largest state")
-    return worst
-
-
-def _guarded(trunk: PackedTrunk, model: fx.GraphModule) -> Callable[[Ids, PackedLayout], Tensor]:
-    def guarded(ids: Ids, layout: PackedLayout) -> Tensor:
-        try:
-            return model(ids, layout)  # type: ignore[no-any-return]
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            trunk.instead = None
-            _refused(error)
-            return trunk.run(ids, layout)
-
-    return guarded
-
-
-def _refused(error: Exception) -> str:
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    reason = words if len(words) <= MAX_LETTERS else f"{words[:MAX_LETTERS]} …"
-    log.warning("torch.compile: the modules serve on: %s", reason)
-    return reason
+def _deviation(backend: TorchBackend, trunk: PackedTrunk, compiled: CompiledPass, tokens: int) -> float:
+    """`deviation` of compiled states from the module's, of a batch of so many tokens."""
+    longest = min(tokens, backend.spec.max_input_length)
+    batch = made_up(backend.spec, tokens // longest * [longest] + ([tokens % longest] if tokens % longest else []))
+    ids, layout = trunk.place(batch), trunk.layout(batch)
+    calls = CALLS_TO_RECORD if backend.device.type == "cuda" else 1
+    *_, found = (compiled(ids, layout) for _ in range(calls))
+    return deviation(found, trunk.model(ids, layout))
 
 
 def deviation(found: Tensor, expected: Tensor) -> float:

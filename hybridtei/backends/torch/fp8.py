@@ -21,7 +21,6 @@ from hybridtei.errors import LoadError
 
 if TYPE_CHECKING:
     from hybridtei.backends.fidelity import Guard
-    from hybridtei.backends.torch.acceleration import AccelerationOptions
     from hybridtei.backends.torch.backend import TorchBackend
     from hybridtei.checkpoint.spec import ModelSpec
 
@@ -56,7 +55,7 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 
 def to_eight_bits(model: fx.GraphModule) -> int:
     """Quantise every matrix whose shape allows it, and the rows that it is multiplied with, as operations of their own, so that
-    `compiling` can put them into what makes the rows. How many matrices were found."""
+    `torch.compile` can put them into what makes the rows. How many matrices were found."""
     graph, made = model.graph, dict[str, torch.dtype]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":
@@ -92,7 +91,6 @@ def open_fp8(
     device: str,
     trust_remote_code: bool = False,
     guard: Guard | None = None,
-    acceleration: AccelerationOptions | None = None,
 ) -> TorchBackend:
     """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
     from hybridtei.backends.fidelity import Guard
@@ -101,9 +99,7 @@ def open_fp8(
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
-    backend = TorchBackend(
-        spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code, acceleration=acceleration
-    )
+    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code)
     return judged(backend, guard or Guard())
 
 

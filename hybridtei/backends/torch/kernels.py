@@ -35,14 +35,12 @@ if TYPE_CHECKING:
 class Sequences:
     """`lengths`: tokens of each. `seen`: of each only so many tokens from the first on are keys; None: all are.
 
-    `offsets`: where each begins and the last ends, integers [n+1] on the device. `bound`: what kernels are told instead of the
-    length of the longest, where that may be more in another batch of the same shapes.
+    `offsets`: where each begins and the last ends, integers [n+1] on the device.
     """
 
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
-    bound: int | None = None
     masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)  # of groups, made for all layers
 
     @property
@@ -52,8 +50,8 @@ class Sequences:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest sequence, or a bound on them."""
-        return max(self.lengths) if self.bound is None else self.bound
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
 
     @cached_property
     def offsets_int32(self) -> Tensor:

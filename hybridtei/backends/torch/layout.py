@@ -87,10 +87,10 @@ TOKENS_A_LAUNCH = 16  # that a thread of a GPU adds up while its host launches a
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty but for `attend`. `unseen[n]`: tokens at their ends that none
+    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none
     attends to. To collapse is x: float[t, ...], one row a token -> float[n, ...], one row a sequence.
 
-    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again. `bound`: see `Sequences`.
+    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
     `once`: where the `prefix` is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows
     of the tokens that are computed; the rest takes rows of all.
     """
@@ -103,13 +103,12 @@ class PackedLayout:
         *,
         kernel: Kernel = per_sequence,
         offsets: Tensor | None = None,
-        bound: int | None = None,
     ) -> None:
         self.cu_seqlens = cu_seqlens
         self.lengths: list[int] = np.diff(cu_seqlens).tolist()
         offsets = torch.as_tensor(cu_seqlens, device=device) if offsets is None else offsets
         seen: list[int] | None = None if unseen is None else (np.diff(cu_seqlens) - unseen).tolist()
-        self._sequences = Sequences(self.lengths, offsets, seen, bound)
+        self._sequences = Sequences(self.lengths, offsets, seen)
         self._kernel = kernel
         self.once: tuple[Tensor, Tensor] | None = None
         self.prefix = 0

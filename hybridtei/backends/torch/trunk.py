@@ -31,14 +31,12 @@ Pass = Callable[[Ids, PackedLayout], Tensor]
 
 
 class PackedTrunk:
-    """`kernel` computes attention; `instead` computes passes once something faster than the module is made.
+    """`kernel` computes attention; `compiled` computes passes instead of the module once it is made, see `compiling`.
 
-    `padded`: a batch costs n * max_seqlen tokens. `packs`: passes can be compiled and recorded, since no shape in them but
-    attention's follows the lengths of texts. `causal`: no token sees a later one, and prefixes can be computed once.
+    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token sees a later one, and prefixes can be computed once.
     `attention`: what computes it, and why.
     """
 
-    packs = True
     padded = False
 
     def __init__(
@@ -53,7 +51,7 @@ class PackedTrunk:
     ) -> None:
         """`forms`: what layers ask of attention. `words`: the table of word embeddings in `model`, where a head reads it."""
         self.model = model
-        self.instead: Pass | None = None
+        self.compiled: Pass | None = None
         self.forms = forms
         self.causal = all(form.causal for form in forms)
         self.dtype = dtype
@@ -62,18 +60,13 @@ class PackedTrunk:
         self._words = words
         self.kernel: Kernel
         if any(form.has_bias for form in forms):
-            self.packs = False
             self.attention, self.kernel = Choice("SDPA per sequence", "scores have a bias"), per_sequence
         else:
             self.attention, self.kernel = kernel_for(forms, dtype, device)
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
-        return self.run(ids, layout)
-
-    def run(self, ids: Ids, layout: PackedLayout) -> Tensor:
-        """Last hidden states float[t, h], by the fastest way there is."""
-        hidden: Tensor = (self.instead or self.model)(ids, layout)
+        hidden: Tensor = (self.compiled or self.model)(ids, layout)
         return hidden
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
@@ -85,9 +78,9 @@ class PackedTrunk:
             integers["adapter_ids"] = 0 * batch.input_ids if batch.adapter_ids is None else batch.adapter_ids
         return integers
 
-    def layout(self, batch: PackedBatch, offsets: Tensor | None = None, *, bound: int | None = None) -> PackedLayout:
-        """Of a batch, with this trunk's attention. `offsets`, `bound`: see `PackedLayout`."""
-        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets, bound=bound)
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
+        """Of a batch, with this trunk's attention. `offsets`: see `PackedLayout`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets)
 
     def place(self, batch: PackedBatch) -> dict[str, Tensor]:
         """A batch's integers on the device."""
@@ -103,7 +96,6 @@ class PaddedTrunk:
     """See `PackedTrunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
     on its neighbours."""
 
-    packs = False
     causal = False
     attention = Choice("transformers' own", "there is no file of the family")
 

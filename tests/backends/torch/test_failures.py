@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from hybridtei.backends.torch.acceleration import AccelerationOptions
 from hybridtei.backends.torch.backend import TorchBackend
+from hybridtei.backends.torch.compiling import compile_trunk
 from hybridtei.backends.torch.memory import is_out_of_memory
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -197,16 +197,14 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
     spec = read_spec(hybrid)
-    backend, roomy = (
-        TorchBackend(spec, dtype="float16", device="cuda", acceleration=AccelerationOptions(graphs=True)) for _ in range(2)
-    )
+    backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda") for _ in range(2))
+    compile_trunk(backend)
     asked = batch(backend, [64] * 4096)
     expected, before = roomy.forward(asked), backend.forwards
     roomy.close()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (16 << 20)) / total)
     try:
-        backend.accelerate()
         found = backend.forward(asked)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -118,21 +118,6 @@ def test_each_library_leaves_out_tokens_that_nobody_sees(kernel: Kernel, window:
     torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 5, 30])
-def test_a_bound_is_told_instead_of_the_longest(window: int | None) -> None:
-    told: list[tuple[int, int]] = []
-
-    def call(q, k, v, asked):
-        told.append(asked.longest)
-        return q
-
-    q, k, v = textbook.drawn(textbook.LENGTHS)
-    given = textbook.sequences(textbook.LENGTHS)
-    given.bound = 64
-    varlen(call)(q, k, v, given, scale=0.7, window=window, causal=False)
-    assert told == [(64, 64)]
-
-
 @given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))
 def test_a_window_is_told_as_keys_before_and_after(window: int | None, causal: bool, longest: int) -> None:
     before, after = window_of(window, causal, longest)

@@ -118,7 +118,7 @@ def launched(
         trunk: Any = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
-        if kernel is not None and trunk.packs:
+        if kernel is not None and not any(form.has_bias for form in trunk.forms):
             trunk.kernel = kernel
         staged = backend.stage(batch, asked.integers)
         replace_copies(monkeypatch, copy_while_launching)

@@ -54,7 +54,7 @@ def test_eight_bits_take_the_joined_matrix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", sorted(tiny.FAMILIES.keys() - tiny.BIASED))
 def test_no_pass_waits_for_the_device_midway(tmp_path: Path, model_type: str) -> None:
-    """What reads a number off a tensor makes a host wait for all that it launched, and cannot be recorded as a graph."""
+    """What reads a number off a tensor makes a host wait for all that it launched, and `torch.compile` cut its code there."""
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
     batch = pack([Encoding(np.arange(5, 5 + length)) for length in (5, 9)], frozenset(), backend.spec.positions)
     layout, placed = backend.trunk.layout(batch), backend.trunk.place(batch)
