@@ -23,10 +23,11 @@ SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 Commands = Any  # argparse does not name what `add_subparsers` gives
 BOOLEANS = {"true": True, "false": False}
 # Flags and variables of 0.1 that are gone -> what does their work. They are accepted with this warning, and do nothing.
-RETIRED: Mapping[str, str] = dict.fromkeys(
-    ("shadow", "shadow_rate", "shadow_api_key"),
-    "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`",
-)
+MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
+RETIRED: Mapping[str, str] = {
+    **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
+    "cuda_graphs": "--torch-compile records passes of at most 1,024 tokens on a GPU",
+}
 SEEN = "flags_seen"  # attribute of a namespace: the flags read so far
 
 
