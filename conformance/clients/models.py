@@ -20,6 +20,7 @@ START_SECONDS = 120
 STOP_SECONDS = 20
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+RANGES = "ranges.npz"  # of a tiny model's folder: what int8 is measured by
 PROMPTS = {"query": "boka ", "passage": "duna "}
 
 
@@ -35,7 +36,11 @@ def tiny(folder: Path, alias: str) -> Path:
     home = folder / alias
     if alias == "hybrid":
         write.write_m3(home)
+        write.write_modules(home, pooling="mean", normalize=True)  # which chunks of a document need
         write.write_json(home / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
+        import numpy as np
+
+        np.savez(home / RANGES, dense=np.outer([-0.5, 0.5], np.ones(write.HIDDEN)).astype(np.float32))
     elif alias == "tagger":
         numbered = dict(enumerate(TAGS))
         names = {"id2label": numbered, "label2id": {name: number for number, name in numbered.items()}}
@@ -45,12 +50,18 @@ def tiny(folder: Path, alias: str) -> Path:
     return home
 
 
+def table(alias: str, model: str) -> str:
+    """A model of `--models`."""
+    ranges = Path(model) / RANGES
+    more = f"quantization_ranges = {json.dumps(str(ranges))}\n" if ranges.exists() else ""
+    return f"[[model]]\nmodel_id = {json.dumps(model)}\nalias = {json.dumps(alias)}\n{more}"
+
+
 @contextmanager
 def serving(models: Mapping[str, str], scratch: Path, *, grpc: bool) -> Iterator[tuple[str, str | None]]:
     """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises StartError."""
     listed = scratch / f"{'-'.join(models)}.toml"
-    tables = [f"[[model]]\nmodel_id = {json.dumps(model)}\nalias = {json.dumps(alias)}\n" for alias, model in models.items()]
-    listed.write_text("\n".join(tables))
+    listed.write_text("\n".join(table(alias, model) for alias, model in models.items()))
     port, grpc_port = free_port(), free_port()
     more = ["--grpc-port", str(grpc_port)] if grpc else []
     command = [sys.executable, "-m", "hybridtei", "serve", "--models", str(listed), "--hostname", "127.0.0.1"]

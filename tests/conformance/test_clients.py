@@ -1,4 +1,4 @@
-"""`conformance/clients`: what needs no packages of others is run as it is; else how calls are compared, environments kept."""
+"""`conformance/clients`: the clients of the extra `dev`, and how calls are compared and environments kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from tests.server.live import ROOT, serving
+from tests.server.live import ROOT, commanded, serving
 
 CLIENTS = ROOT / "conformance" / "clients"
 
@@ -30,6 +31,7 @@ def module(path: Path) -> ModuleType:
 
 harness = module(CLIENTS / "calls" / "harness.py")
 environments = module(CLIENTS / "environments.py")
+models = module(CLIENTS / "models.py")
 
 
 def run(*flags: str) -> tuple[int, str, list[dict]]:
@@ -48,6 +50,31 @@ def test_requests_as_their_sources_send_them():
     assert "dify_tei_rerank" in told["passed"]
     assert f"{len(told['passed'])} passed, 0 failed" in table
     assert status == 0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What scripts are told of a server with the four tiny models."""
+    folder = tmp_path_factory.mktemp("clients")
+    listed, told = folder / "models.toml", folder / "server.json"
+    roles = {"embed": "hybrid", "rerank": "reranker", "classify": "classifier", "tag": "tagger"}
+    listed.write_text("\n".join(models.table(alias, str(models.tiny(folder, alias))) for alias in roles.values()))
+    with commanded("--models", str(listed), "--offline") as url:
+        told.write_text(json.dumps({"url": url, **roles, "grpc": {}}))
+        yield told
+
+
+@pytest.mark.parametrize(
+    "script", ["baseten", "cohere_sdk", "hugging_face", "infinity", "openai_sdk", "tei_client_http", "voyage", "plain_http"]
+)
+def test_every_call_of_a_client_that_is_installed_here(script: str, fleet: Path):
+    command = [sys.executable, "-W", "ignore", str(CLIENTS / "calls" / f"{script}.py"), str(fleet)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, told["failed"], told["skipped"]) == (0, {}, {})
+    assert told["passed"]
 
 
 def test_a_server_that_answers_wrongly_is_found_out():

@@ -36,6 +36,14 @@ def rerank(server: Server) -> None:
 
 
 @call
+def rerank_without_texts(server: Server) -> None:
+    answer = client(server.url).rerank(QUERY, TEXTS)
+    wanted = pairs(server.ranks(), "index", "score")
+    same(sorted(pairs(answer.data, "index", "score")), sorted(wanted))
+    assert [item.text for item in answer.data] == [None] * len(TEXTS)
+
+
+@call
 def classify(server: Server) -> None:
     answer = client(server.url).classify(TEXTS)
     same(

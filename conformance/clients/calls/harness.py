@@ -111,6 +111,11 @@ def pairs(items: Iterable[Any], *names: str) -> list[list[Any]]:
     return [[item[name] if isinstance(item, dict) else getattr(item, name) for name in names] for item in items]
 
 
+def bits(numbers: Iterable[float]) -> int:
+    """Eight numbers as the byte of their signs, the first the highest."""
+    return int("".join("1" if number > 0 else "0" for number in numbers), 2)
+
+
 def refused(work: Callable[[], Any], *words: str) -> None:
     """Raises AssertionError unless `work` fails with all of these words."""
     try:

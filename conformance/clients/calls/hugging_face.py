@@ -56,14 +56,15 @@ def text_classification_with_top_k_and_function(server: Server) -> None:
 
 @call
 def token_classification(server: Server) -> None:
-    found = client(server.at(server.tag)).token_classification(TEXTS[0], aggregation_strategy="simple")
-    body = {"inputs": [TEXTS[0]], "aggregation_strategy": "simple"}
-    (wanted,) = server.ask("/predict_tokens", body, alias=server.tag)
-    assert wanted, "the tagger found nothing to compare"
-    same(
-        [[item.word, item.start, item.end, {item.entity_group: item.score}] for item in found],
-        [[item["token"], item["start"], item["end"], item["results"]] for item in wanted],
-    )
+    for strategy in ("simple", "first", "average", "max"):
+        found = client(server.at(server.tag)).token_classification(TEXTS[0], aggregation_strategy=strategy)
+        body = {"inputs": [TEXTS[0]], "aggregation_strategy": strategy}
+        (wanted,) = server.ask("/predict_tokens", body, alias=server.tag)
+        assert wanted, f"the tagger found nothing to compare by {strategy}"
+        same(
+            [[item.word, item.start, item.end, {item.entity_group: item.score}] for item in found],
+            [[item["token"], item["start"], item["end"], item["results"]] for item in wanted],
+        )
 
 
 @call

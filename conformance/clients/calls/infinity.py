@@ -55,6 +55,7 @@ def classify_texts(server: Server) -> None:
 def models_with_stats(server: Server) -> None:
     found = models.sync(client=client(server)).data
     assert {server.embed, server.rerank} <= {item.id for item in found}
+    assert all(item.backend for item in found)
 
 
 @call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from harness import QUERY, TEXTS, Server, call, main, pairs, same
+from harness import QUERY, TEXTS, Refused, Server, Skipped, bits, call, main, pairs, same
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -28,21 +28,57 @@ def embed_with_output_dimension(server: Server) -> None:
 
 
 @call
+def embed_queries(server: Server) -> None:
+    prompts = server.ask("/info", alias=server.embed)["hybridtei"]["prompts"]
+    wanted = server.vectors(prompt_name="query" if "query" in prompts else None)
+    for dtype in (None, "float"):
+        answer = client(server).embed(TEXTS, model=server.embed, input_type="query", output_dtype=dtype)
+        same(answer.embeddings, wanted)
+
+
+@call
 def embed_as_bits(server: Server) -> None:
-    found = client(server).embed(TEXTS, model=server.embed, output_dtype="ubinary").embeddings
-    same(found, [[_byte(row[at : at + 8]) for at in range(0, len(row), 8)] for row in server.vectors()])
+    packed = [[bits(row[at : at + 8]) for at in range(0, len(row), 8)] for row in server.vectors()]
+    same(client(server).embed(TEXTS, model=server.embed, output_dtype="ubinary").embeddings, packed)
+    signed = [[byte - 128 for byte in row] for row in packed]
+    same(client(server).embed(TEXTS, model=server.embed, output_dtype="binary").embeddings, signed)
 
 
-def _byte(numbers: list[float]) -> int:
-    return int("".join("1" if number > 0 else "0" for number in numbers), 2)
+@call
+def embed_as_bytes(server: Server) -> None:
+    for dtype in ("int8", "uint8"):
+        body = {"inputs": TEXTS, "outputs": ["dense"], "output_dtype": dtype}
+        try:
+            wanted = server.ask("/embed_hybrid", body, alias=server.embed)
+        except Refused as error:
+            raise Skipped(f"a model without quantization ranges: {error}") from None
+        found = client(server).embed(TEXTS, model=server.embed, output_dtype=dtype).embeddings
+        same(found, [row["dense"] for row in wanted])
 
 
 @call
 def contextualized_embed(server: Server) -> None:
-    (document,) = client(server).contextualized_embed([TEXTS], model=server.embed).results
-    (alone,) = client(server).contextualized_embed([TEXTS[:1]], model=server.embed).results
-    assert len(document.embeddings) == len(TEXTS)
-    assert document.embeddings[0] != alone.embeddings[0]
+    """Chunks are spans of their document, joined by spaces."""
+    ends = [sum(map(len, TEXTS[: place + 1])) + place for place in range(len(TEXTS))]
+    spans = [[end - len(text), end] for end, text in zip(ends, TEXTS, strict=True)]
+    documents = [{"text": " ".join(TEXTS), "spans": spans}, {"text": TEXTS[0], "spans": [[0, len(TEXTS[0])]]}]
+    for dtype in ("float", "ubinary"):
+        body = {"inputs": documents, "outputs": ["dense"], "dimensions": 8, "output_dtype": dtype}
+        wanted = server.ask("/embed_hybrid", body, alias=server.embed)
+        answer = client(server).contextualized_embed(
+            [TEXTS, TEXTS[:1]], model=server.embed, output_dtype=dtype, output_dimension=8
+        )
+        same([one.embeddings for one in answer.results], [[chunk["dense"] for chunk in row] for row in wanted])
+        assert answer.total_tokens > 2 * len(TEXTS)
+
+
+@call
+def contextualized_embed_of_queries(server: Server) -> None:
+    answer = client(server).contextualized_embed([[text] for text in TEXTS], model=server.embed, input_type="query")
+    prompt = server.ask("/info", alias=server.embed)["hybridtei"]["prompts"].get("query", "")
+    spans = [{"text": prompt + text, "spans": [[len(prompt), len(prompt + text)]]} for text in TEXTS]
+    wanted = server.ask("/embed_hybrid", {"inputs": spans, "outputs": ["dense"]}, alias=server.embed)
+    same([one.embeddings for one in answer.results], [[row[0]["dense"]] for row in wanted])
 
 
 @call

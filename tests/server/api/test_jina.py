@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine import small
+from tests.server.live import serving
 
 TEXTS = ["one two", "three"]
 
@@ -114,3 +115,29 @@ def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
     of_ours, foreign = (server.post("/v1/embeddings", {"input": [[small.IDS["one"], i]]}) for i in (last, last + 1))
     assert of_ours.status_code == 200
     assert f"holds the id {last + 1}, but the vocabulary ends at {last}." in foreign.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "status", "words"),
+    [
+        ([["one"], ["two", " "]], {}, 422, "`inputs[1][1]` is [3, 4], which holds no token"),
+        ([["one"], [""]], {}, 400, "`inputs[1]` cannot be empty"),
+        ([["one"], []], {}, 422, "length >= 1"),
+        ([["one"]], {"enable_auto_chunking": True}, 422, "`enable_auto_chunking` is true"),
+        ([["one"] * 8001] * 2, {}, 422, "`inputs` holds 16002 chunks > maximum allowed 16000"),
+        ([["one"]] * 33, {}, 422, "batch size 33 > maximum allowed batch size 32"),
+    ],
+)
+def test_chunks_that_cannot_be(server, inputs, more, status, words):
+    response = server.post("/v1/contextualizedembeddings", {"inputs": inputs, **more})
+    assert (response.status_code, words in response.text) == (status, True), response.text
+
+
+def test_models_without_a_mean_are_refused_by_name():
+    with serving(small.model_spec(pooling=("cls",))) as running:
+        for path, body in (
+            ("/v1/contextualizedembeddings", {"inputs": [TEXTS]}),
+            ("/v1/embeddings", {"input": TEXTS, "late_chunking": True}),
+        ):
+            response = running.post(path, body)
+            assert (response.status_code, "the model pools by cls" in response.text) == (424, True), response.text
