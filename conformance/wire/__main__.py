@@ -14,12 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from conformance.wire.case import Case, Clause, Profile, read_cases, read_clauses, read_profiles, uncovered
 from conformance.wire.judge import judged
 from conformance.wire.launch import OURS, launched
+
+AT_ONCE = 2  # servers: one starts while the other is asked
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,23 +46,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = {
             name: [case for case in cases if name in case.profiles and (arguments.only or "") in case.name] for name in names
         }
+        wanted = {name: mine for name, mine in wanted.items() if mine}
+        folders = {} if arguments.base_url else _written({profiles[name].model for name in wanted}, Path(folder))
         failures: dict[str, list[str]] = {}
-        for name, mine in wanted.items():
-            if mine:
-                failures |= _asked(arguments, name, profiles[name], mine, Path(folder))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for found in pool.map(lambda name: _asked(arguments, name, profiles[name], wanted[name], folders), wanted):
+                failures |= found
     whole = arguments.profile is None and arguments.only is None
     return _report(clauses, wanted, failures, uncovered(clauses, cases) if whole else [])
 
 
+def _written(models: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Model -> its folder. One after the other, since weights follow from a seed of the process."""
+    from conformance.wire.checkpoints import write
+
+    return {model: write(model, folder) for model in models}
+
+
 def _asked(
-    arguments: argparse.Namespace, name: str, profile: Profile, cases: Sequence[Case], folder: Path
+    arguments: argparse.Namespace, name: str, profile: Profile, cases: Sequence[Case], folders: Mapping[str, Path]
 ) -> dict[str, list[str]]:
     if arguments.base_url:
         return judged(arguments.base_url, name, profile, cases)
-    from conformance.wire.checkpoints import write
-
     try:
-        with launched(arguments.launch, profile, write(profile.model, folder)) as url:
+        with launched(arguments.launch, profile, folders[profile.model]) as url:
             return judged(url, name, profile, cases)
     except RuntimeError as error:
         return {f"{case.name} {name}": [str(error)] for case in cases}
