@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,11 @@ from typing import Any, TextIO
 from conformance.amplify.request import Request
 from conformance.fuzz import peer
 from conformance.fuzz.peer import Peer
-from conformance.fuzz.servers import free_port
 from conformance.fuzz.shot import Reply, Shot
+from conformance.processes import free_port, started
 from hybridtei.server.http.body import unfold
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS, STOP_SECONDS = 120.0, 40.0
 HANG_SECONDS = 60.0
 LARGEST_ANSWER = 2**31
 
@@ -100,27 +98,12 @@ def running(command: Sequence[str], *, port: int, rpc_port: int | None = None, l
     """A server until the block is left. `command`: with `{probe}` in the place of the descriptor. Raises RuntimeError."""
     peer.HANG_SECONDS = HANG_SECONDS
     ours, theirs = socket.socketpair()
-    with ours, log.open("wb") as output:
-        process = subprocess.Popen(
-            [word.format(probe=theirs.fileno()) for word in command],
-            pass_fds=[theirs.fileno()],
-            cwd=ROOT,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    filled = [word.format(probe=theirs.fileno()) for word in command]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables}
+    with ours, theirs, started(filled, port, log, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]):
         theirs.close()
-        try:
-            _wait(process, port, log)
-            with ours.makefile("rw") as lines:
-                yield Target(port, lines, rpc_port)
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        with ours.makefile("rw") as lines:
+            yield Target(port, lines, rpc_port)
 
 
 @contextmanager
@@ -140,15 +123,3 @@ def _rpc_port() -> int | None:
     except ImportError:
         return None
     return free_port()
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection((Target.host, port), 5).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise RuntimeError(f"no server after {START_SECONDS} s, or it ended:\n{log.read_text(errors='replace')[-3000:]}")

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120
-STOP_SECONDS = 20
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 RANGES = "ranges.npz"  # of a tiny model's folder: what int8 is measured by
 PROMPTS = {"query": "boka ", "passage": "duna "}
 
 
-class StartError(Exception):
-    """A server that did not start."""
-
-
 def tiny(folder: Path, alias: str) -> Path:
     """A seeded checkpoint that can do what the alias says."""
-    sys.path.insert(0, str(ROOT))
     from tests import tiny as write
 
     home = folder / alias
@@ -59,31 +51,18 @@ def table(alias: str, model: str) -> str:
 
 @contextmanager
 def serving(models: Mapping[str, str], scratch: Path, *, grpc: bool) -> Iterator[tuple[str, str | None]]:
-    """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises StartError."""
+    """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises RuntimeError."""
     listed = scratch / f"{'-'.join(models)}.toml"
     listed.write_text("\n".join(table(alias, model) for alias, model in models.items()))
     port, grpc_port = free_port(), free_port()
     more = ["--grpc-port", str(grpc_port)] if grpc else []
     command = [sys.executable, "-m", "hybridtei", "serve", "--models", str(listed), "--hostname", "127.0.0.1"]
-    log = scratch / f"{'-'.join(models)}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(port), *more], cwd=ROOT, env=_environment(), stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(process, url, log)
+    log, url = listed.with_suffix(".log"), f"http://127.0.0.1:{port}"
+    with started([*command, "--port", str(port), *more], port, log, cwd=ROOT, env=_environment()):
         missing = models.keys() - {item["id"] for item in _get(f"{url}/v1/models")["data"]}
         if missing:
-            raise StartError(f"{', '.join(missing)} not served:\n{log.read_text()[-2000:]}")
+            raise RuntimeError(f"{', '.join(missing)} not served:\n{log.read_text()[-2000:]}")
         yield url, f"127.0.0.1:{grpc_port}" if grpc else None
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -97,25 +76,9 @@ def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[di
         yield found
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def _environment() -> dict[str, str]:
     flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}  # of whoever runs this: not ours
     return {**{name: value for name, value in os.environ.items() if name not in flags}, "HF_HUB_OFFLINE": "1"}
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with DIRECT.open(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise StartError(f"no server after {START_SECONDS} s, or it ended:\n{log.read_text()[-2000:]}")
 
 
 def _get(url: str) -> Any:

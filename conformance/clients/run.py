@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import InstallError, environment
-from models import StartError, serving, single_grpc_servers, tiny
+from models import serving, single_grpc_servers, tiny
 
 CALLS = Path(__file__).parent / "calls"
 CLIENT_SECONDS = 300
@@ -67,7 +67,7 @@ def main() -> int:
                 path = Path(scratch) / "server.json"
                 path.write_text(json.dumps(told))
                 results = [_run(client, pythons, path, _vocabulary(arguments.venv)) for client in chosen]
-        except StartError as error:
+        except RuntimeError as error:
             print(f"Error: {error}", file=sys.stderr)
             return 1
     _print(results)

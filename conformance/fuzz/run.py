@@ -1,6 +1,6 @@
 """Fuzz the server: every route, every kind of model, whatever bytes; and between them requests whose answers may never change.
 
-    python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER] [--no-grpc]
+    python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER]
     python conformance/fuzz/run.py --base-url http://127.0.0.1:3000 --only hybrid [--requests N]    a server that runs
     python conformance/fuzz/run.py --cases                                                          the kept cases only
 
@@ -34,14 +34,13 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance.fuzz import cases, rpc  # noqa: E402 (run as a file, this package is not on the path)
+from conformance.fuzz import cases  # noqa: E402 (run as a file, this package is not on the path)
 from conformance.fuzz.servers import PLANS, Plan, Server, serving, write_model  # noqa: E402
 from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
 
 GROWTH_SHARE, GROWTH_MB = 0.05, 16.0  # by which the second half's low-water mark may be above the first's, whichever is more
 LOOKS = 60  # two a second; fewer say nothing about memory
 WARM_UP = 5  # one part in so many does not count
-RPC_SHARE = 50  # one gRPC call for so many requests
 KEPT = 200  # findings of a server whose bytes are written
 
 
@@ -51,7 +50,6 @@ class Result:
 
     server: Server
     tally: Tally
-    calls: Counter[str]
     findings: int
 
 
@@ -74,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", nargs="+", choices=[plan.name for plan in PLANS])
     parser.add_argument("--base-url", help="a server that runs, with the models of the one plan that --only names")
-    parser.add_argument("--pid", type=int, help="of that server, to watch its memory")
     parser.add_argument("--findings", default="fuzz-findings", help="folder for the bytes of findings")
-    parser.add_argument("--no-grpc", action="store_true")
     parser.add_argument("--cases", action="store_true", help="replay the kept cases, and send nothing else")
     return parser
 
@@ -95,15 +91,12 @@ def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespa
     before = server.pids()
     tally = asyncio.run(Storm(server, str(seed), 0 if arguments.cases else wanted, findings.add).run())
     cases.replay(server, findings.add)
-    calls: Counter[str] = Counter()
-    if server.grpc_port is not None and not arguments.no_grpc and not arguments.cases:
-        calls = rpc.storm(server, f"{seed}/{server.plan.name}", wanted // RPC_SHARE, findings.add)
     for reason in (*flatness(server), *strangers(server, before), *server.alarms()):
         findings.add(Finding(server.plan.name, (reason,), cases.NOTHING))
     line = f"{server.plan.name:10s} {tally.requests:7d} requests {tally.requests / max(tally.seconds, 0.001):6.0f}/s"
     valid = f"{tally.valid:6d} valid ({tally.exactly_equal} byte-equal)"
-    print(f"{line} {valid} {sum(calls.values()):5d} calls {findings.count} findings", flush=True)
-    return Result(server, tally, calls, findings.count)
+    print(f"{line} {valid} {findings.count} findings", flush=True)
+    return Result(server, tally, findings.count)
 
 
 class Findings:
@@ -151,11 +144,9 @@ def strangers(server: Server, pids: set[int]) -> list[str]:
 def _report(seed: int, results: Sequence[Result]) -> int:
     statuses: Counter[tuple[str, str]] = Counter()
     errors: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
     for result in results:
         statuses += result.tally.statuses
         errors += result.tally.errors
-        calls += result.calls
     print(_table(statuses))
     print("\n".join(f"  {count:6d} x 424 {message}" for message, count in errors.most_common(12)))
     by_status: Counter[str] = Counter()
@@ -167,7 +158,6 @@ def _report(seed: int, results: Sequence[Result]) -> int:
         "requests": sum(result.tally.requests for result in results),
         "valid": sum(result.tally.valid for result in results),
         "valid_byte_equal": sum(result.tally.exactly_equal for result in results),
-        "grpc_calls": dict(calls),
         "seconds": round(sum(result.tally.seconds for result in results)),
         "statuses": dict(sorted(by_status.items())),
         "memory_mb": {result.server.plan.name: _memory(result.server) for result in results},

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,16 +16,15 @@ from typing import Any
 
 import psutil
 
+from conformance.processes import free_port, started
 from hybridtei.server.http.body import DRAIN_FACTOR
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS, STOP_SECONDS = 180, 40
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 ALARM = re.compile(
     rb"Traceback \(most|CRITICAL|internal error:|unforeseen error|a batch of \d+ failed|never retrieved|never awaited"
     rb"|ended with status"
 )
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 KEY = "fuzz-key"
 
@@ -119,7 +115,6 @@ class Server:
     port: int
     process: subprocess.Popen[bytes] | None
     log: Path | None
-    grpc_port: int | None = None
     megabytes: list[float] = field(default_factory=list)
     _read: int = 0
 
@@ -174,7 +169,7 @@ def resident(process: psutil.Process) -> float:
 @contextmanager
 def serving(plan: Plan, models: Callable[[str], str], scratch: Path) -> Iterator[Server]:
     """A server of a plan, until the block is left. `models`: alias -> model id. Raises RuntimeError if it does not start."""
-    port, grpc_port = free_port(), free_port()
+    port = free_port()
     command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
     if len(plan.models) == 1:
         command += ["--model-id", models(plan.models[0])]
@@ -182,44 +177,13 @@ def serving(plan: Plan, models: Callable[[str], str], scratch: Path) -> Iterator
         listed = scratch / f"{plan.name}.toml"
         listed.write_text("\n".join(_table(name, models(name)) for name in plan.models))
         command += ["--models", str(listed)]
-    has_rpc = "--http-workers" not in plan.flags
-    command += ["--grpc-port", str(grpc_port)] if has_rpc else []
     environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_ID", "API_KEY", "PORT", "TASK")}
+    command += [flag.format(scratch=scratch) for flag in plan.flags]
     log = scratch / f"{plan.name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *(flag.format(scratch=scratch) for flag in plan.flags)],
-            cwd=ROOT,
-            env={**environment, **ONE_THREAD},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait(process, f"http://127.0.0.1:{port}/health", log)
-        yield Server(plan, "127.0.0.1", port, process, log, grpc_port if has_rpc else None)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with started(command, port, log, cwd=ROOT, env={**environment, **ONE_THREAD}) as process:
+        yield Server(plan, "127.0.0.1", port, process, log)
 
 
 def _table(name: str, model_id: str) -> str:
     pooling = 'pooling = "splade"\n' if name == "splade" else ""
     return f"[[model]]\nmodel_id = {json.dumps(model_id)}\nalias = {json.dumps(name)}\n{pooling}"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), DIRECT.open(url, timeout=5):
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"no server after {START_SECONDS} s, or it ended:\n{log.read_text()[-3000:]}")

@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -28,6 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from tqdm import tqdm
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from conformance.processes import free_port, started  # noqa: E402 (run as a file, this package is not on the path)
 
 Scores = NDArray[np.float32]
 BATCH = 16
@@ -189,23 +193,10 @@ def evaluate(client: httpx.Client, folder: Path) -> dict[str, float]:
 @contextlib.contextmanager
 def started_server() -> Iterator[str]:
     """A server with the embedded model on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            if process.poll() is not None:
-                sys.exit("the server ended at its start")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
+    port = free_port()
+    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
+    with TemporaryDirectory() as folder, started(command, port, Path(folder) / "log"):
+        yield f"http://127.0.0.1:{port}"
 
 
 def missed_marks(name: str, found: dict[str, float]) -> list[str]:

@@ -12,20 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
 from hybridtei.rpc import messages
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from conformance.processes import free_port, started  # noqa: E402 (run as a file, this package is not on the path)
 
 PROFILES: dict[str, tuple[str, list[str]]] = {
     "grpc.bert-mean": ("bert-mean", []),
@@ -45,33 +48,15 @@ Serve = Callable[[Path, Sequence[str]], AbstractContextManager[str]]  # (model, 
 @contextmanager
 def server(model: Path, flags: Sequence[str]) -> Iterator[str]:
     """A server process, once it is ready: its gRPC address. Raises RuntimeError if it does not come up."""
+    port, grpc_port = free_port(), free_port()
     command = [sys.executable, "-m", "hybridtei", "serve", "--model-id", str(model), "--hostname", "127.0.0.1", *flags]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--grpc-port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert process.stdout is not None
-    lines: list[str] = []
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            if "Ready" in line:
-                break
-        found = re.search(r"Starting gRPC server: (\S+:\d+)", "".join(lines))
-        if found is None:
-            raise RuntimeError("".join(lines))
-        threading.Thread(target=lambda: list(process.stdout or ()), daemon=True).start()  # or it would block on a full pipe
-        yield found[1]
-        process.send_signal(signal.SIGTERM)
+    command += ["--port", str(port), "--grpc-port", str(grpc_port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with TemporaryDirectory() as folder, started(command, port, Path(folder) / "log", env=environment) as process:
+        yield f"127.0.0.1:{grpc_port}"
+        process.terminate()
         if (status := process.wait(SECONDS)) != 0:
             raise RuntimeError(f"ended with status {status}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def ask(channel: grpc.Channel, call: dict[str, Any]) -> list[dict[str, Any]]:

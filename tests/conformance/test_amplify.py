@@ -16,7 +16,7 @@ from conformance.amplify.search import search
 from conformance.amplify.shapes import BODY_BYTES, Shapes, fitted, placed
 from conformance.amplify.target import Target, running
 from conformance.fuzz.bodies import Draw
-from conformance.fuzz.servers import free_port
+from conformance.processes import free_port
 from hybridtei.server.app import ROUTES
 from hybridtei.server.openapi import document
 from tests.conformance.costly_app import STALL_SECONDS, TAKEN_BYTES

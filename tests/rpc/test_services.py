@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import grpc
 import numpy as np
 import pytest
 
+from hybridtei.rpc import messages
 from tests.engine import small
 from tests.rpc.live import Rpc, rpc_serving, start
 from tests.sampled import sampled
@@ -167,13 +170,40 @@ def test_truncation_is_as_asked(rpc):
         assert near(rpc.ask("Embed", asked).embeddings, wanted)
 
 
-@pytest.mark.parametrize("call", ["Embed", "EmbedStream", "RerankStream", "Tokenize", "TokenizeStream"])
+CALLS = [method.name for service in messages.services() for method in service.methods]
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "Info"])  # whose message has no fields
 def test_bytes_that_are_no_message_end_the_call_and_nothing_else(rpc, call):
     garbage = b"\xff\xff\xff"
     code, details = rpc.refusal(call, [garbage] if call.endswith("Stream") else garbage)
     assert code == "INTERNAL"
     assert "not a tei.v1." in details
     rpc.is_well()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_any_bytes_are_answered_or_refused(rpc, call):
+    """INTERNAL only of what is no message, as gRPC has it; never UNKNOWN, UNAVAILABLE or no end."""
+    draw = Random(call)
+    for _ in range(40):
+        noise = bytes([draw.choice((8, 10, 16, 24, 34)), draw.randrange(8)]) * draw.randrange(3) + draw.randbytes(
+            draw.randrange(9)
+        )
+        try:
+            rpc.ask(call, [noise] if call.endswith("Stream") else noise)
+        except grpc.RpcError as error:
+            code, details = error.code().name, error.details()
+            assert code not in ("UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "ABORTED"), details
+            assert code != "INTERNAL" or "not a tei.v1." in details
+    rpc.is_well()
+
+
+@pytest.mark.parametrize("path", ["/", "/x", "//", "/tei.v1.Embed/Nope", "/tei.v1.Nope/Embed", "/tei.v1.Embed/Embed/x"])
+def test_a_wrong_path_is_unimplemented(rpc, path):
+    with pytest.raises(grpc.RpcError) as refused:
+        rpc.channel.unary_unary(path)(b"", timeout=20)
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_message_beyond_the_limit_is_refused():

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.fuzz.servers import free_port
+from conformance.processes import DIRECT, free_port, started
 
 ROOT = Path(__file__).parents[3]
 ABSENT = Path(__file__).with_name("without_torch")
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
-POLL_SECONDS = 0.05
 HANG_SECONDS = 900
 
 
@@ -30,7 +27,7 @@ class Server:
 
     process: subprocess.Popen[bytes]
     url: str
-    ready_seconds: float = 0.0
+    ready_seconds: float
 
     def post(self, path: str, body: Any) -> Any:
         """The answer. Raises URLError."""
@@ -38,14 +35,6 @@ class Server:
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         with DIRECT.open(request, timeout=HANG_SECONDS) as answer:
             return json.load(answer)
-
-    def is_ready(self) -> bool:
-        """Whether /health answers."""
-        try:
-            with DIRECT.open(f"{self.url}/health", timeout=HANG_SECONDS):
-                return True
-        except (urllib.error.URLError, ConnectionError):
-            return False
 
     def resting_bytes(self) -> int:
         """Proportional set size: pages that several processes share count once."""
@@ -72,21 +61,9 @@ def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Itera
         "PYTHONPATH": os.pathsep.join([str(ABSENT), str(ROOT)]),
     }
     began = time.perf_counter()
-    with log.open("wb") as lines:
-        process = subprocess.Popen(
-            [*command, "--model-id", str(folder), *flags], env=environment, stdout=lines, stderr=lines, cwd=cache
-        )
-    server = Server(process, f"http://127.0.0.1:{port}")
-    try:
-        while not server.is_ready():
-            if process.poll() is not None or time.perf_counter() - began > HANG_SECONDS:
-                raise RuntimeError(log.read_text(errors="replace").strip()[-2000:])
-            time.sleep(POLL_SECONDS)
-        server.ready_seconds = time.perf_counter() - began
-        yield server
-    finally:
-        process.terminate()
-        process.wait(HANG_SECONDS)
+    command += ["--model-id", str(folder), *flags]
+    with started(command, port, log, HANG_SECONDS, env=environment, cwd=cache) as process:
+        yield Server(process, f"http://127.0.0.1:{port}", time.perf_counter() - began)
 
 
 def descendants(process_id: int) -> list[int]:
