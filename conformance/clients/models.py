@@ -10,35 +10,28 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
 
-TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 RANGES = "ranges.npz"  # of a tiny model's folder: what int8 is measured by
 PROMPTS = {"query": "boka ", "passage": "duna "}
 
 
 def tiny(folder: Path, alias: str) -> Path:
     """A seeded checkpoint that can do what the alias says."""
+    from conformance.fuzz.servers import write_model
     from tests import tiny as write
 
-    home = folder / alias
+    home = Path(write_model(alias, folder))
     if alias == "hybrid":
-        write.write_m3(home)
         write.write_modules(home, pooling="mean", normalize=True)  # which chunks of a document need
         write.write_json(home / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
-        import numpy as np
-
         np.savez(home / RANGES, dense=np.outer([-0.5, 0.5], np.ones(write.HIDDEN)).astype(np.float32))
-    elif alias == "tagger":
-        numbered = dict(enumerate(TAGS))
-        names = {"id2label": numbered, "label2id": {name: number for number, name in numbered.items()}}
-        write.write_classifier(home, "bert", len(TAGS), task="TokenClassification", **names)
-    else:
-        write.write_classifier(home, "bert", 1 if alias == "reranker" else 3)
     return home
 
 

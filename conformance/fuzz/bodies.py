@@ -7,20 +7,7 @@ from random import Random
 from typing import Any
 
 WORDS = (
-    "baka",
-    "bulo",
-    "dati",
-    "bemo",
-    "hybrid",
-    "search",
-    "Zürich",
-    "東京",
-    "🙂",
-    "naïve",
-    "e\u0301",
-    "ﷺ",
-    "\u200b",
-    "x" * 40,
+    *("baka", "bulo", "dati", "bemo", "hybrid", "search", "Zürich", "東京", "🙂", "naïve", "e\u0301", "ﷺ", "\u200b", "x" * 40),
 )
 LENGTHS = (1, 1, 2, 3, 3, 5, 8, 13, 40, 200)
 SIDES = ("Left", "left", "Right", "right")
@@ -347,19 +334,6 @@ POSTS: dict[str, Callable[[Random], Any]] = {
     "/models/unload": unload,
 }
 GETS = (
-    *(
-        "/",
-        "/health",
-        "/ping",
-        "/info",
-        "/metrics",
-        "/models",
-        "/v1/models",
-        "/api/tags",
-        "/api/version",
-        "/docs",
-        "/docs/",
-        "/docs/swagger-ui.css",
-    ),
-    *("/api-doc/openapi.json", "/page", "/page/page.css"),
+    *("/", "/health", "/ping", "/info", "/metrics", "/models", "/v1/models", "/api/tags", "/api/version", "/docs", "/docs/"),
+    *("/docs/swagger-ui.css", "/api-doc/openapi.json", "/page", "/page/page.css"),
 )

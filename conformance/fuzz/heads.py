@@ -18,124 +18,42 @@ JSON = b"application/json"
 METHODS = (b"GET", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"POST")
 TYPES = (
     *(b"application/json; charset=utf-8", b"application/json;charset=utf-16", b"APPLICATION/JSON", b"application/vnd.api+json"),
-    *(
-        b"text/plain",
-        b"application/msgpack",
-        b"multipart/form-data; boundary=x",
-        b"",
-        b"application/json, text/plain",
-        b"\xff",
-        b"a/b",
-    ),
-    *(b"application/x-www-form-urlencoded", b"application/grpc", b"json", b"application/json\tx", b";;;", b"application/+json"),
+    *(b"text/plain", b"application/msgpack", b"multipart/form-data; boundary=x", b"", b"application/json, text/plain", b"\xff"),
+    *(b"a/b", b"application/x-www-form-urlencoded", b"application/grpc", b"json", b"application/json\tx", b";;;"),
+    b"application/+json",
 )
 ACCEPTS = (
-    *(
-        b"application/msgpack",
-        b"application/x-msgpack;q=0.9, application/json;q=0.1",
-        b"*/*",
-        b"text/html",
-        b"application/json;q=x",
-    ),
-    *(b",,,;q=", b"application/msgpack;q=nan", b"application/msgpack;q=-1", b"\xe9", b"a" * 3000),
+    *(b"application/msgpack", b"application/x-msgpack;q=0.9, application/json;q=0.1", b"*/*", b"text/html"),
+    *(b"application/json;q=x", b",,,;q=", b"application/msgpack;q=nan", b"application/msgpack;q=-1", b"\xe9", b"a" * 3000),
 )
+CODINGS = (b"gzip", b"gzip", b"x-gzip", b"zstd", b"zstd", b"br", b"deflate", b"identity", b"gzip, gzip", b"", b"\xff", b",,")
 ENCODINGS = (b"gzip", b"zstd", b"gzip, zstd;q=0.5", b"br", b"identity;q=0", b"*", b"gzip;q=nan", b"zstd;q=inf", b"deflate")
 ODD_PATHS = (
     *(b"//embed", b"/embed/", b"/embed//", b"/%65mbed", b"/embed%00", b"/embed%", b"/embed%zz", b"/embed;a=b", b"/./embed"),
-    *(
-        b"/m/",
-        b"/m//embed",
-        b"/m/nobody/embed",
-        b"/m/hybrid",
-        b"/m/hybrid/",
-        b"/m/hybrid//embed",
-        b"/m/%F0%9F%99%82/embed",
-        b"/m/../embed",
-    ),
-    *(
-        b"/docs/../../etc/passwd",
-        b"/docs/%2e%2e/x",
-        b"/docs/a/b/c",
-        b"/page/../app.py",
-        b"/page/nobody.js",
-        b"/page/%2e%2e%2fapp.py",
-    ),
-    *(
-        b"*",
-        b"http://example.com/embed",
-        b"/embed?inputs=x&a=%00",
-        b"/embed?" + b"a" * 5000,
-        b"/\xff\xfe",
-        b"/\xe6\x9d\xb1",
-        b"/#x",
-    ),
-    *(
-        b"/" + b"a" * 60_000,
-        b"/" + b"a/" * 5000,
-        b"/models/load/x",
-        b"/v1",
-        b"/v1/embeddings/",
-        b"/favicon.ico",
-        b"/.env",
-        b"/m/hybrid/m/hybrid/embed",
-    ),
+    *(b"/m/", b"/m//embed", b"/m/nobody/embed", b"/m/hybrid", b"/m/hybrid/", b"/m/hybrid//embed", b"/m/%F0%9F%99%82/embed"),
+    *(b"/m/../embed", b"/docs/../../etc/passwd", b"/docs/%2e%2e/x", b"/docs/a/b/c", b"/page/../app.py", b"/page/nobody.js"),
+    *(b"/page/%2e%2e%2fapp.py", b"*", b"http://example.com/embed", b"/embed?inputs=x&a=%00", b"/embed?" + b"a" * 5000),
+    *(b"/\xff\xfe", b"/\xe6\x9d\xb1", b"/#x", b"/" + b"a" * 60_000, b"/" + b"a/" * 5000, b"/models/load/x", b"/v1"),
+    *(b"/v1/embeddings/", b"/favicon.ico", b"/.env", b"/m/hybrid/m/hybrid/embed"),
 )
 GARBAGE = (
-    *(
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\r\n" * 500,
-        b"\x00" * 5000,
-    ),
-    *(
-        b"GET\r\n\r\n",
-        b"GET /\r\n\r\n",
-        b"GET  / HTTP/1.1\r\n\r\n",
-        b"get / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/2.0\r\n\r\n",
-    ),
-    *(
-        b"GET / HTTP/1.1\nHost: x\n\n",
-        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
-        b"GET / HTTP/1.1\r\n: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA b: x\r\n\r\n",
-    ),
-    *(
-        b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
-        b"FOO / HTTP/1.1\r\n\r\n",
-        b"SSTP_DUPLEX_POST /x HTTP/1.1\r\n\r\n",
-    ),
-    *(
-        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nabc",
-        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-        b"\xff" * 70_000,
-    ),
-    *(
-        b"EHLO x\r\n",
-        b"*1\r\n$4\r\nPING\r\n",
-        b"GET / HTTP/0.9\r\n\r\n",
-        b"GET /\r\n",
-        b"POST /embed HTTP/1.1\r\nContent-Length",
-        b"G",
-    ),
+    *(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 500),
+    *(b"\x00" * 5000, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET  / HTTP/1.1\r\n\r\n", b"get / HTTP/1.1\r\n\r\n"),
+    *(b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\nHost: x\n\n"),
+    *(b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n", b"GET / HTTP/1.1\r\nA b: x\r\n\r\n"),
+    *(b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n", b"FOO / HTTP/1.1\r\n\r\n"),
+    *(b"SSTP_DUPLEX_POST /x HTTP/1.1\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nabc"),
+    *(b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", b"\xff" * 70_000, b"EHLO x\r\n"),
+    *(b"*1\r\n$4\r\nPING\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET /\r\n", b"POST /embed HTTP/1.1\r\nContent-Length", b"G"),
 )
+RARE = {
+    b"Authorization": (b"", b"Bearer", b"Bearer \xff", b"Basic eDp5", b"Bearer " + b"k" * 9000),
+    b"traceparent": (b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"00-zz", b"\xff" * 55),
+    b"Origin": (b"http://x", b"null", b"\xff"),
+}
 LENGTHS = (
-    *(
-        b"-1",
-        b"+5",
-        b"1e3",
-        b"0x10",
-        b"5, 5",
-        b"5,6",
-        b"99999999999999999999999",
-        b"18446744073709551616",
-        b" ",
-        b"5 5",
-        b"five",
-        b"\xb2",
-    ),
+    *(b"-1", b"+5", b"1e3", b"0x10", b"5, 5", b"5,6", b"99999999999999999999999", b"18446744073709551616", b" ", b"5 5"),
+    *(b"five", b"\xb2"),
 )
 
 
@@ -162,15 +80,11 @@ class Generator:
         self._chances = [1 if route.startswith("/models/") else 5 for route in POSTS]
 
     def next(self) -> Shot:
-        """The next."""
-        make = self._draw.choices(_MAKERS, _SHARES)[0]
-        return make(self)
+        return self._draw.choices(_MAKERS, _SHARES)[0](self)
 
     def _path(self, route: str) -> bytes:
-        path = route.encode()
-        if self._aliases and self._draw.random() < 0.25:
-            return b"/m/" + self._draw.choice(self._aliases) + path
-        return path
+        below = self._aliases and self._draw.random() < 0.25
+        return (b"/m/" + self._draw.choice(self._aliases) if below else b"") + route.encode()
 
     def _valid(self) -> tuple[bytes, Any]:
         route = self._draw.choices(self._routes, self._chances)[0]
@@ -190,16 +104,7 @@ class Generator:
             headers.append((b"Accept", draw.choice(ACCEPTS)))
         if draw.random() < odd:
             headers.append((b"Accept-Encoding", draw.choice(ENCODINGS)))
-        if draw.random() < odd / 4:
-            headers.append(
-                (b"Authorization", draw.choice((b"", b"Bearer", b"Bearer \xff", b"Basic eDp5", b"Bearer " + b"k" * 9000)))
-            )
-        if draw.random() < odd / 4:
-            headers.append(
-                (b"traceparent", draw.choice((b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"00-zz", b"\xff" * 55)))
-            )
-        if draw.random() < odd / 4:
-            headers.append((b"Origin", draw.choice((b"http://x", b"null", b"\xff"))))
+        headers += [(name, draw.choice(values)) for name, values in RARE.items() if draw.random() < odd / 4]
         return headers
 
     def _post(self) -> bytes:
@@ -215,9 +120,8 @@ class Generator:
 
     def got(self) -> Shot:
         method, path = self._draw.choice((b"GET", b"GET", b"HEAD")), self._path(self._draw.choice(GETS))
-        return Shot(
-            "get", (request(path, b"", self._headers(), method=method),), heads=frozenset({0} if method == b"HEAD" else ())
-        )
+        heads = frozenset({0} if method == b"HEAD" else ())
+        return Shot("get", (request(path, b"", self._headers(), method=method),), heads=heads)
 
     def method(self) -> Shot:
         path, body = self._json()
@@ -240,9 +144,8 @@ class Generator:
         path, body = self._json()
         many = [(b"X-%d" % number, b"y") for number in range(draw.choice((90, 96, 99, 101, 500, 3000)))]
         long = [(b"X", b"y" * draw.choice((1000, 60_000, 66_000, 500_000)))]
-        strange = [
-            (draw.choice((b"X\x01", b"", b"X Y", b"\xff", b"X:")), draw.choice((b"\x00", b"\x7f", b"\xff", b"", b"a\x0bb")))
-        ]
+        names, values = (b"X\x01", b"", b"X Y", b"\xff", b"X:"), (b"\x00", b"\x7f", b"\xff", b"", b"a\x0bb")
+        strange = [(draw.choice(names), draw.choice(values))]
         same = [(name, value) for name, value in self._headers() for _ in range(draw.choice((2, 3, 40)))]
         return Shot("headers", (request(path, body, draw.choice((many, long, strange, same))),), answers=UNKNOWN)
 
@@ -261,32 +164,20 @@ class Generator:
                 chunks.append(b"%x\r\n%b\r\n" % (len(body) - at, body[at:]) if at < len(body) else b"")
                 break
         trailer = draw.choice((b"", b"", b"X: y\r\n", b"Content-Length: 5\r\n", b"Content-Encoding: gzip\r\n"))
-        return Shot(
-            "chunked", (self._head(path, b"Transfer-Encoding: chunked") + b"".join(chunks) + b"0\r\n" + trailer + b"\r\n",)
-        )
+        head = self._head(path, b"Transfer-Encoding: chunked")
+        return Shot("chunked", (head + b"".join(chunks) + b"0\r\n" + trailer + b"\r\n",))
 
     def broken_chunks(self) -> Shot:
         path, body = self._json()
         size = b"%x" % len(body)
         wrong = (
-            *(
-                b"zz\r\n" + body,
-                b"-5\r\n" + body,
-                size + b"\r\n" + body + b"x\r\n0\r\n\r\n",
-                size + b"\n" + body + b"\n0\n\n",
-                b"\r\n",
-            ),
-            *(
-                b"ffffffffffffffffff\r\n" + body,
-                b"7fffffff\r\n" + body,
-                b"0\r\n",
-                size + b";" + b"x" * 200_000 + b"\r\n" + body,
-            ),
+            *(b"zz\r\n" + body, b"-5\r\n" + body, size + b"\r\n" + body + b"x\r\n0\r\n\r\n", size + b"\n" + body + b"\n0\n\n"),
+            *(b"\r\n", b"ffffffffffffffffff\r\n" + body, b"7fffffff\r\n" + body, b"0\r\n"),
+            size + b";" + b"x" * 200_000 + b"\r\n" + body,
             *(b"0" * 70_000 + size + b"\r\n" + body, size + b"\r\n" + body[:-1], b"0\r\n" + b"X: y\r\n" * 300 + b"\r\n"),
         )
-        return Shot(
-            "broken chunks", (self._head(path, b"Transfer-Encoding: chunked") + self._draw.choice(wrong),), answers=UNKNOWN
-        )
+        head = self._head(path, b"Transfer-Encoding: chunked")
+        return Shot("broken chunks", (head + self._draw.choice(wrong),), answers=UNKNOWN)
 
     def length(self) -> Shot:
         """Return a Content-Length that is wrong, no number, repeated, or beside chunks."""
@@ -294,17 +185,11 @@ class Generator:
         path, body = self._json()
         far = len(body) + draw.choice((1, 100, 3_000_000, 10**12))
         near = max(len(body) - draw.choice((1, 10)), 0)
+        true = b"Content-Length: %d" % len(body)
         lines = (
             *(b"Content-Length: %d" % far, b"Content-Length: %d" % near, b"Content-Length: " + draw.choice(LENGTHS), b"X: y"),
-            *(
-                b"Content-Length: %d\r\nContent-Length: %d" % (len(body), near),
-                b"Transfer-Encoding: gzip, chunked",
-                b"Transfer-Encoding: x",
-            ),
-            *(
-                b"Content-Length: %d\r\nTransfer-Encoding: chunked" % len(body),
-                b"Content-Length: %d\r\nTransfer-Encoding: identity" % len(body),
-            ),
+            *(true + b"\r\nContent-Length: %d" % near, b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: x"),
+            *(true + b"\r\nTransfer-Encoding: chunked", true + b"\r\nTransfer-Encoding: identity"),
         )
         return Shot("length", (self._head(path, draw.choice(lines)) + body,), answers=UNKNOWN)
 
@@ -321,13 +206,8 @@ class Generator:
     def offer(self) -> Shot:
         path, body = self._json()
         words = self._draw.choice((b"h2c", b"websocket", b"TLS/1.0", b""))
-        headers = [
-            *self._headers(),
-            (b"Connection", b"Upgrade, HTTP2-Settings"),
-            (b"Upgrade", words),
-            (b"HTTP2-Settings", b"AAMAAABkAAQ"),
-        ]
-        return Shot("upgrade", (request(path, body, headers),))
+        more = ((b"Connection", b"Upgrade, HTTP2-Settings"), (b"Upgrade", words), (b"HTTP2-Settings", b"AAMAAABkAAQ"))
+        return Shot("upgrade", (request(path, body, [*self._headers(), *more]),))
 
     def expecting(self) -> Shot:
         path, body = self._json()
@@ -344,10 +224,8 @@ class Generator:
             spoiled = bytearray(packed)
             spoiled[draw.randrange(len(spoiled))] ^= 1 << draw.randrange(8)
             packed = bytes(spoiled[: draw.choice((len(spoiled), len(spoiled) // 2))])
-        name = draw.choice(
-            (b"gzip", b"gzip", b"x-gzip", b"zstd", b"zstd", b"br", b"deflate", b"identity", b"gzip, gzip", b"", b"\xff", b",,")
-        )
-        return Shot("compressed", (request(path, packed, [*self._headers(), (b"Content-Encoding", name)]),))
+        headers = [*self._headers(), (b"Content-Encoding", draw.choice(CODINGS))]
+        return Shot("compressed", (request(path, packed, headers),))
 
     def bomb(self) -> Shot:
         """Few bytes that would become many."""
@@ -396,9 +274,8 @@ class Generator:
     def cut(self) -> Shot:
         """A client that goes away in the middle, or before its answer."""
         whole = self._post()
-        return Shot(
-            "leaving", (whole[: self._draw.choice((len(whole), self._draw.randrange(len(whole) + 1)))],), 0, leaves=True
-        )
+        end = self._draw.choice((len(whole), self._draw.randrange(len(whole) + 1)))
+        return Shot("leaving", (whole[:end],), 0, leaves=True)
 
     def _head(self, path: bytes, framing: bytes) -> bytes:
         fields = b"\r\n".join(b"%b: %b" % field for field in self._headers())

@@ -6,7 +6,7 @@
 
 Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
 within 20 s, a 5xx, a body that is not what it says, an answer that is missing, a valid request answered otherwise than before,
-a trace in the log, memory that grows. Findings are written to a folder as raw bytes; put those that mattered into `cases/`.
+a trace in the log, memory that grows. Findings are written to a folder as raw bytes; one that mattered gets a test of its own.
 Prints a table, then one line of JSON; exit 1 if anything was found. The same seed makes the same shots; in which order the
 connections' shots reach the server is the network's.
 
