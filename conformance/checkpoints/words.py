@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from hybridtei.system.frames import nested
 from tests import tiny
 from tests.vocabulary import WORDS
 
@@ -122,17 +123,9 @@ def write_sentencepiece(folder: Path) -> None:
     ordinary = [(piece, score, 1) for piece, score in pieces[4:-1]]
     rows = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *ordinary]
     body = b"".join(
-        _field(1, _field(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + bytes([0x18, kind]))
+        nested(1, nested(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + bytes([0x18, kind]))
         for piece, score, kind in rows
     )
-    trainer = _field(2, bytes([0x18, 1]) + b"\xc0\x02\x00\xc8\x02\x01\xd0\x02\x02\xd8\x02" + b"\xff" * 9 + b"\x01")
-    normalizer = _field(3, _field(1, b"identity") + bytes([0x18, 1, 0x20, 1, 0x28, 1]))
+    trainer = nested(2, bytes([0x18, 1]) + b"\xc0\x02\x00\xc8\x02\x01\xd0\x02\x02\xd8\x02" + b"\xff" * 9 + b"\x01")
+    normalizer = nested(3, nested(1, b"identity") + bytes([0x18, 1, 0x20, 1, 0x28, 1]))
     (folder / "sentencepiece.bpe.model").write_bytes(body + trainer + normalizer)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    length, size = bytearray(), len(content)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes([number << 3 | 2, *length, size]) + content

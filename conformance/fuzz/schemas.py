@@ -34,14 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if find_spec("schemathesis") is None:
         parser.error("schemathesis is not installed: pip install schemathesis")
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(ROOT / "schemathesis.toml"), "run"]
-    flags = ["--checks", "all", "--max-examples", str(arguments.max_examples), "--seed", str(arguments.seed)]
+    flags = ["--max-examples", str(arguments.max_examples), "--seed", str(arguments.seed), *arguments.more]
     with tempfile.TemporaryDirectory(prefix="schemas-") as folder:
         scratch = Path(folder)
         os.environ.setdefault("HYBRIDTEI_CACHE", str(scratch / "cache"))
         with serving(PLANS[0], partial(write_model, folder=scratch / "models"), scratch) as server:
-            url = f"http://{server.host}:{server.port}/api-doc/openapi.json"
-            return subprocess.run([*command, url, *flags, *arguments.more], cwd=scratch, check=False).returncode
+            command = command_of(f"http://{server.host}:{server.port}", *flags)
+            return subprocess.run(command, cwd=scratch, check=False).returncode
+
+
+def command_of(url: str, *flags: str) -> list[str]:
+    """All checks against the server at `url`."""
+    words = ["-m", "schemathesis.cli", "--config-file", str(ROOT / "schemathesis.toml"), "run"]
+    return [sys.executable, *words, f"{url}/api-doc/openapi.json", "--checks", "all", *flags]
 
 
 if __name__ == "__main__":

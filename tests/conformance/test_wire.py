@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
-import uvicorn
 
 from conformance.wire import checks
 from conformance.wire.asking import Answer
 from conformance.wire.case import Case, Profile, filled, read_cases, read_clauses, read_profiles, uncovered
 from conformance.wire.checkpoints import WRITERS, write
 from conformance.wire.judge import at, judged
-from hybridtei.cli import serve
-from hybridtei.cli.flags import from_flags
-from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.engine.service import EngineService
-from hybridtei.load import load_model
-from hybridtei.observability.metrics import Registry
-from hybridtei.server.app import create_app
-from hybridtei.server.run import settings_of
+from tests.server.live import commanded
 
 CASES, PROFILES = read_cases(), read_profiles()
 
@@ -39,25 +27,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @contextmanager
 def served(profile: Profile, model_folder: Path) -> Iterator[str]:
     """The URL of a server as the command line starts it, but in a thread."""
-    parser = argparse.ArgumentParser()
-    serve.fill(parser)
-    given = vars(parser.parse_args([word if word != "--only-tei-routes" else f"{word}=true" for word in profile.args]))
-    given["model_id"] = str(model_folder)
-    model, engine, server = (from_flags(kind, given, profile.env) for kind in (ModelConfig, EngineConfig, ServerConfig))
-    loaded, registry = load_model(model, engine), Registry()
-    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-    running = uvicorn.Server(settings_of(create_app(service, server, model, registry=registry), server))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        transport = httpx.HTTPTransport(retries=20)
-        with httpx.Client(transport=transport, timeout=60, trust_env=False) as client:
-            assert client.get(f"{url}/health").status_code == 200
-        yield url
-        running.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in profile.env.items():
+            patch.setenv(name, value)
+        with commanded("--model-id", str(model_folder), *profile.args) as url:
+            yield url
 
 
 @pytest.mark.parametrize("name", PROFILES)

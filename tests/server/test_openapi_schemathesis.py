@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from conformance.fuzz.schemas import command_of
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import ROOT, serving
+from tests.server.live import serving
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 HANG = 600
@@ -26,8 +26,7 @@ def test_the_document_and_the_server_agree(kind: str, tmp_path: Path) -> None:
     spec, paths = PATHS[kind]
     only = [word for path in paths for word in ("--include-path", path)]
     with serving(spec) as server:
-        words = ["run", f"{server.url}/api-doc/openapi.json", "--checks", "all", "--max-examples", "5", "--seed", "1", *only]
-        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(ROOT / "schemathesis.toml"), *words]
+        command = command_of(server.url, "--max-examples", "5", "--seed", "1", *only)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
         assert server.service.admission.free == server.service.config.max_concurrent_requests
     assert done.returncode == 0, done.stdout[-5000:]
