@@ -18,7 +18,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from typing import Any
 
 import httpx
 
+from conformance.processes import free_port
 from conformance.quiet_trace import CALLS, Finding, findings
 from hybridtei.checkpoint.files import embedded_model
 
@@ -169,7 +169,7 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
     servers = []
     with ExitStack() as stack:
         for name, flags in plans.items():
-            port = _free_port()
+            port = free_port()
             words = ["serve", "--hostname", "127.0.0.1", "--port", str(port), *flags]
             run = Run(name, scratch / name.replace(" ", "-"), words)
             servers.append((run, stack.enter_context(serving(run, port))))
@@ -188,11 +188,6 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
             ask_everything(client, run, times)
         time.sleep(max(0.0, since + seconds - time.monotonic()))
     yield from (run for run, _ in servers)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
