@@ -1,7 +1,7 @@
 """Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of date.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
-`conformance/load/http_load.py`: `{"machine": …, "rows": [[name, {traffic: tokens per second}], …]}`.
+`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per second}], …]}`.
 The others are divided by the first row, the peer.
 """
 

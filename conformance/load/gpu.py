@@ -14,7 +14,8 @@ passes of a thousand tokens; `lone ms`, of a single text; `share`, of the rate a
 `deviation`, of states, relative to the largest; `cosine`, the least of dense vectors: of fp8 with those before, of ours with
 transformers'.
 
-Requests/s of a server on a GPU: `http_load.py`, with `--backend torch --dtype float16` in the server's command.
+Requests/s of a server on a GPU: `python -m conformance.load http_load`, with `--backend torch --dtype float16` in the server's
+command.
 """
 
 from __future__ import annotations

@@ -1,228 +1,181 @@
-"""Many faulty clients at once: they disconnect, truncate bodies, send a byte a second; and SIGTERM meanwhile.
+"""Promises under faulty clients, and under too many; exit status 1 if one is broken.
 
-    python conformance/load/storms.py [--clients 1000] [--rounds 5] [--slow 300] [--in-flight 200] [--grpc]
+    python -m conformance.load storms [--clients 1000] [--rounds 5] [--in-flight 200]
+    python -m conformance.load overload [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8] [--rounds 3]
 
-Starts `hybridtei serve` with the embedded model, and exits with 1 if a promise is broken. Promised is that a storm leaves
-no request inside (queue gauges at zero; each request that was begun is counted as answered, refused or dropped), that a plain
-request then takes no longer than `--most-times` its idle time, that slow clients cost others no more than that, and that
-SIGTERM lets every accepted request end with an exit status of 0. Idle times are taken before each round, so that other
-programs slow both sides; `--most-times inf` promises no times.
+`storms`: clients disconnect or truncate bodies. No request is left inside (queue gauges at zero; each request that was begun
+is counted as answered, refused or dropped), a plain request then takes no longer than `--most-times` its idle time (inf
+promises no times), and SIGTERM lets every accepted request end with an exit status of 0. With `--http-workers` a process may
+refuse while another holds the permits of clients that left: a plain request is sent again until it is not refused.
 
-With `--http-workers`, one process may be free to answer while another still reads what a thousand clients left, and holds the
-permits of disconnected clients. Requests are then refused with 429: the server is at capacity. Promised is that this ends
-within `--most-recovery` seconds of the storm, and that no request is refused after that.
+`overload`: 32 connections first show what the server can do; then TIMES as many connections as permits ask again as soon as
+they are answered, and beside them `--patient` clients wait a second after a 429. Every answer is 200 or 429, some are 429,
+memory grows over the rounds by no more than `--max-growth-mb`, no request is left inside; and, unless `--any-times`, the
+medians are within the bounds below.
 """
 
-from __future__ import annotations
-
 import argparse
-import asyncio
-import math
-import shlex
+import random
+import socket
+import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
-import uvloop
+from conformance.load.crowd import Client, Group, Seen, crowd, request
+from conformance.load.report import Report, medians, milliseconds
+from conformance.load.servers import HOST, PATIENCE_SECONDS, Server, inside, served, started, total
+from conformance.load.traffic import MIXED, PASSAGE, QUERY, Texts, text
 
-sys.path.insert(0, str(Path(__file__).parent))
-from http_load import MIXED, PASSAGE, QUERY, Texts
-from promises import Report, milliseconds
-from quiet import PATIENCE_SECONDS, Settled, counters, departed, idle, inside, plain, settled
-from raw_http import Address, Answer, connect, request
-from served import Held, Served, served, total
-from slow import among_slow_clients, stop_in_flight
-
+MORE = {"type": str.split, "default": [], "help": "flags of the server, such as '--http-workers 2'"}
+MODELS, ANY_TIMES = {"action": "append", "metavar": "MODEL", "help": "repeatable"}, {"action": "store_true"}
+COUNTS = {"--permits": 64, "--times": 10, "--patient": 20, "--words": 60, "--seconds": 8.0, "--rounds": 3}
+FLAGS = {
+    "storms": {"--clients": 1000, "--rounds": 5, "--in-flight": 200, "--most-times": 2.0, "--flags": MORE},
+    "overload": {"--model-id": MODELS, **COUNTS, "--max-growth-mb": 20.0, "--any-times": ANY_TIMES},
+}
 HOLD_SECONDS = 0.010  # how long a client of a storm stays
-AFTER = 20  # plain requests after each storm
-BATCH = 32  # texts in a request of the heavier storms
-MESSAGES = 50  # of a stream
-HANDLES_ALLOWED = 2
-QUIET_LOOKS = 5  # in a row: of several processes, one that is busy does not tell at once what is inside it
-OVERLOADED = 429
-
-Storm = Callable[[], Awaitable[object]]
+AFTER, BATCH = 20, 32  # plain requests after each storm, texts of a large request
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close that sends RST
+ALONE, BODIES, WARM_SECONDS, PAUSE_SECONDS = 32, 512, 1.0, 1.0
+MIN_SHARE, MIN_PATIENT = 0.6, 0.9  # of what 32 connections get; of answers to the patient
+MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = 1.5, 1.0  # the 99th percentile; the last, by the client's clock
 
 
-@dataclass
-class Seen:
-    """What rounds of a storm left, and how plain requests fared: seconds before, the first one after, and the rest.
-
-    Of each round: how many requests were refused at capacity, and for how many seconds after the storm.
-    """
-
-    before: Mapping[str, float]
-    held_before: Held
-    usual: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    later: list[float] = field(default_factory=list)
-    statuses: set[int] = field(default_factory=set)
-    refused: list[int] = field(default_factory=list)
-    recovered: list[float] = field(default_factory=list)
-    quiet_after: list[float] = field(default_factory=list)
-    left: dict[str, float] | None = None
-    after: Mapping[str, float] = field(default_factory=dict)
-
-    def grew(self, name: str, labels: str = "") -> int:
-        """A counter, by name or by name and labels."""
-        if labels:
-            return int(self.after.get(name + labels, 0) - self.before.get(name + labels, 0))
-        return int(total(self.after, name) - total(self.before, name))
-
-
-async def weather(storm: Storm, server: Served, address: Address, texts: Texts, rounds: int) -> Seen:
-    """Run a storm several times."""
-    seen = Seen(await counters(address), server.held())
-    for _ in range(rounds):
-        seen.usual += await idle(address, texts, AFTER)
-        await storm()
-        first = await recovery(address, texts, seen)
-        quiet = await still(address)
-        later = [await plain(address, texts) for _ in range(AFTER)]
-        seen.first.append(first.seconds)
-        seen.later += [answer.seconds for answer in later]
-        seen.statuses |= {answer.status for answer in later}
-        if quiet.seconds is None:
-            seen.left = quiet.levels
-            break
-        seen.quiet_after.append(quiet.seconds)
-    seen.after = await counters(address)
-    return seen
-
-
-async def recovery(address: Address, texts: Texts, seen: Seen) -> Answer:
-    """Repeat a request until it is not refused; return the first answer as well."""
+def plain(server: Server, texts: Texts) -> float:
+    """Seconds of one new short text, on a connection of its own, with those of its refusals."""
     began = time.perf_counter()
-    answers = [await plain(address, texts)]
-    while answers[-1].status == OVERLOADED and time.perf_counter() - began < PATIENCE_SECONDS:
-        answers.append(await plain(address, texts))
-    seen.statuses |= {answer.status for answer in answers} - {OVERLOADED}
-    seen.refused.append(len(answers) - 1)
-    seen.recovered.append(time.perf_counter() - began)
-    return answers[0]
+    while True:
+        client = Client(server.port, [request("/embed", {"inputs": texts.draw(QUERY)[0]})])
+        client.ask()
+        status = client.answer()
+        client.socket.close()
+        if status == 200:
+            return time.perf_counter() - began
+        if status != 429 or time.perf_counter() - began > PATIENCE_SECONDS:
+            sys.exit(f"a plain request is answered with {status}")
 
 
-async def still(address: Address) -> Settled:
-    """Wait until the server is idle in several checks in a row."""
-    began = time.perf_counter()
-    for _ in range(QUIET_LOOKS):
-        look = await settled(address)
-        if look.seconds is None:
-            return look
-    return Settled(time.perf_counter() - began, look.values)
-
-
-def tell(report: Report, name: str, seen: Seen, held: Held, options: argparse.Namespace) -> None:
-    """Two rows: what is left, and the next requests."""
-    dropped, refused = (seen.grew("te_request_failure", f'{{err="{kind}"}}') for kind in ("dropped", "overloaded"))
-    left = int(departed(seen.after) - departed(seen.before))
-    wait = f"gauges at zero within {max(seen.quiet_after):.2f} s" if seen.left is None else f"left: {seen.left}"
-    report.add(
-        f"{name}: what is left",
-        f"{len(seen.first)} rounds",
-        f"{left} counted as gone before work began, {seen.grew('te_request_count')} begun, of which {dropped} dropped, "
-        f"{refused} refused with 429, {inside(seen.after):.0f} unaccounted; {wait}",
-        seen.left is None and inside(seen.after) == 0,
-    )
-    usual, first, later = milliseconds(seen.usual), milliseconds(seen.first), milliseconds(seen.later)
-    before = seen.held_before
-    late = [seconds for seconds, refused in zip(seen.recovered, seen.refused, strict=True) if refused]
-    refusals = f", {sum(seen.refused)} refused, the last of them {max(late):.2f} s after the storm" if late else ""
-    report.add(
-        f"{name}: the next requests",
-        len(seen.first) + len(seen.later),
-        f"idle {usual:.1f} ms, the first after {first:.1f} ms ({first / usual:.1f} times), then {later:.1f} ms "
-        f"({later / usual:.2f} times){refusals}; handles {before.handles} → {held.handles}, threads {before.threads} → "
-        f"{held.threads}",
-        seen.statuses == {200}
-        and later / usual <= options.most_times
-        and max(late, default=0.0) <= (options.most_recovery if math.isfinite(options.most_times) else PATIENCE_SECONDS)
-        and held.handles <= before.handles + HANDLES_ALLOWED,
-        **{f"{name} ratio": round(later / usual, 2)},
-    )
-
-
-def dropping(address: Address, requests: Sequence[bytes]) -> Storm:
+def drop(server: Server, requests: Sequence[bytes]) -> None:
     """Clients with one request each, all at once, which disconnect after a moment, every other one by a reset."""
-
-    async def client(data: bytes, place: int) -> None:
-        try:
-            connection = await connect(address)
-        except OSError:
-            return
-        connection.send(data)
-        await asyncio.sleep(HOLD_SECONDS)
-        connection.drop(reset=place % 2 == 1)
-
-    async def storm() -> None:
-        await asyncio.gather(*(client(data, place) for place, data in enumerate(requests)))
-
-    return storm
+    with ExitStack() as stack:
+        for place, data in enumerate(requests):
+            with suppress(OSError):
+                client = stack.enter_context(socket.create_connection((HOST, server.port)))
+                client.setblocking(False)
+                client.send(data)
+                if place % 2:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        time.sleep(HOLD_SECONDS)
 
 
-def storms(address: Address, server: Served, texts: Texts, options: argparse.Namespace) -> dict[str, Storm]:
-    """By name."""
-    number = options.clients
+def weather(report: Report, name: str, requests: Sequence[bytes], server: Server, options: argparse.Namespace) -> None:
+    """Run a storm several times. Two rows: what is left, and the next requests."""
+    texts, usual, first, later, quiet = Texts(1), list[float](), list[float](), list[float](), server.settled()
+    before = quiet.values
+    for _ in range(options.rounds):
+        usual += [plain(server, texts) for _ in range(AFTER)]
+        drop(server, requests)
+        first.append(plain(server, texts))
+        quiet = server.settled()
+        later += [plain(server, texts) for _ in range(AFTER)]
+    values = quiet.values
+    begun = total(values, "te_request_count") - total(before, "te_request_count")
+    kinds = [f'te_request_failure{{err="{kind}"}}' for kind in ("dropped", "overloaded")]
+    dropped, refused = (values.get(kind, 0) - before.get(kind, 0) for kind in kinds)
+    result = f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, {inside(values):.0f} unaccounted"
+    report.add(f"{name}: what is left", f"{len(first)} rounds", result, quiet.seconds is not None and inside(values) == 0)
+    times = milliseconds(later) / milliseconds(usual)
+    result = f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then {times:.2f} times of idle"
+    report.add(f"{name}: the next requests", len(first) + len(later), result, times <= options.most_times)
 
-    def texts_of(mix: Any, count: int) -> list[str]:
-        return [texts.draw(mix)[0] for _ in range(count)]
 
-    queries = [request(address, "/embed", {"inputs": text}) for text in texts_of(((1.0, QUERY),), number)]
-    batches = [request(address, "/embed_hybrid", {"inputs": texts_of(MIXED, BATCH)}) for _ in range(number)]
-    found = {
-        f"{number} clients, a query each, gone after 10 ms": dropping(address, queries),
-        f"{number} clients, {BATCH} texts each, gone after 10 ms": dropping(address, batches),
-        f"{number} clients, half a body each, gone after 10 ms": dropping(
-            address, [data[: len(data) // 2] for data in batches]
-        ),
+def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
+    """SIGTERM once all requests are inside the server."""
+    before, statuses = total(server.metrics(), "te_request_count"), list[int]()
+    clients = [Client(server.port, [data]) for data in requests]
+    for client in clients:
+        client.ask()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while total(server.metrics(), "te_request_count") < before + len(requests) and time.monotonic() < deadline:
+        pass
+    server.process.terminate()
+    for client in clients:
+        with suppress(OSError):
+            statuses.append(client.answer())
+    status, good = server.end(), statuses.count(200)
+    result = f"{good} answered with 200, {len(statuses) - good} otherwise, {len(requests) - len(statuses)} not at all"
+    kept = good == len(requests) and status == 0
+    report.add(f"SIGTERM with {len(requests)} requests in flight", 1, f"{result}; exit {status}", kept)
+
+
+def storms(options: argparse.Namespace) -> int:
+    report, texts, number = Report(), Texts(), options.clients
+    queries = [request("/embed", {"inputs": texts.draw(QUERY)[0]}) for _ in range(number)]
+    batches = [request("/embed_hybrid", {"inputs": [texts.draw(MIXED)[0] for _ in range(BATCH)]}) for _ in range(number)]
+    sent = {"a query": queries, f"{BATCH} texts": batches, "half a body": [data[: len(data) // 2] for data in batches]}
+    with started(served("--drain-seconds", "600", *options.flags)) as server:
+        for _ in range(AFTER):
+            plain(server, texts)
+        for what, requests in sent.items():
+            weather(report, f"{number} clients, {what} each, gone after 10 ms", requests, server, options)
+        stop(report, server, [request("/embed", {"inputs": texts.draw(PASSAGE)[0]}) for _ in range(options.in_flight)])
+        unforeseen = server.unforeseen()
+        report.add("lines in the log that no answer leaves", 1, "; ".join(unforeseen[:3]) or "none", not unforeseen)
+    return report.finish()
+
+
+def one_round(server: Server, requests: list[bytes], options: argparse.Namespace) -> tuple[dict[str, float], list[Seen]]:
+    """(figures, what all clients but the 32 saw)."""
+    crowd(server.port, [Group(ALONE, requests)], WARM_SECONDS)
+    (alone,) = crowd(server.port, [Group(min(ALONE, options.permits), requests)], options.seconds / 2)
+    groups = [Group(options.permits * options.times, requests), Group(options.patient, requests, PAUSE_SECONDS)]
+    storm, patient = seen = crowd(server.port, groups, options.seconds)
+    able, accepted = alone.in_time.total() / options.seconds * 2, sum(one.in_time.total() for one in seen) / options.seconds
+    figures = {
+        "able": able,
+        "accepted": accepted,
+        "share": accepted / able,
+        "p99": milliseconds(storm.accepted + patient.accepted, 0.99) / 1000,
+        "last": max([*storm.refused, *patient.refused], default=0.0),
+        "refused": (len(storm.refused) + len(patient.refused)) / options.seconds,
+        "patient": patient.statuses[200] / patient.statuses.total() if patient.statuses else 1.0,
+        "missing": alone.missing + storm.missing + patient.missing,
+        "memory": server.rss_mb(),
     }
-    if options.grpc:
-        from rpc_storm import cancelled_streams
-
-        streams = [texts_of(MIXED, MESSAGES) for _ in range(max(number // 10, 1))]
-        found[f"{len(streams)} gRPC streams of {MESSAGES} messages, cancelled after 50 ms"] = lambda: cancelled_streams(
-            server.rpc_port, streams, 5 * HOLD_SECONDS
-        )
-    return found
+    return figures, seen
 
 
-async def run(server: Served, options: argparse.Namespace) -> Report:
-    report, texts = Report(), Texts()
-    address = Address(server.host, server.port)
-    await idle(address, texts, AFTER)  # warm
-    for name, storm in storms(address, server, texts, options).items():
-        seen = await weather(storm, server, address, texts, options.rounds)
-        tell(report, name, seen, server.held(), options)
-    await among_slow_clients(report, address, texts, options.slow, options.most_times)
-    in_flight = [request(address, "/embed", {"inputs": texts.draw(((1.0, PASSAGE),))[0]}) for _ in range(options.in_flight)]
-    await stop_in_flight(report, server, address, in_flight, options.slow)
-    unforeseen = server.unforeseen()
-    report.add("lines in the log that no answer leaves", 1, "; ".join(unforeseen[:3]) or "none", not unforeseen)
-    return report
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slow", type=int, default=300)
-    parser.add_argument("--in-flight", type=int, default=200)
-    parser.add_argument("--drain-seconds", default="600", help="as long as this machine may need for what is in flight")
-    parser.add_argument("--most-times", type=float, default=2.0)
-    parser.add_argument(
-        "--most-recovery", type=float, default=1.0, help="seconds after a storm that plain requests may be refused"
+def measure(report: Report, name: str, server: Server, options: argparse.Namespace) -> None:
+    """A row of one model."""
+    draw = random.Random(0)
+    requests = [request("/embed", {"inputs": text(options.words, draw)}) for _ in range(BODIES)]
+    rounds, all_seen = zip(*(one_round(server, requests, options) for _ in range(options.rounds)), strict=True)
+    found, quiet, unforeseen = medians(rounds), server.settled(), server.unforeseen()
+    last, missing = max(one["last"] for one in rounds), sum(one["missing"] for one in rounds)
+    statuses = sum((one.statuses for seen in all_seen for one in seen), Counter[int]())
+    growth = rounds[-1]["memory"] - rounds[0]["memory"]
+    in_time = found["p99"] <= MAX_ACCEPTED_SECONDS and last <= MAX_REFUSED_SECONDS
+    enough = found["share"] >= MIN_SHARE and found["patient"] >= MIN_PATIENT
+    leaves_nothing = not missing and growth <= options.max_growth_mb and quiet.seconds is not None and not unforeseen
+    report.add(
+        f"{name}: {options.permits * options.times} + {options.patient} connections for {options.permits} permits",
+        f"{len(rounds)} rounds of {options.seconds:g} s, {statuses.total()} answers",
+        f"{found['accepted']:.0f}/s accepted of {found['able']:.0f}/s ({found['share']:.0%}), p99 {found['p99']:.2f} s; "
+        f"{found['refused']:.0f}/s refused, the last after {last:.2f} s; the patient succeed {found['patient']:.0%}; "
+        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, {missing} without an answer; "
+        f"memory {growth:+.1f} MB; {inside(quiet.values):.0f} left inside, {len(unforeseen)} unforeseen lines of log",
+        set(statuses) == {200, 429} and leaves_nothing and (options.any_times or (in_time and enough)),
     )
-    parser.add_argument("--grpc", action="store_true", help="streams that are cancelled, too")
-    parser.add_argument("--flags", type=shlex.split, default=[], help="further ones of the server, such as '--http-workers 2'")
-    options = parser.parse_args()
-    rpc = ["--grpc-port", "0"] if options.grpc else []
-    with served("--drain-seconds", options.drain_seconds, *rpc, *options.flags) as server:
-        report = uvloop.run(run(server, options))
-    sys.exit(report.finish())
 
 
-if __name__ == "__main__":
-    main()
+def overload(options: argparse.Namespace) -> int:
+    report = Report()
+    for model in options.model_id or [None]:
+        chosen = [] if model is None else ["--model-id", model]
+        with started(served(*chosen, "--max-concurrent-requests", str(options.permits))) as server:
+            measure(report, Path(model or "embedded").name, server, options)
+    return report.finish()

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
 # On CPUs, the first that can run the model. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX Runtime
-# (conformance/load/precisions.py), and takes up to twice the memory.
+# (`python -m conformance.load precisions`), and takes up to twice the memory.
 PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),

@@ -1,0 +1,78 @@
+"""Servers whose model or application costs nothing, for scenarios that measure what is around it; each is a process:
+
+    python -m conformance.load.fakes KIND PORT
+
+KIND `ready` is ours over a backend that hands out ready rows; `full` is the same without a free permit; `launching-N` is ours
+over a backend whose pass takes the interpreter's lock 400 times, with N HTTP processes.
+"""
+
+import sys
+from contextlib import nullcontext
+
+import numpy as np
+
+from conformance.load.servers import HOST
+from hybridtei.backends.fake import FakeBackend, launching
+from hybridtei.batch import PackedBatch
+from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.load import find_model, text_model
+from hybridtei.observability import logs
+from hybridtei.observability.metrics import Registry
+from hybridtei.outputs import HeadOutputs
+from hybridtei.server.app import create_app
+from hybridtei.server.run import run_server
+from hybridtei.server.supervisor import run_workers
+
+CALLS = 400
+
+# Answers as long as ours: 384 numbers
+FLOOR = """
+BODY = b"[" + b"0" * 4700 + b"]"
+HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await send({"type": "http.response.body", "body": BODY})
+"""
+LITESTAR = """
+from litestar import Litestar, Request, post
+from litestar.response.base import ASGIResponse
+@post("/embed", status_code=200)
+async def embed(request: Request) -> ASGIResponse:
+    await request.body()
+    return ASGIResponse(body=b"[" + b"0" * 4700 + b"]", media_type="application/json")
+app = Litestar([embed], openapi_config=None)
+"""
+
+
+class Ready(FakeBackend):
+    """Ready rows: the fake's own arithmetic on 384 columns would cost as much as the server."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._rows = np.random.default_rng(0).standard_normal((512, spec.dense_width)).astype(np.float32)
+
+    def forward(self, batch: PackedBatch, **_: object) -> HeadOutputs:
+        return HeadOutputs(dense=self._rows[: len(batch)])
+
+
+def serve(kind: str, port: int) -> None:
+    """In this process, until it is ended."""
+    workers = int(kind.rpartition("-")[2]) if kind.startswith("launching") else 0
+    model, engine, registry = ModelConfig(), EngineConfig(), Registry()
+    server, spec = ServerConfig(hostname=HOST, port=port, http_workers=workers), find_model(model)
+    backend = FakeBackend(spec, gate=launching(CALLS)) if kind.startswith("launching") else Ready(spec)
+    logs.configure(json_output=False, level="info")  # each request has its line
+    service = EngineService(text_model(spec, engine), backend, engine, budget_tokens=1024, registry=registry)
+    if workers:
+        run_workers(service, server, model, registry=registry)
+        return
+    with service.admission.inside(service.admission.permits) if kind == "full" else nullcontext():
+        run_server(create_app(service, server, model, registry=registry), server)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

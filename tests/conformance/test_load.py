@@ -1,0 +1,114 @@
+"""`python -m conformance.load`: every scenario, small, of the real command. Counts, no times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.load.__main__ import SCENARIOS
+from tests.server.live import ROOT
+
+HANG = 300
+SERVER = f"{sys.executable} -m hybridtei serve --hostname 127.0.0.1 --port {{port}}"
+
+
+def run(name: str, *flags: str) -> tuple[int, dict]:
+    """Exit status, and what the last line tells."""
+    command = [sys.executable, "-m", "conformance.load", name, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, cwd=ROOT)
+    assert done.stdout, done.stderr
+    assert "cores" in done.stdout.splitlines()[0]
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_each_scenario_tells_its_flags():
+    listed = subprocess.run([sys.executable, "-m", "conformance.load", "--help"], capture_output=True, text=True, check=True)
+    assert set(listed.stdout.split()) >= set(SCENARIOS)
+    pages = [*ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.md"), *(ROOT / "deploy").glob("*.md")]
+    told = " ".join(" ".join(page.read_text(encoding="utf-8") for page in pages if page.name != "CHANGELOG.md").split())
+    named = {part.split()[0].strip("`).,") for part in told.split("python -m conformance.load ")[1:]}
+    assert named - {"NAME", "…"} <= set(SCENARIOS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "flags", "rows"),
+    [
+        ("convoy", ["--rounds", "1", "--seconds", "0.5"], ["0 HTTP processes", "1 HTTP processes"]),
+        (
+            "request_cost",
+            ["--rounds", "1", "--seconds", "0.3", "--clients", "2"],
+            ["2 clients / floor", "2 clients / ours", "640 clients / refused"],
+        ),
+        ("asgi_servers", ["--rounds", "1", "--seconds", "0.3", "--clients", "2"], ["2 clients / uvicorn"]),
+        ("http_load", ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"], ["mixed / a"]),
+        ("lone", ["--server", f"a={SERVER}", "--sizes", "6", "--turns", "1"], ["/embed 6 / a"]),
+        ("in_process", ["--rounds", "1", "--texts", "20"], ["uniform", "mixed"]),
+        ("precisions", ["--engine", "ort-float32", "--rounds", "1", "--batches", "1"], ["ort-float32"]),
+    ],
+)
+def test_a_scenario_measures(name: str, flags: list[str], rows: list[str]):
+    status, told = run(name, *flags)
+    assert status == 0
+    assert [*told][: len(rows)] == rows
+    assert all(value >= 0 for row in told.values() for value in row.values())
+
+
+@pytest.mark.slow
+def test_a_chart_keeps_the_kinds_that_it_has(tmp_path: Path):
+    chart = tmp_path / "chart.json"
+    chart.write_text(json.dumps({"machine": "before", "rows": [["a", {"bulk": 1.0}]]}))
+    traffic = ["--traffic", "one client", "--rounds", "1", "--seconds", "1"]
+    assert run("http_load", "--server", f"a={SERVER}", *traffic, "--chart", str(chart))[0] == 0
+    ((name, kinds),) = json.loads(chart.read_text())["rows"]
+    assert (name, kinds["bulk"], kinds["one client"] > 0) == ("a", 1.0, True)
+
+
+@pytest.mark.slow
+def test_what_a_collection_takes(tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.load",
+        "stored_size",
+        str(tmp_path / "texts"),
+        "--folder",
+        str(tmp_path / "there"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True, cwd=ROOT)
+    assert "1 documents" in done.stdout
+    assert "dense vectors" in done.stdout
+
+
+@pytest.mark.slow
+def test_storms_leave_nothing_and_sigterm_lets_every_request_end():
+    flags = ["--clients", "100", "--rounds", "1", "--in-flight", "20", "--most-times", "inf"]
+    status, told = run("storms", *flags)
+    assert told["broken"] == []
+    assert status == 0
+    assert len([row for row in told["rows"] if row["kept"]]) == 2 * 3 + 2
+    (ended,) = (row["result"] for row in told["rows"] if row["tried"].startswith("SIGTERM"))
+    assert ended == "20 answered with 200, 0 otherwise, 0 not at all; exit 0"
+
+
+@pytest.mark.slow
+def test_overload_is_answered_with_200_or_429():
+    flags = ["--permits", "4", "--patient", "2", "--words", "6", "--seconds", "2", "--rounds", "1", "--any-times"]
+    status, told = run("overload", *flags)
+    assert told["broken"] == []
+    assert status == 0
+    assert "× 429, 0 without an answer" in next(row["result"] for row in told["rows"])
+
+
+@pytest.mark.slow
+def test_a_promise_that_is_broken_is_told():
+    flags = ["--permits", "4", "--times", "1", "--patient", "0", "--seconds", "1", "--rounds", "1"]  # no client is refused
+    status, told = run("overload", *flags)
+    assert told["broken"] == ["embedded: 4 + 0 connections for 4 permits"]
+    assert status == 1
