@@ -4,8 +4,8 @@
 
 MODEL: a folder, a hub id, the embedded model, or a name of conformance/families/shapes/checkpoints.toml, which is written with
 random weights. Each engine computes batches of `--texts` texts of `--length` tokens as the server would drive it: a thread for
-each of its bulk lanes. `ratio` is that of `--against` to the engine, the median of the rounds. int8 on OpenVINO has the form
-that its guard lets through; on random weights, whose neighbours mean nothing, the roughest form.
+each of its bulk lanes. `ratio` is that of `--against` to the engine, the median of the rounds. On random weights, whose
+neighbours mean nothing, the guard of OpenVINO's int8 lets everything through.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -21,8 +22,9 @@ import numpy as np
 from conformance.families.shapes.checkpoint import read_checkpoints, write_checkpoint
 from conformance.load.report import paired, ratio, table
 from hybridtei.backends.base import Backend
+from hybridtei.backends.fidelity import Guard
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.backends.graph.openvino_int8 import forms
+from hybridtei.backends.graph.openvino_int8 import int8_form
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
@@ -45,8 +47,9 @@ FLAGS = {"precisions": {"models": MODELS, "--engine": CHOSEN, "--against": "open
 def opened(name: str, spec: ModelSpec, is_random: bool) -> Backend:
     engine, dtype = name.split("-")
     if name == "openvino-int8" and is_random:
-        weights, graph = Weights.open(spec.folder), family_graph(spec)
-        return OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=forms(spec, graph, weights)[0])
+        weights = Weights.open(spec.folder)
+        form = int8_form(spec, weights, Guard(worst=-inf, mean=-inf))
+        return OpenVinoBackend(spec, family_graph(spec), weights, dtype=dtype, int8=form)
     return open_backend(ModelConfig(model_id=str(spec.folder), backend=engine, dtype=dtype), spec)
 
 

@@ -1,4 +1,4 @@
-"""int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, chosen once for these weights."""
+"""int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, judged once for these weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ from hybridtei.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.backends.graph import openvino_int8
 from hybridtei.backends.graph.int8 import quantized
 from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.backends.graph.openvino_int8 import GUARD, Trial, fastest, forms, int8_form, smoothing, trials
-from hybridtei.backends.graph.openvino_model import BY_TOKEN, Int8Form, declared, shared_inputs
+from hybridtei.backends.graph.openvino_int8 import (
+    BY_TOKEN,
+    GAIN,
+    GROUPS,
+    SAFEST,
+    divisors,
+    group_of,
+    int8_form,
+    judged,
+    smoothing,
+)
+from hybridtei.backends.graph.openvino_model import Int8Form, declared, shared_inputs
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, pack
@@ -108,45 +118,58 @@ def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None
     assert (unit(backend, texts[::-1])[::-1] * alone).sum(1).min() > 0.9999
 
 
-def test_the_fastest_that_passes_is_chosen(bert: Path) -> None:
-    found = [Trial(128, 3.0, FAR), Trial(64, 2.0, CLOSE), Trial(32, 2.5, CLOSE)]
-    assert fastest(found, GUARD, read_spec(bert)).group == 32
-    assert fastest(found, Guard(), read_spec(bert)).group == 128
+@pytest.mark.parametrize(
+    ("instructions", "group"),
+    [
+        ("avx2 avx512_vnni avx_vnni amx_int8", BY_TOKEN),
+        ("avx2 avx_vnni avx512_vnni", 128),
+        ("avx2 avx_vnni", SAFEST),
+        ("asimddp i8mm", SAFEST),
+        ("", SAFEST),
+    ],
+)
+def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instructions: str, group: int) -> None:
+    assert group_of(instructions.split()) == group
+    assert min(size for size in GROUPS.values() if size != BY_TOKEN) == SAFEST
 
 
+@pytest.mark.parametrize("group", GROUPS.values())
 @pytest.mark.parametrize(
     "bad", [FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))]
 )
-def test_a_model_that_loses_too_much_is_refused_with_all_figures(bert: Path, bad: Fidelity) -> None:
-    with pytest.raises(
-        LoadError, match=rf"{bert}: int8 on OpenVINO is too far.*of 128, 3\.00.*of 64, .*0\.997 at worst.*97% of"
-    ):
-        fastest([Trial(128, 3.0, bad), Trial(64, 2.0, bad)], GUARD, read_spec(bert))
-
-
-def test_each_form_is_tried_against_float32(bert: Path) -> None:
-    spec, weights = parts(bert)
-    asked = [Int8Form(16), Int8Form(8)]
-    found = trials(spec, family_graph(spec), weights, asked)
-    assert [trial.group for trial in found] == [16, 8]
-    assert all(trial.speed > 0 and trial.fidelity.worst < 1 for trial in found)
-    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
-    assert found[0].fidelity == compare(exact, in_form(spec, asked[0]))
-
-
-@pytest.mark.parametrize("has_tiles", [True, False])
-def test_whole_tokens_are_tried_where_the_processor_has_tiles(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, has_tiles: bool
+def test_a_model_that_loses_too_much_is_refused_with_all_figures(
+    bert: Path, cache: Path, bad: Fidelity, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_int8, "has_matrix_tiles", lambda: has_tiles)
+    monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: bad)
+    form = "whole tokens" if group == BY_TOKEN else f"groups of {group}"
+    figures = re.escape(f"{bad}; asked for: 0.997 at worst, 0.997 on average, 97% of neighbours")
+    with pytest.raises(LoadError, match=rf"{bert}: int8 on OpenVINO in {form} is too far from float32.*: {figures}"):
+        int8_form(*parts(bert))
+    assert not cache.exists()
+
+
+def test_a_form_is_judged_against_float32(bert: Path) -> None:
     spec, weights = parts(bert)
-    found = {form.group: form.divisors for form in forms(spec, family_graph(spec), weights)}
-    assert set(found) == ({128, 64, BY_TOKEN} if has_tiles else {128, 64})
-    every = found[64]
-    assert every is not None
-    assert set(every) == set(family_graph(spec).matrices)
-    if has_tiles:
-        assert set(found[BY_TOKEN] or ()) == {name for name in every if re.search("query|key|value", name)}
+    form = Int8Form(16)
+    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
+    assert judged(spec, family_graph(spec), weights, form) == compare(exact, in_form(spec, form))
+
+
+def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, weights = parts(bert)
+    graph = family_graph(spec)
+    every, wide = (divisors(spec, graph, weights, gain=gain) for gain in (0, GAIN))
+    assert set(every) == set(graph.matrices)
+    assert set(wide) == {name for name in every if re.search("query|key|value", name)}
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
+    for group, found in ((64, every), (BY_TOKEN, wide)):
+        monkeypatch.setattr(openvino_int8, "group_of", lambda _, group=group: group)
+        form = int8_form(spec, weights)
+        assert form.group == group
+        assert set(form.divisors or ()) == set(found)
 
 
 @pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
@@ -187,46 +210,54 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert: Path
     assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(1).min() > 0.999
 
 
-def test_a_form_is_chosen_once_for_the_weights_it_is_chosen_for(
+def test_a_form_is_judged_once_for_the_weights_it_is_made_of(
     bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[Path]()
 
-    def tried(spec: ModelSpec, *_: object) -> list[Trial]:
+    def judge(spec: ModelSpec, *_: object) -> Fidelity:
         asked.append(spec.folder)
-        return [Trial(64, 2.0, CLOSE)]
+        return CLOSE
 
-    monkeypatch.setattr(openvino_int8, "trials", tried)
+    monkeypatch.setattr(openvino_int8, "judged", judge)
     first, again = (int8_form(*parts(bert)) for _ in range(2))
-    assert (first.group, again.group) == (64, 64)
+    assert first.group == again.group
     assert first.divisors is not None
     assert again.divisors is not None
     assert list(first.divisors) == list(again.divisors)
     assert all(np.array_equal(first.divisors[name], again.divisors[name]) for name in first.divisors)
     other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
-    assert int8_form(*parts(other)).group == 64
+    int8_form(*parts(other))
     assert asked == [bert, other]
     with pytest.raises(LoadError, match="too far"):  # a guard of one's own is asked again
         int8_form(*parts(bert), Guard(worst=1.1))
     for kept in cache.iterdir():
         kept.write_text("{}")
-    assert int8_form(*parts(bert)).group == 64
+    int8_form(*parts(bert))
     assert asked == [bert, other, bert, bert]
+
+
+def test_what_passed_another_guard_is_not_kept(bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
+    int8_form(*parts(bert), LOOSE)
+    assert not cache.exists()
+    with pytest.raises(LoadError, match="too far"):
+        int8_form(*parts(bert))
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(
     bert: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(64, 2.0, CLOSE)])
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
     cache.write_text("a file")
-    assert int8_form(*parts(bert)).group == 64
+    assert int8_form(*parts(bert)).divisors
     assert "cannot be kept" in caplog.text
 
 
 def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
     bert: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_int8, "trials", lambda *_: [Trial(64, 2.0, FAR)])
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
     monkeypatch.setattr("hybridtei.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
     with caplog.at_level(logging.WARNING):
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
