@@ -84,7 +84,7 @@ class Encoder:
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model.
 
-        `measures`: False leaves out the self-test and the measurement of this machine, for a program that embeds one text.
+        `measures`: False leaves out the self-test and the measurement of a GPU's memory, for a program that embeds one text.
         `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`, over those of
         `config` and `engine`; `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for a value
         that it cannot have, and LoadError.

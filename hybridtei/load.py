@@ -27,7 +27,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend, Measured
 from hybridtei.backends.routed import Routed
 from hybridtei.backends.select import open_backend
@@ -95,7 +94,7 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
     try:
         for one in backend.routes if isinstance(backend, Routed) else (backend,):
             _self_test(one, min(SELF_TEST_TOKENS, one.spec.max_input_length, model.reader.max_input_length))
-        budget = _budget(backend, _that_fit(backend, engine, model.reader.max_input_length))
+        budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
         if spec.model_type in FAMILIES:
             raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
@@ -202,19 +201,6 @@ def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     if most < engine.max_batch_tokens:
         log.warning("a pass takes at most %d tokens, for want of memory; max-batch-tokens is %d", most, engine.max_batch_tokens)
     return most
-
-
-def _budget(backend: Backend, max_tokens: int) -> int:
-    """Return the tokens of a pass that keep this hardware busy, as measured earlier, or now within about a second."""
-    known = tuning.remembered(backend.name, backend.dtype, backend.spec)
-    curve = known or tuning.curve_of(backend, max_tokens, limit_seconds=tuning.LIMIT_SECONDS)
-    if known is None:
-        log.info("measured %s", ", ".join(f"{point.tokens}: {point.tokens_per_s:.0f} tokens/s" for point in curve.points))
-        tuning.remember(curve, backend.name, backend.dtype, backend.spec)
-    if curve.doubt is not None:
-        log.info("the measurement is not kept, and the next start makes it again: %s", curve.doubt)
-        return min(max_tokens, backend.busy_tokens)
-    return min(max_tokens, curve.budget() or backend.busy_tokens)
 
 
 def _values(outputs: HeadOutputs, row: int) -> Floats:

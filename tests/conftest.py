@@ -72,17 +72,6 @@ def prompt_ends() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def known_budget() -> Iterator[None]:
-    """A start measures passes for a moment to find its budget; here it is told one, so that no test depends on the machine's
-    speed. `backends/test_tuning.py` measures, and so does every process of a test."""
-    from hybridtei.backends import tuning
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "measure", lambda *_, **__: iter([tuning.Point(1024, 1.0, 0.0)]))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every HTTP client reads all authorities it may have to trust; hundreds are made here, and no test asks the network."""
     import certifi

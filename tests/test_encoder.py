@@ -14,7 +14,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from hybridtei.backends import tuning
 from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
@@ -296,8 +295,7 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
 
 
 def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = tuning.Curve([tuning.Point(vocabulary.LONGEST, 1.0, 0.0)])
-    monkeypatch.setattr(tuning, "remembered", lambda *_: curve)
+    monkeypatch.setattr("hybridtei.backends.graph.onnx_backend.busy_tokens", lambda *_: vocabulary.LONGEST)
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards
     encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])  # 64 tokens each, two a pass

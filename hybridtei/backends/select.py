@@ -1,21 +1,18 @@
 """Which backend runs a model here, and why; alone names concrete backends, and imports them late.
 
-A plain install has ONNX Runtime, and on Linux OpenVINO. What `hybridtei tune` measured on this machine decides between several;
-before that, the order of `PREFERRED`. `tune` measures the curve of every backend that can run a model here.
+A plain install has ONNX Runtime, and on Linux OpenVINO. The order of `PREFERRED` decides between several; `hybridtei tune`
+measures them all.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
-from hybridtei.backends import tuning
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
@@ -23,9 +20,9 @@ from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.contents import has_readable, no_weights
 from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights
-from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.system.machine import LaneKind, OtherPrograms, cuda_devices
+from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +83,6 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
             failure = failure or error
         else:
             log.info("backend %s, %s: %s", choice.name, choice.dtype, choice.why)
-            _log_faster(config, choice, spec)
             return backend
     assert failure is not None
     raise failure
@@ -107,19 +103,8 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
-    return ranked(able, dtype, {name: _rate(name, dtype, spec) for name in able})
-
-
-def ranked(able: Iterable[str], dtype: str, rates: Mapping[str, float | None]) -> list[Choice]:
-    """The fastest first where all were measured on this machine, else in the order given."""
-    order = list(able)
-    measured = {name: rate for name in order if (rate := rates.get(name)) is not None}
-    if len(order) > 1 and len(measured) == len(order):
-        order.sort(key=lambda name: -measured[name])
-        shown = ", ".join(f"{name} {measured[name]:.0f}" for name in order)
-        return [Choice(name, dtype, f"measured here, tokens/s: {shown}") for name in order]
-    why = "the only one that can" if len(order) == 1 else "usually the best here; `hybridtei tune` measures all"
-    return [Choice(name, dtype, why) for name in order]
+    why = "the only one that can" if len(able) == 1 else "usually the best here; `hybridtei tune` measures all"
+    return [Choice(name, dtype, why) for name in able]
 
 
 def _order(dtype: str) -> Sequence[str]:
@@ -133,17 +118,6 @@ def _sums_exactly() -> bool:
     from hybridtei.backends.graph.int8 import max_weight
 
     return max_weight() == 127
-
-
-def _log_faster(config: ModelConfig, choice: Choice, spec: ModelSpec) -> None:
-    """What other precisions do, as measured here, where none was asked for."""
-    base = None if config.dtype else _rate(choice.name, choice.dtype, spec)
-    if base is None:
-        return
-    others = [(name, dtype, _rate(name, dtype, spec)) for dtype in ("bfloat16", "int8") for name in PREFERRED[dtype]]
-    shown = ", ".join(f"{rate / base:.1f} x by --backend {name} --dtype {dtype}" for name, dtype, rate in others if rate)
-    if shown:
-        log.info("measured here, of the speed of %s: %s", choice.dtype, shown)
 
 
 def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
@@ -197,11 +171,6 @@ def no_gpu() -> str | None:
 
 def _dtype(wanted: str | None, backend: str) -> str:
     return wanted or ("float16" if backend == "torch" and no_gpu() is None else "float32")
-
-
-def _rate(name: str, dtype: str, spec: ModelSpec) -> float | None:
-    curve = tuning.remembered(name, dtype, spec)
-    return None if curve is None else curve.best_rate
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
@@ -274,58 +243,3 @@ _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = 
     "openvino": _openvino,
     "torch": _torch,
 }
-
-
-BAR = 40  # characters of the fastest
-
-
-def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
-    """Measure and remember; lines for people as they come."""
-    for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
-        for name in PREFERRED[dtype]:
-            if config.backend in ("auto", name):
-                yield from _one(msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine)
-        yield from _verdict(msgspec.structs.replace(config, dtype=dtype), spec)
-
-
-def _one(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
-    title = f"{config.backend} {config.dtype}"
-    reason = why_not(config.backend, config.dtype, spec)
-    if reason is not None:
-        yield f"{title}: no, {reason}"
-        return
-    try:
-        backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
-    except LoadError as error:
-        yield f"{title}: no, {error}"
-        return
-    yield f"{title}, one lane times {backend.lanes.count(LaneKind.BULK)}:"
-    try:
-        yield from _curve(backend, engine)
-    finally:
-        backend.close()
-
-
-def _curve(backend: Backend, engine: EngineConfig) -> Iterator[str]:
-    for attempt in range(1, tuning.ATTEMPTS + 1):
-        others, points = OtherPrograms(), list[tuning.Point]()
-        for point in tuning.measure(backend, engine.max_batch_tokens):
-            points.append(point)
-            bar = "█" * round(BAR * point.tokens_per_s / tuning.Curve(points).best_rate)
-            yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s  ± {point.spread:4.0%}  {bar}"
-        curve = tuning.Curve(points, others.share())
-        if curve.doubt is None:
-            tuning.remember(curve, backend.name, backend.dtype, backend.spec)
-            yield f"  budget: {curve.budget()} tokens a pass"
-            return
-        yield f"  attempt {attempt} of {tuning.ATTEMPTS} is not kept: {curve.doubt}"
-
-
-def _verdict(config: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    if config.backend != "auto":
-        return
-    try:
-        best = choices(config, spec)[0]
-    except LoadError:
-        return
-    yield f"--dtype {config.dtype} runs on {best.name}: {best.why}"

@@ -139,7 +139,7 @@ def add_tune(commands: Commands) -> None:
 def run_tune(arguments: argparse.Namespace) -> None:
     """Measure, and print each line as it comes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    from hybridtei.backends.select import tune
+    from hybridtei.backends.tuning import tune
     from hybridtei.load import find_model
 
     for line in tune(model, find_model(model), engine):

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,8 +27,6 @@ from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
 QUOTA_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))  # -1: no quota
-STAT = Path("/proc/stat")
-MIN_SECONDS = 0.1  # the system counts in hundredths of a second
 GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
 
 
@@ -74,37 +71,6 @@ def move_to(processors: Collection[int]) -> Collection[int]:
     except OSError:  # a container may be given other processors while it runs
         return ()
     return before
-
-
-class OtherPrograms:
-    """What other programs take, from when this is made, of the processors that this process may run on."""
-
-    def __init__(self, stat_file: Path = STAT) -> None:
-        self._file = stat_file
-        self._began = self._seconds()
-
-    def share(self) -> float:
-        """Return how much of the cores that this process may use it could not have had, as a share; 0 where the system does
-        not say, or too little time has passed. Where a container has a part of a host's processors, what is taken of the
-        rest does not count."""
-        now = self._seconds()
-        if self._began is None or now is None or now[0] - self._began[0] < MIN_SECONDS:
-            return 0.0
-        elapsed, busy, own = (after - before for after, before in zip(now, self._began, strict=True))
-        cores = available_cores()
-        left = len(_affinity()) - (busy - own) / elapsed
-        return min(max(1 - left / cores, 0.0), 1.0)
-
-    def _seconds(self) -> tuple[float, float, float] | None:
-        """The clock; seconds that the processors were not idle, those that a host took from this machine included; and this
-        process's own of them."""
-        names = {f"cpu{number}" for number in _affinity()}
-        try:
-            lines = [line.split() for line in self._file.read_text().splitlines()]
-            ticks = sum(sum(map(int, fields[1:9])) - int(fields[4]) - int(fields[5]) for fields in lines if fields[0] in names)
-        except (OSError, ValueError, IndexError):
-            return None
-        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
 def _affinity() -> Collection[int]:

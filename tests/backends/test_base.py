@@ -1,4 +1,4 @@
-"""Several backends as one: the least loaded takes the next batch, and a lost one takes none."""
+"""How many tokens a pass gets; several backends as one: the least loaded takes the next batch, and a lost one takes none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hybridtei.backends.base import Replicas
+from hybridtei.backends.base import FEWEST, MOST, Replicas, busy_tokens
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
@@ -41,6 +43,18 @@ class Held:
     def __call__(self, _: PackedBatch) -> None:
         self.entered.release()
         assert self.go.wait(HANG)
+
+
+@pytest.mark.parametrize(("width", "tokens"), [(32, 512), (384, 512), (512, 512), (768, 256), (1024, 256), (2048, 128)])
+def test_a_core_is_given_the_tokens_that_the_table_asks_for(width: int, tokens: int) -> None:
+    assert busy_tokens(width) == tokens
+    assert busy_tokens(width, cores=4) == 4 * tokens
+
+
+@given(st.integers(0, 200_000))
+def test_wider_models_are_given_fewer_tokens_within_bounds(width: int) -> None:
+    assert FEWEST <= busy_tokens(width + 1) <= busy_tokens(width) <= MOST
+    assert busy_tokens(width).bit_count() == 1
 
 
 def test_the_replica_with_the_fewest_tokens_under_way_is_next() -> None:

@@ -147,7 +147,7 @@ print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 def test_a_full_disk_keeps_no_model_from_loading(
     model: str | None, width: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The embedded model has been put together before; tunings and hashes cannot be written."""
+    """The embedded model has been put together before; graphs and hashes cannot be written."""
     given = [] if model is None else [str(request.getfixturevalue(model))]
     if model is None:
         folder = assembled_model()

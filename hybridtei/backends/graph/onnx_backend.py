@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from hybridtei.backends.base import busy_tokens
 from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
 from hybridtei.backends.graph.mlm_head import MlmHead
 from hybridtei.backends.graph.onnx_files import check_file, hidden_output, words_beside
@@ -28,15 +29,12 @@ from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
-BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
-
 
 class OnnxBackend:
     """See `backends.base.Backend`."""
 
     name = "ort"
     fills_cores = False
-    busy_tokens = BUSY_TOKENS
     shares_prefixes = False
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
@@ -72,6 +70,7 @@ class OnnxBackend:
     def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
         self.spec = spec
         self.dtype = dtype
+        self.busy_tokens = busy_tokens(spec.hidden_size, threads)
         self.forwards = 0
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
         self._threads = threads

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from hybridtei.backends.base import busy_tokens
 from hybridtei.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.backends.graph.mlm_head import MlmHead
 from hybridtei.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
@@ -44,7 +45,6 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lowe
 import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
 
 LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
-BUSY_TOKENS = 512  # of a micro-batch: one core gains nothing from more
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
@@ -58,7 +58,6 @@ class OpenVinoBackend:
     name = "openvino"
     padding = Padding.ATTENTION
     fills_cores = False
-    busy_tokens = BUSY_TOKENS
 
     def __init__(
         self,
@@ -90,6 +89,7 @@ class OpenVinoBackend:
         is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
         threads = max(threads, cores) if is_large else threads
         team = threads if is_large or threads > 1 else 0
+        self.busy_tokens = busy_tokens(spec.hidden_size, threads)
         self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
         try:
             self._models = _Models(
