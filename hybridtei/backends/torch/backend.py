@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
 OFFSETS = "offsets"  # among a batch's integers: `cu_seqlens`
-BUSY_TOKENS = {"cpu": 1024, "cuda": 16384}
+BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
