@@ -278,6 +278,8 @@ def test_prefix_and_suffix_are_whole_however_long_a_text_is(original: Path) -> N
         ({"yes": "no such word"}, "is no token"),
         ({"prefix": 5}, "should describe a template"),
         ({"preffix": ""}, "should describe a template"),
+        ({"body": "{query}" * 20 + "{document}"}, "with 16 places"),
+        ({"suffix": "x" * 100_000}, r"1\d{5} characters"),
     ],
 )
 def test_a_template_that_is_none(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
-from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.checkpoint.files import read_object, sha256_of
 from hybridtei.checkpoint.sizes import lengths
 from hybridtei.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.checkpoint.tokenizer_settings import apply_settings, truncation_side
-from hybridtei.checkpoint.vocabularies import tokenizer_files
+from hybridtei.checkpoint.vocabularies import read_raw, tokenizer_files
 from hybridtei.errors import MissingArtifact
 
 Fingerprint = Mapping[str, str | None]
@@ -95,7 +94,7 @@ def _reading(spec: ModelSpec) -> str | None:
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
     known = lengths(spec.folder, spec.config, written, spec.positions)
     least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
-    before, now = (RawTokenizer.from_file(str(file)) for _ in range(2))
+    before, now = (read_raw(spec.folder) for _ in range(2))
     changed = apply_settings(now, spec.tokenizer_settings, file)
     side = truncation_side(now, spec.tokenizer_settings)
     if spec.bare:

@@ -281,6 +281,7 @@ CODE: Mapping[str, str] = {
     "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
     "XLMRoberta": "xlm-roberta-flash",
 }
+MAX_REFERENCE = 300  # characters of repository, module and class: the pattern takes the square of the length
 CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
 
 
@@ -292,9 +293,9 @@ def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None
     reference = classes.get(loader) if isinstance(classes, dict) else None
     if not isinstance(reference, str):
         return None
-    found = CLASS.fullmatch(reference)
+    found = CLASS.fullmatch(reference[:MAX_REFERENCE])
     families = () if found is None else (CODE.get(found["name"]), CODE.get(found["trunk"]))
-    return None if config.get("model_type") in families else reference
+    return None if config.get("model_type") in families else reference[:MAX_REFERENCE]
 
 
 def check_code(config: Mapping[str, Any], file: Path) -> None:

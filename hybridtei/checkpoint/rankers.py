@@ -25,6 +25,7 @@ from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 OWN_FILE = "hybridtei_rerank.json"
+MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters, and places that each hold a whole text of a request; known ones: 900, 3
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
@@ -115,11 +116,15 @@ def _own(file: Path) -> PairTemplate:
         own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: should describe a template: {error}") from error
-    _check_slots(file, "".join(own.parts))
+    _check_slots(file, "".join(own.parts), file.stat().st_size)
     return own
 
 
-def _check_slots(file: Path, body: str) -> None:
+def _check_slots(file: Path, body: str, size: int) -> None:
+    if size > MAX_TEMPLATE or len(SLOT.findall(body)) > MAX_SLOTS:
+        raise LoadError(
+            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with {MAX_SLOTS} places of texts"
+        )
     lacking = {"query", "document"} - set(SLOT.findall(body))
     if lacking:
         raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
@@ -141,7 +146,7 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Ma
     text = _rendered(file, source, messages, {**tokens, **arguments})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]
-    _check_slots(file, text)
+    _check_slots(file, text, len(text))
     specials = _special_tokens(folder)
     ends = [match.end() for match in specials.finditer(text, 0, slots[0].start())]
     starts = [match.start() for match in specials.finditer(text, slots[-1].end())]

@@ -14,6 +14,7 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 
 log = logging.getLogger(__name__)
 MODEL_FILE = "config_sentence_transformers.json"
+MAX_PROMPT = 16_384  # characters, tokenised anew with each text of a request
 # Settings of the tokenizer's calls that leave the tokens of one text as they are.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "padding": (True, False, "longest", "max_length"),
@@ -24,15 +25,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 # Arguments of transformers' apply_chat_template that are none of the template's.
 OF_RENDERING = frozenset(
     {
-        *(
-            "chat_template",
-            "continue_final_message",
-            "max_length",
-            "padding",
-            "processor_kwargs",
-            "return_assistant_tokens_mask",
-        ),
-        *("return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
+        *("chat_template", "continue_final_message", "max_length", "padding", "processor_kwargs", "return_dict"),
+        *("return_assistant_tokens_mask", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
     }
 )
 STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
@@ -44,8 +38,8 @@ def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters |
     prompts = sentence.get("prompts")
     if prompts is None:
         return None if adapters is None else adapters.prompts
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise LoadError(f"{folder / MODEL_FILE}: `prompts` should map names to texts")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()):
+        raise LoadError(f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters")
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 

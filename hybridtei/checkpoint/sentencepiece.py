@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hybridtei.system.frames import read_varint
 
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
 MAX_PIECE = 256  # characters; the longest piece of a public model has 31
+MAX_MERGES, MAX_EXTRA_IDS = 4_000_000, 10_000  # of a BPE, where Gemma's has 580,604; of T5, where files say 100 to 300
 Built = tuple[RawTokenizer, list[AddedToken]]  # and the tokens that its file marks as read whole
 NORMAL, CONTROL, USER_DEFINED, BPE = 1, 3, 4, 2  # types of pieces and of a model in sentencepiece_model.proto
 
@@ -96,6 +98,8 @@ def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str],
         own = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
         scores = [*own, *scores[1:], ("<mask>", 0.0)]
     elif form == "T5":
+        if int(settings.get("extra_ids", 100)) > MAX_EXTRA_IDS:
+            raise ValueError(f"`extra_ids` is {settings['extra_ids']}, more than {MAX_EXTRA_IDS}")
         scores = [*scores, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(int(settings.get("extra_ids", 100)))))]
     elif form == "Albert":  # a number keeps no comma
         scores = [(text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit())) for text, score in scores]
@@ -140,12 +144,19 @@ def bpe(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, 
 
 
 def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of pieces that makes a piece, those of the highest score first."""
-    found = [
-        (score, at, len(text) - at, -vocab[text[:at]], -vocab[text[at:]], text)
-        for (text, score), kind in zip(pieces.scores, pieces.types, strict=True)
-        if kind in (NORMAL, USER_DEFINED)
-        for at in range(1, len(text))
-        if text[:at] in vocab and text[at:] in vocab
-    ]
+    """Return every pair of pieces that makes a piece, those of the highest score first. Raises ValueError beyond MAX_MERGES."""
+    found = list(
+        islice(
+            (
+                (score, at, len(text) - at, -vocab[text[:at]], -vocab[text[at:]], text)
+                for (text, score), kind in zip(pieces.scores, pieces.types, strict=True)
+                if kind in (NORMAL, USER_DEFINED)
+                for at in range(1, len(text))
+                if text[:at] in vocab and text[at:] in vocab
+            ),
+            MAX_MERGES + 1,
+        )
+    )
+    if len(found) > MAX_MERGES:
+        raise ValueError(f"its pieces make more than {MAX_MERGES} merges")
     return [(text[:at], text[at:]) for _, at, _, _, _, text in sorted(found, reverse=True)]

@@ -24,6 +24,8 @@ SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "heads": (("num_attention_heads", "n_heads", "num_key_value_heads"), 4_096),
     "narrow": (("embedding_size",), 131_072),
     "types": (("type_vocab_size",), 65_536),
+    "distances": (("max_relative_positions", "relative_attention_max_distance"), 1_000_000),
+    "buckets": (("position_buckets", "relative_attention_num_buckets"), 1_000_000),
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
 SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers

@@ -7,7 +7,6 @@ normal forms, and with the special tokens that the class puts around a text.
 from __future__ import annotations
 
 import json
-from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -42,9 +41,7 @@ def read_raw(folder: Path) -> RawTokenizer:
     file = folder / TOKENIZER
     if not file.is_file():
         return build(folder)
-    with file.open("rb") as opened:
-        marked = opened.read(len(BOM_UTF8)) == BOM_UTF8
-    return RawTokenizer.from_str(file.read_text(encoding="utf-8-sig")) if marked else RawTokenizer.from_file(str(file))
+    return RawTokenizer.from_str(file.read_text(encoding="utf-8-sig"))
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:

@@ -122,6 +122,8 @@ def t5(o: Ops, s: Settings) -> Rows:
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
     heads = Heads(count, count, s.count("head_dim"))
     number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
+    if number < 4 or furthest <= number // 4:  # nearer ones have a bucket each, further ones share the others
+        raise s.unsupported("relative_attention_num_buckets", number, ("4 to less than 4 relative_attention_max_distance",))
     table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # of the first layer, read by all
     bias = o.buckets(distance_buckets(number, furthest), table, count)
     act, wide, is_gated = s.activation("hidden_act"), s.count("intermediate_size"), s.flag("is_gated_act")

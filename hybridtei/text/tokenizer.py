@@ -178,10 +178,7 @@ class Tokenizer:
 
     def tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
         """Return every token of every text, with its place in the text."""
-        try:
-            encodings = self._raw.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        except Exception as error:
-            raise _refusal(texts, error) from error
+        encodings = self.encode(texts, add_special_tokens=add_special_tokens, offsets=True)
         return [_tokens(text, raw) for text, raw in zip(texts, encodings, strict=True)]
 
 

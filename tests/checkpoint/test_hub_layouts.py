@@ -139,6 +139,12 @@ def test_publishers_classes_that_a_family_computes(model_type: str, code: str, i
     assert own_code(config, "AutoModelForMaskedLM") is None
 
 
+def test_a_long_name_of_a_class_is_no_work() -> None:
+    """The pattern takes the square of the length."""
+    config = {"model_type": "bert", "auto_map": {"AutoModel": "ForA" * 5_000 + "!"}}
+    assert len(own_code(config) or "") < 400
+
+
 @pytest.mark.parametrize("auto_map", [None, "modeling.X", ["x"], {}, {"AutoModel": None}, {"AutoConfig": "a.B"}])
 def test_without_a_class_of_a_model_there_is_no_own_code(auto_map: Any) -> None:
     assert own_code({"model_type": "bert", "auto_map": auto_map}) is None

@@ -116,6 +116,13 @@ def test_a_setting_of_another_shape_is_refused(bert: Path, copied: Copied, setti
     raised(LoadError, with_settings(copied(bert), **settings), TRANSFORMER)
 
 
+def test_a_prompt_without_end_is_refused(bert: Path, copied: Copied) -> None:
+    """It goes before each text of a request."""
+    folder = copied(bert)
+    tiny.write_json(folder / MODEL, {"prompts": {"query": "x" * 20_000}})
+    assert "at most 16384 characters" in raised(LoadError, folder, MODEL)
+
+
 @pytest.mark.parametrize("output", ["last_hidden_state", ["hidden_states", -1]])
 def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, output: Any) -> None:
     modality = {"text": {"method": "forward", "method_output_name": output}}

@@ -66,6 +66,26 @@ def test_a_size_that_the_files_do_not_hold_takes_no_memory(bert: Path, copied: C
     refused(folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("deberta-v2", "max_relative_positions"), ("deberta-v2", "position_buckets"), ("t5", "relative_attention_max_distance")],
+)
+@pytest.mark.usefixtures("little_memory")
+def test_a_distance_that_is_none_takes_no_memory(tmp_path: Path, family: str, key: str) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    tiny.edit_json(folder / "config.json", **{key: 10**9})
+    with pytest.raises(LoadError, match=f"`{key}` is 1000000000"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_distances_without_buckets_are_refused(tmp_path: Path, number: int) -> None:
+    folder = tiny.write_family(tmp_path, "t5")
+    tiny.edit_json(folder / "config.json", relative_attention_num_buckets=number)
+    with pytest.raises(LoadError, match="relative_attention_num_buckets"):
+        Encoder.load(config=ModelConfig(model_id=str(folder), backend="ort", pooling="mean"))
+
+
 WRONG = [0, -1, "x", None, 1.5, True, [], {}, float("nan"), float("inf")]
 
 

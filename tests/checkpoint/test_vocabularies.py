@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hybridtei.checkpoint import sentencepiece as pieces_of_files
 from hybridtei.checkpoint.fingerprint import fingerprint
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.vocabularies import build, read_vocabulary
@@ -209,6 +210,17 @@ def test_what_cannot_be_built_is_refused_with_the_cure(tmp_path: Path, changed: 
     if why != "empty":
         line = f'AutoTokenizer.from_pretrained("{tmp_path}", use_fast=True).save_pretrained("{tmp_path}")'
         assert str(caught.value).endswith(f"from transformers import AutoTokenizer\n{line}")
+
+
+def test_numbers_of_a_file_make_no_vocabulary_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 bytes of settings took as many tokens as they said, and pieces within one another as many merges as letters."""
+    words = write_pieces(tmp_path / "t5", "T5")
+    tiny.edit_json(words / "tokenizer_config.json", extra_ids=200_000)
+    with pytest.raises(LoadError, match="`extra_ids` is 200000, more than 10000"):
+        build(words)
+    monkeypatch.setattr(pieces_of_files, "MAX_MERGES", 5, raising=False)
+    with pytest.raises(LoadError, match="more than 5 merges"):
+        build(write_pieces(tmp_path / "llama", "Llama"))
 
 
 def test_a_folder_without_any_vocabulary_names_the_files(tmp_path: Path) -> None:

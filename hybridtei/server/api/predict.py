@@ -208,17 +208,6 @@ class EntitiesRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[Any, Meta(description="`aggregation_strategy` [simple], `ignore_labels` [O].")] = None
 
 
-class Entity(Struct, frozen=True, omit_defaults=True):
-    """An entity, in the words of transformers' pipeline."""
-
-    score: float
-    word: str
-    start: int
-    end: int
-    entity_group: str | None = None
-    entity: str | None = None
-
-
 NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
 Items = list[dict[str, Any]]
 
