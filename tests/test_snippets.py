@@ -195,7 +195,8 @@ def python(words: list[str]) -> None:
     else:
         source = module(words[1]) if words[0] == "-m" else ROOT / words[0]
         assert source.is_file(), f"{source}: is not there"
-        text = source.read_text(encoding="utf-8")
+        files = sorted(source.parent.glob("*.py")) if source.name == "__main__.py" else [source]
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
         for flag in (word.partition("=")[0] for word in words[1:] if word.startswith("--")):
             positive = flag.replace("--no-", "--")
             assert (flag == "--help" and "ArgumentParser(" in text) or f'"{flag}"' in text or f'"{positive}"' in text, (

@@ -153,8 +153,8 @@ async def tags(scope: Any) -> Reply:
 
 
 async def version(scope: Any) -> Reply:
-    """`/api/version`: ours; Open WebUI asks for it to see whether a server is there."""
-    return Reply(OllamaVersion(__version__))
+    """`/api/version`: our release in whole numbers. Open WebUI asks for it to see whether a server is there."""
+    return Reply(OllamaVersion(__version__.partition(".dev")[0]))
 
 
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
