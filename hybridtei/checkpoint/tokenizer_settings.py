@@ -167,16 +167,19 @@ def _set_prefix_space(one: object, wanted: bool) -> list[str]:
 def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Path) -> TemplateProcessing:
     """Return the template of transformers 4.57's `update_post_processor`."""
     tokens = [token for token in (first, last) if token is not None]
-    lacking = [token for token in tokens if raw.token_to_id(token) is None]
-    if lacking:
-        raise LoadError(f"{file}: lacks the token {lacking[0]!r}, which `add_bos_token` or `add_eos_token` adds to each text")
+    wrong = [token for token in tokens if raw.token_to_id(token) is None or token[:1] == "$" or {" ", ":"} & {*token}]
+    if wrong:
+        raise LoadError(
+            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: the vocabulary lacks it, or "
+            "it begins with $ or holds a space or a colon, which a template reads otherwise"
+        )
 
     def side(name: str, type_id: int) -> str:
         parts = (first, name, last)
         return " ".join(f"{part}:{type_id}" for part in parts if part is not None)
 
-    special = [(token, raw.token_to_id(token)) for token in tokens]
-    return TemplateProcessing(single=side("$A", 0), pair=f"{side('$A', 0)} {side('$B', 1)}", special_tokens=special)
+    ids = [(token, raw.token_to_id(token)) for token in tokens]
+    return TemplateProcessing(single=side("$A", 0), pair=f"{side('$A', 0)} {side('$B', 1)}", special_tokens=ids)
 
 
 def _parts(component: Any, kind: Any) -> list[Any]:

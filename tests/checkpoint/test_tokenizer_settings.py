@@ -130,7 +130,18 @@ def test_without_the_keys_or_the_class_the_template_of_the_file_counts(
 def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path: Path) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token="<none>")
-    with pytest.raises(LoadError, match="lacks the token '<none>'"):
+    with pytest.raises(LoadError, match="cannot add the token '<none>'"):
+        reader(folder)
+
+
+@pytest.mark.parametrize("token", ["$A", "$", "a b", "b:1"])
+def test_a_token_that_a_template_would_read_otherwise_is_refused(tmp_path: Path, token: str) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["added_tokens"].append({**described["added_tokens"][0], "id": 600, "content": token})
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token=token)
+    with pytest.raises(LoadError, match="cannot add the token"):
         reader(folder)
 
 
