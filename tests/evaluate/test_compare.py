@@ -37,6 +37,7 @@ def write(folder: Path, *, cased: bool = True, **modules: Any) -> Path:
     words = json.loads((folder / "tokenizer.json").read_text())
     words["normalizer"]["lowercase"] = not cased
     tiny.write_json(folder / "tokenizer.json", words)
+    tiny.edit_json(folder / "tokenizer_config.json", do_lower_case=not cased)
     return tiny.write_modules(folder, layout="old", **{"max_seq_length": tiny.LONGEST, **modules})
 
 
