@@ -12,7 +12,7 @@ connections' shots reach the server is the network's.
 
 Memory is flat if what the process comes back to does not rise: after a first fifth, in which it may grow to what its largest
 requests take, the low-water mark of the second half is compared with that of the first, since both see requests of the same
-sizes. A server gives freed memory back some seconds later (`hybridtei.system.memory`), so short runs say nothing: see `LOOKS`.
+sizes. Short runs say nothing: see `LOOKS`.
 """
 
 from __future__ import annotations
