@@ -25,7 +25,7 @@ from hybridtei.system.machine import LaneKind
 
 FIRST_TOKENS = 64
 TEXT_TOKENS = 64  # of the texts that are measured
-PASSES = 5  # of a size, of which the fastest counts: other programs only ever slow one down
+PASSES = 5  # of a size; the fastest counts, since other programs only ever slow one down
 FLAT = 0.97  # of the best rate: a smaller pass that gets there is enough
 MIN_SECONDS = 1e-9  # of a pass, where a clock is too coarse
 

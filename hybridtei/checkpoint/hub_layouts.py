@@ -219,7 +219,7 @@ FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # where n
 
 
 def _t5(config: Config, file: Path) -> Config:
-    """After `T5Config` and `MT5Config`, of which the encoder is served. `gated-gelu` is that of the tanh form."""
+    """After `T5Config` and `MT5Config`; the encoder is served. `gated-gelu` is GELU in its tanh form."""
     for name, ours in T5_NAMES.items():
         _rename(config, name, ours, file)
     _drop(config, "dense_act_fn", "is_encoder_decoder", "n_positions", "num_decoder_layers", "scale_decoder_outputs")

@@ -1,6 +1,6 @@
 """A tokenizer of a SentencePiece file, as transformers converts it: Unigram or BPE, with its own normaliser.
 
-The file is protobuf (`sentencepiece_model.proto`), of which pieces, kind and the normaliser's tables are read.
+The file is protobuf (`sentencepiece_model.proto`); its pieces, its kind and its normaliser's tables are read.
 """
 
 from __future__ import annotations

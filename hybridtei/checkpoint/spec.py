@@ -66,7 +66,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 OFFSET_FAMILIES = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
 )
-MPNET_PADDING = 1  # its class counts from there, whatever the padding id is
+MPNET_PADDING = 1  # its class counts positions from there and ignores `pad_token_id`
 # Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset(
@@ -83,7 +83,7 @@ STATIC_TYPE = "static"  # the model type of a table of token vectors, which has 
 class ModelSpec:
     """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
 
-    `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: dense vectors are cut to so many numbers.
+    `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: the width that dense vectors are cut to.
     `bare`: no special tokens go around texts. `pools_prompts`: prompts' tokens are pooled too.
     `skipped_padding`: see `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks.
     `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.

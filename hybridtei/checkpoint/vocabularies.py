@@ -87,9 +87,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raw = _assembled(folder, CLASSES[name], settings)
     except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # of a file that holds something else: this parser's errors, bare kinds and panics of the library
+    except BaseException as error:  # the library raises bare kinds, and panics, for files that hold something else
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
             "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"

@@ -139,7 +139,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _deviation(backend: TorchBackend, trunk: PackedTrunk, compiled: CompiledPass, tokens: int) -> float:
-    """`deviation` of compiled states from the module's, of a batch of so many tokens."""
+    """`deviation` of compiled states from the module's, for a batch of `tokens` tokens."""
     longest = min(tokens, backend.spec.max_input_length)
     batch = made_up(backend.spec, tokens // longest * [longest] + ([tokens % longest] if tokens % longest else []))
     ids, layout = trunk.place(batch), trunk.layout(batch)

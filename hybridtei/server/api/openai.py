@@ -1,4 +1,4 @@
-"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these, with `outputs` of ours."""
+"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these; the field `outputs` is hybridtei's."""
 
 from __future__ import annotations
 
