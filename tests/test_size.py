@@ -8,7 +8,7 @@ from conformance.structure.source import Module
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
-LINES, STATEMENTS, MODULES = 45_198, 26_384, 193
+LINES, STATEMENTS, MODULES = 45_180, 26_377, 193
 SLACK = 300  # lines fewer that a change may leave here before it has to lower the numbers
 
 

@@ -45,12 +45,6 @@ class ModelList(Struct, frozen=True):
 STARTED = int(time.time())
 FINGERPRINT_WAIT_S = 0.5  # of the first requests; half a gigabyte is read meanwhile
 POOLING_NAMES = {"lasttoken": "last_token"}
-DOCS_FILES = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
-DOCS_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>hybridtei</title><link rel="stylesheet" href="swagger-ui.css"></head>
-<body><div id="docs"></div><script src="swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "../api-doc/openapi.json", dom_id: "#docs"})</script></body></html>
-"""
 
 
 async def health(scope: Any) -> Content:
@@ -120,23 +114,6 @@ async def docs(scope: Any) -> Content:
     return Content(media_type="text/plain; charset=utf-8", status=303, headers=[(b"location", b"/docs/")])
 
 
-async def docs_file(scope: Any) -> Content:
-    """Swagger UI, from the package that carries it: it works without a network."""
-    name = str(scope["path_params"]["name"]).strip("/")
-    if name in ("", "index.html"):
-        return Content(DOCS_PAGE.encode(), "text/html; charset=utf-8")
-    if name not in DOCS_FILES:
-        return Content(status=404)
-    return Content(_swagger_ui(name), f"{DOCS_FILES[name]}; charset=utf-8")
-
-
-@cache
-def _swagger_ui(name: str) -> bytes:
-    vendor = files("swagger_ui_bundle").joinpath("vendor")
-    version = next(folder for folder in vendor.iterdir() if folder.name.startswith("swagger-ui"))
-    return version.joinpath(name).read_bytes()
-
-
 def facts(context: Context) -> dict[str, Any]:
     """The fields of `/info`."""
     service, spec = context.service, context.service.model.spec
@@ -189,12 +166,10 @@ TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-POLICY = (
-    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
-    "require-trusted-types-for 'script'"
-)
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
+DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI writes markup, and its style sheet holds pictures
 HEADERS = [
-    (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
@@ -203,17 +178,24 @@ HEADERS = [
 INDEX = "index.html"
 FOLDER = files("hybridtei.server").joinpath("page")
 FILES = sorted(file.name for file in FOLDER.iterdir() if file.name.rpartition(".")[2] in TYPES)
+DOCS_FILES = sorted(file.name for file in FOLDER.joinpath("docs").iterdir() if file.name.rpartition(".")[2] in TYPES)
 
 
 async def page(scope: Any) -> Content:
     """The page itself, or a file that it loads."""
-    name = scope["path"].removeprefix(PAGE).strip("/") or INDEX
-    return Content(_read(name), TYPES[name.rpartition(".")[2]], headers=HEADERS)
+    return _content(scope["path"].removeprefix(PAGE).strip("/") or INDEX, PAGE_POLICY)
+
+
+async def docs_file(scope: Any) -> Content:
+    """Swagger UI, or a file that it loads."""
+    name = str(scope["path_params"]["name"]).strip("/")
+    return _content(f"docs/{name}", DOCS_POLICY) if name in DOCS_FILES else Content(status=404)
 
 
 @cache
-def _read(name: str) -> bytes:
-    return FOLDER.joinpath(name).read_bytes()
+def _content(name: str, policy: str) -> Content:
+    headers = [(b"content-security-policy", policy.encode()), *HEADERS]
+    return Content(FOLDER.joinpath(name).read_bytes(), TYPES[name.rpartition(".")[2]], headers=headers)
 
 
 HEALTH = Route(method="GET", path="/health", handler=health, summary="Health check", role=None, is_tei=True)
