@@ -20,7 +20,11 @@ def sampled(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 
 def crossed(*axes: Sequence[Any]) -> list[Any]:
-    """The product of the axes. Quick are as many as the longest axis has, among which every value of each axis occurs."""
+    """The product of the axes, of which those of `paired` are quick."""
+    return sampled(itertools.product(*axes), paired(*axes))
+
+
+def paired(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """As many combinations as the longest axis has values: every value of each axis occurs, beside others each time."""
     most = range(max(map(len, axes)))
-    quick = [tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most]
-    return sampled(itertools.product(*axes), quick)
+    return [tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most]

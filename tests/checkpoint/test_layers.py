@@ -1,4 +1,4 @@
-"""Layers of heads as arrays: the right tensor in the right place, each of the declared shape. Errors: test_parameters.py."""
+"""Layers of heads as arrays: the right tensor in the right place, each of the declared shape."""
 
 from __future__ import annotations
 
@@ -162,6 +162,32 @@ def test_a_tensor_of_another_shape_is_named_with_its_file(
     save_file(tensors, file)
     with pytest.raises(WeightMismatch, match=f"{file}: `{name}`"):
         lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+
+
+@pytest.mark.parametrize("lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"])
+def test_a_tensor_missing_from_our_file_is_named(tmp_path: Path, lost: str) -> None:
+    tensors, file = tiny.write_own_heads(tmp_path), tmp_path / HEADS_FILE
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
+    with pytest.raises(LoadError, match=rf"{file}.*{lost}"):
+        lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+
+
+def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
+    tiny.write_own_heads(tmp_path, dim=12)
+    with pytest.raises(WeightMismatch, match=r"multivector\.weight"):
+        multivector_layer(MultivectorHead(tmp_path / HEADS_FILE, 13, own=True), tiny.HIDDEN)
+
+
+def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
+    written = tiny.write_own_heads(tmp_path)
+    for stem, find in (("sparse_linear", find_sparse_head), ("colbert_linear", find_multivector_head)):
+        file = next(tmp_path.glob("*.safetensors")).rename(tmp_path / f"{stem}.safetensors")
+        found = find(tmp_path / "elsewhere", tiny.HIDDEN, file)
+        if isinstance(found, SparseHead):
+            holds(lexical_layers(found, tiny.HIDDEN)[1], written["sparse.out.weight"], written["sparse.out.bias"])
+        else:
+            assert found is not None
+            holds(multivector_layer(found, tiny.HIDDEN), written["multivector.weight"], None)
 
 
 def test_an_activation_of_our_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:

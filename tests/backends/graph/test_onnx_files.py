@@ -28,7 +28,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.load import find_model
 from tests import tiny
 from tests.backends.graph.test_int8 import LOOSE
-from tests.backends.graph.test_onnx_backend import random_encodings, run, same
+from tests.backends.outputs import random_encodings, run, same
 from tests.sampled import sampled
 
 Copied = Callable[[Path], Path]

@@ -39,9 +39,9 @@ from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.load import find_model
 from tests import tiny
-from tests.backends.graph.test_int8 import LOOSE, NO_MATRIX
-from tests.backends.torch.test_backend import sixty_four
-from tests.sampled import sampled
+from tests.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MATRIX
+from tests.backends.outputs import sixty_four
+from tests.sampled import paired, sampled
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
@@ -83,30 +83,27 @@ def test_a_group_of_zeros_stays_one() -> None:
     assert not quantized(np.zeros((2, 32), np.float32), 16).float32().any()
 
 
-@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
-def test_every_family_keeps_its_vectors(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
+def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(tmp_path: Path, model_type: str) -> None:
+    """Every family in int8: `python -m conformance.families`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
-    backend = in_form(spec)
+    graph, backend = family_graph(spec), in_form(spec)
     assert backend.dtype == "int8"
-    found = compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), backend)
+    found = compare(OpenVinoBackend(spec, graph, weights, threads=2), backend)
     assert found.passes(LOOSE)
     assert found.worst < 1
+    matrices = [name for name, shape in graph.weights.items() if len(shape) == 2 and not NO_MATRIX.search(name)]
+    ops = [op.rt_info for op in backend._models._express._model.get_runtime_model().get_ops()]
+    products = [op["runtimePrecision"].astype(str) for op in ops if op["layerType"].astype(str) == "FullyConnected"]
+    assert products == ["i8"] * len(matrices)
+    shared = [names for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)]
+    assert sorted(name for names in shared for name in names) == sorted(graph.matrices)  # each has one input
 
 
 def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None:
     """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
     spec, weights = parts(tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm"))
     assert compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_form(spec)).passes(LOOSE)
-
-
-@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
-def test_the_matrices_of_all_layers_are_held_in_eight_bits_and_nothing_else(tmp_path: Path, model_type: str) -> None:
-    spec, _ = parts(tiny.write_family(tmp_path, model_type))
-    shapes = family_graph(spec).weights
-    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2 and not NO_MATRIX.search(name)}
-    ops = [op.rt_info for op in in_form(spec)._models._express._model.get_runtime_model().get_ops()]
-    products = [op["runtimePrecision"].astype(str) for op in ops if op["layerType"].astype(str) == "FullyConnected"]
-    assert products == ["i8"] * len(matrices)
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
@@ -133,9 +130,9 @@ def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instru
     assert min(size for size in GROUPS.values() if size != BY_TOKEN) == SAFEST
 
 
-@pytest.mark.parametrize("group", GROUPS.values())
 @pytest.mark.parametrize(
-    "bad", [FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))]
+    ("bad", "group"),
+    paired([FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))], [BY_TOKEN, 128]),
 )
 def test_a_model_that_loses_too_much_is_refused_with_all_figures(
     bert: Path, cache: Path, bad: Fidelity, group: int, monkeypatch: pytest.MonkeyPatch
@@ -170,13 +167,6 @@ def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(
         form = int8_form(spec, weights)
         assert form.group == group
         assert set(form.divisors or ()) == set(found)
-
-
-@pytest.mark.parametrize("model_type", sampled(tiny.FAMILIES, tiny.QUICK))
-def test_every_product_of_the_batch_has_one_input(tmp_path: Path, model_type: str) -> None:
-    graph = family_graph(parts(tiny.write_family(tmp_path, model_type))[0])
-    shared = [names for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)]
-    assert sorted(name for names in shared for name in names) == sorted(graph.matrices)
 
 
 def test_channels_of_outliers_are_divided_and_their_columns_multiplied() -> None:

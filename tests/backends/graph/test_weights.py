@@ -19,7 +19,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from tests import tiny
-from tests.backends.torch.test_trunk import random_encodings
+from tests.backends.outputs import random_encodings
 
 MATRIX = "layers.0.mlp.up_proj.weight"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages become zeros on Linux alone")

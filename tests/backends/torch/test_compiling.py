@@ -3,9 +3,6 @@ is the traced module. Recordings need a GPU; that what fills them reaches no tex
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,7 @@ from transformers import AutoModel
 
 from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.compiling import NEAR, SIZES, compile_trunk, filled
+from hybridtei.backends.torch.compiling import NEAR, NEEDS, SIZES, compile_trunk, filled
 from hybridtei.backends.torch.fp8 import to_eight_bits
 from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.trunk import PaddedTrunk
@@ -29,10 +26,9 @@ from hybridtei.errors import LoadError
 from hybridtei.load import load_model
 from hybridtei.system.machine import LaneKind
 from tests import tiny, tolerances
-from tests.sampled import sampled
 
 BATCHES = ([5, 9], [2], [120, 3, 40], [1, 1, 1], [1])
-QUICK = {"bert", "qwen3", "deberta-v2"}
+FAMILIES = ["bert", "qwen3", "deberta-v2"]  # positions in a table, by rotation, as biases of attention
 
 
 class Counting:
@@ -68,7 +64,7 @@ def assert_alike(backend: TorchBackend, exact: TorchBackend, asked: PackedBatch)
     np.testing.assert_allclose(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-@pytest.mark.parametrize("model_type", sampled(sorted(tiny.FAMILIES), QUICK))
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_one_code_for_all_batches_and_none_is_made_later(tmp_path: Path, model_type: str) -> None:
     backend, compiler = of_family(tmp_path, model_type), Counting()
     exact = TorchBackend(backend.spec)
@@ -98,7 +94,7 @@ def test_a_prefix_is_computed_once_by_compiled_code(tmp_path: Path) -> None:
     assert compiler.made == made
 
 
-@pytest.mark.parametrize("model_type", sampled(sorted(tiny.FAMILIES), QUICK))
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_fills_a_recorded_pass_reaches_no_text(tmp_path: Path, model_type: str) -> None:
     backend = of_family(tmp_path, model_type)
     trunk: Any = backend.trunk
@@ -112,9 +108,8 @@ def test_what_fills_a_recorded_pass_reaches_no_text(tmp_path: Path, model_type: 
         np.testing.assert_allclose(found[:count], expected, atol=tolerances.HIDDEN["float32"], rtol=0)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "qwen3"])
-def test_a_trunk_in_eight_bits_is_compiled(tmp_path: Path, model_type: str) -> None:
-    backend, exact = (of_family(tmp_path, model_type, dtype="bfloat16") for _ in range(2))
+def test_a_trunk_in_eight_bits_is_compiled(tmp_path: Path) -> None:
+    backend, exact = (of_family(tmp_path, "bert", dtype="bfloat16") for _ in range(2))
     for one in (backend, exact):
         assert to_eight_bits(one.trunk.model)
     backend.dtype = "fp8"
@@ -136,28 +131,12 @@ def test_inductor_serves_on_a_cpu(tmp_path: Path) -> None:
         assert_alike(backend, exact, batch(backend, lengths))
 
 
-@pytest.mark.slow
-def test_a_cpu_without_a_compiler_is_refused_and_told_so(tmp_path: Path) -> None:
-    folder = tiny.write_bert(tmp_path, num_hidden_layers=1)
-    command = [sys.executable, "-m", "hybridtei", "serve", "--model-id", str(folder), "--pooling", "mean", "--torch-compile"]
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": "no-such-compiler"}
-    done = subprocess.run(
-        [*command, "--backend", "torch", "--port", "0"],
-        env={**os.environ, **caches},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert f"{folder}: --torch-compile failed (on a CPU torch needs a C++ compiler (g++, or another one in CXX)" in done.stderr
-    assert "No working C++ compiler found" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("compiler", "why"),
     [
         (Counting(lambda out: 2 * out if out.is_floating_point() else out), "is allowed in float32: leave it out"),
         (Counting(lambda out: out * float("nan") if len(out) == SIZES[0] else out), "differ from the module's by nan"),
+        (failing, f"failed ({NEEDS}; else leave it out): BackendCompilerFailed"),
         (failing, "no compiler is here"),
         ("no such", "no such"),
     ],

@@ -26,29 +26,32 @@ from hybridtei.backends.torch.kernels import (
 )
 from tests import tolerances
 from tests.backends.torch import libraries, textbook
-from tests.sampled import crossed
+from tests.sampled import paired
 
 BOTH = pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
 LISTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
 @BOTH
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 5, 100])
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
 def test_packed_attention_equals_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
-    q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
-    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.7, window=window, causal=causal)
-    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=causal)
-    torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
 
 
 @BOTH
 def test_tokens_that_nobody_sees(kernel: Kernel) -> None:
-    seen = [max(1, length - 2) for length in textbook.LENGTHS]
-    q, k, v = textbook.drawn(textbook.LENGTHS)
-    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=None, causal=False)
-    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=None, causal=False, seen=seen)
+    equals_the_textbook(kernel, seen=SEEN)
+
+
+SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
+
+
+def equals_the_textbook(
+    kernel: Kernel, *, window: int | None = None, key_heads: int = 4, causal: bool = False, seen: list[int] | None = None
+) -> None:
+    q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
+    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal)
+    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen)
     torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
@@ -99,23 +102,15 @@ ON_GPU = attention.OPENERS
 
 
 @EACH
-@pytest.mark.parametrize(("window", "key_heads", "causal"), crossed([None, 1, 5, 100], [4, 2, 1], [False, True]))
+@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
 def test_each_library_is_asked_for_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
-    q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
-    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.7, window=window, causal=causal)
-    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=causal)
-    torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
 
 
 @EACH
 @pytest.mark.parametrize("window", [None, 5])
 def test_each_library_leaves_out_tokens_that_nobody_sees(kernel: Kernel, window: int | None) -> None:
-    seen = [max(1, length - 2) for length in textbook.LENGTHS]
-    q, k, v = textbook.drawn(textbook.LENGTHS)
-    lengths = textbook.sequences(textbook.LENGTHS, seen)
-    found = kernel(q, k, v, lengths, scale=0.7, window=window, causal=False)
-    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=False, seen=seen)
-    torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    equals_the_textbook(kernel, window=window, seen=SEEN)
 
 
 @given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))

@@ -33,6 +33,7 @@ from hybridtei.backends.torch.kernels import Kernel, padded_groups, torch_varlen
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from tests import jina, published, tiny
+from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
 FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
@@ -164,12 +165,9 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize(("kernel", "lengths"), [("varlen", MANY), ("padded groups", FEW)], ids=["varlen, many", "groups, few"])
-@pytest.mark.parametrize("case", CASES)
-def test_a_launch_waits_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str, lengths: tuple[int, ...]
-) -> None:
-    write, pooling = CASES[case]
+@pytest.mark.parametrize(("case", "kernel"), paired([*CASES], [*KERNELS]))
+def test_a_launch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str) -> None:
+    (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
     spec = read_spec(write(tmp_path), pooling=pooling)
     batch = batch_of(spec, lengths)
     found = launched(ready(spec, monkeypatch), batch, monkeypatch, KERNELS[kernel]())
