@@ -179,13 +179,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     grpc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
     ] = None
-    http_workers: Annotated[
-        Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(
-            description="Processes for HTTP, JSON and tokenisation beside the engine's; 0: the engine's own does it "
-            "[default: 1 for one model on a GPU without gRPC and vector store, else 0]."
-        ),
-    ] = None
+    reuse_port: Annotated[
+        bool, Meta(description="Let several servers listen on the same --port: the kernel spreads connections over them.")
+    ] = False
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
     )

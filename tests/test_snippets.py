@@ -166,7 +166,7 @@ def check(words: list[str], request: Any) -> None:
     elif name == "pip":
         installs(rest)
     else:
-        assert name in ("ruff", "mypy", "lint-imports", "pre-commit", ".", "kubectl", "text"), (
+        assert name in ("ruff", "mypy", "lint-imports", "pre-commit", ".", "kubectl", "systemctl", "text"), (
             f"{name}: say in this test how it is checked"
         )
 

@@ -66,7 +66,6 @@ PLANS = (
     ),
     Plan("classifier", ("classifier",), 8, ("--api-key", KEY), KEY),
     Plan("tagger", ("tagger",), 8, ("--auto-truncate", "false", "--json-output", "true")),
-    Plan("workers", ("hybrid",), 10, ("--http-workers", "2")),
     Plan("store", ("hybrid", "reranker"), 5, ("--qdrant-path", "{scratch}/store")),
     Plan("default", ("default",), 2, longest=8, peers=4),
 )

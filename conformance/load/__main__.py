@@ -12,7 +12,7 @@ from importlib import import_module
 
 from conformance.load.report import machine
 
-SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers", "convoy"), "cost")  # name -> module
+SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")  # name -> module
 SCENARIOS |= dict.fromkeys(("http_load", "lone", "in_process"), "traffic") | dict.fromkeys(("storms", "overload"), "storms")
 SCENARIOS |= {name: name for name in ("precisions", "ray_scaling", "stored_size", "migrate")}
 

@@ -1,17 +1,12 @@
-"""What HTTP costs: CPU microseconds of a server's processes for one short `/embed`, and what a pass waits for the event loop.
+"""What HTTP costs: CPU microseconds of a server's processes for one short `/embed`.
 
     python -m conformance.load request_cost [--rounds 5] [--clients 32,1] [--seconds 3]
     python -m conformance.load asgi_servers [--rounds 5] [--clients 32,1] [--seconds 3]
-    python -m conformance.load convoy [--http-workers 0,1] [--rounds 3] [--seconds 4]
 
 `request_cost` has ours over a backend that costs nothing, and the floor, uvicorn under an application that reads the body and
 answers as many bytes; then what a request costs that is refused, since no permit is free, to 640 connections that ask again at
 once. `asgi_servers` has one Litestar application under uvicorn, granian and hypercorn, as far as they are installed. `x first`
 is the median of the rounds' ratios to the first server.
-
-`convoy` has a pass that takes the interpreter's lock 400 times, as launching a pass on a GPU does, alone and beside clients
-whose bodies are no JSON, which costs the engine nothing and the event loop all of its time. With `--http-workers 0` both share
-an interpreter. A pass's time is the server's own, `te_request_inference_duration`.
 """
 
 import argparse
@@ -25,7 +20,7 @@ from pathlib import Path
 from conformance.load.crowd import Group, crowd, request
 from conformance.load.fakes import FLOOR, LITESTAR
 from conformance.load.report import medians, paired, ratio, table
-from conformance.load.servers import Server, started, total
+from conformance.load.servers import started
 
 ROOT = Path(__file__).parents[2]
 UVICORN = "uvicorn --loop uvloop --http httptools --no-access-log --log-level error --port {port}"
@@ -38,12 +33,10 @@ NUMBERS = {"type": lambda given: [int(number) for number in given.split(",")], "
 FLAGS = {
     "asgi_servers": {"--rounds": 5, "--clients": NUMBERS, "--seconds": 3.0},
     "request_cost": {"--rounds": 5, "--clients": NUMBERS, "--seconds": 3.0},
-    "convoy": {"--http-workers": "0,1", "--rounds": 3, "--seconds": 4.0},
 }
-REFUSED_CLIENTS, NOISY_CLIENTS = 640, 8
-GOAL_US, REFUSED_GOAL_US, CONVOY_GOAL = 200, 20, 1.5
+REFUSED_CLIENTS = 640
+GOAL_US, REFUSED_GOAL_US = 200, 20
 ASKED = [request("/embed", {"inputs": f"what does a hybrid search need {number:05}"}) for number in range(20_000)]
-BROKEN = request("/embed", b'{"inputs": ["' + b'a hybrid search", "' * 200 + b'"}')
 
 Cost = dict[str, float]
 
@@ -93,30 +86,3 @@ def request_cost(options: argparse.Namespace) -> int:
     print(f"goals: {GOAL_US} us a request, {REFUSED_GOAL_US} us a refusal")
     ours, full = (f"conformance.load.fakes {kind} {{port}}" for kind in ("ready", "full"))
     return compared({"floor": f"{UVICORN} --lifespan off floor_app:app", "ours": ours}, full, options)
-
-
-def pass_ms(server: Server, groups: list[Group], seconds: float) -> float:
-    """The mean of a pass over a time."""
-    before = server.metrics()
-    seen = crowd(server.port, groups, seconds)
-    if any(status // 100 != wanted for one, wanted in zip(seen, (2, 4), strict=False) for status in one.statuses):
-        sys.exit(f"expected status 200 and 4xx, found {[dict(one.statuses) for one in seen]}")
-    after, names = server.metrics(), [f"te_request_inference_duration_{what}" for what in ("sum", "count")]
-    spent, passes = (total(after, name) - total(before, name) for name in names)
-    return 1000 * spent / passes
-
-
-def convoyed(workers: str, seconds: float) -> Cost:
-    """One round of one server."""
-    client, noise = Group(1, ASKED), Group(NOISY_CLIENTS, [BROKEN])
-    with started([sys.executable, "-m", "conformance.load.fakes", f"launching-{workers}", "{port}"]) as server:
-        pass_ms(server, [client], 0.5)
-        alone, beside = pass_ms(server, [client], seconds), pass_ms(server, [client, noise], seconds)
-    return {"alone ms": alone, "beside ms": beside, "x alone": beside / alone}
-
-
-def convoy(options: argparse.Namespace) -> int:
-    sides = {f"{one} HTTP processes": partial(convoyed, one, options.seconds) for one in options.http_workers.split(",")}
-    print(f"goal: {CONVOY_GOAL} times of a pass alone")
-    table({name: medians(runs) for name, runs in paired(options.rounds, sides).items()})
-    return 0

@@ -2,8 +2,7 @@
 
     python -m conformance.load.fakes KIND PORT
 
-KIND `ready` is ours over a backend that hands out ready rows; `full` is the same without a free permit; `launching-N` is ours
-over a backend whose pass takes the interpreter's lock 400 times, with N HTTP processes.
+KIND `ready` is ours over a backend that hands out ready rows; `full` is the same without a free permit.
 """
 
 import sys
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from conformance.load.servers import HOST
-from hybridtei.backends.fake import FakeBackend, launching
+from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -23,9 +22,6 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.app import create_app
 from hybridtei.server.run import run_server
-from hybridtei.server.supervisor import run_workers
-
-CALLS = 400
 
 # Answers as long as ours: 384 numbers
 FLOOR = """
@@ -61,15 +57,10 @@ class Ready(FakeBackend):
 
 def serve(kind: str, port: int) -> None:
     """In this process, until it is ended."""
-    workers = int(kind.rpartition("-")[2]) if kind.startswith("launching") else 0
     model, engine, registry = ModelConfig(), EngineConfig(), Registry()
-    server, spec = ServerConfig(hostname=HOST, port=port, http_workers=workers), find_model(model)
-    backend = FakeBackend(spec, gate=launching(CALLS)) if kind.startswith("launching") else Ready(spec)
+    server, spec = ServerConfig(hostname=HOST, port=port), find_model(model)
     logs.configure(json_output=False, level="info")  # each request has its line
-    service = EngineService(text_model(spec, engine), backend, engine, budget_tokens=1024, registry=registry)
-    if workers:
-        run_workers(service, server, model, registry=registry)
-        return
+    service = EngineService(text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry)
     with service.admission.inside(service.admission.permits) if kind == "full" else nullcontext():
         run_server(create_app(service, server, model, registry=registry), server)
 

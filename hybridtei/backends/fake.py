@@ -7,7 +7,6 @@ Every number is a multiple of 2**-24, so sums are exact and a text's answer is t
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 
@@ -22,17 +21,6 @@ from hybridtei.system.machine import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24
-SECTION = bytes(16384)  # hashlib gives the lock up for as much
-
-
-def launching(calls: int) -> Gate:
-    """A gate that gives the interpreter's lock up and takes it again so many times a pass, as a launch of kernels does."""
-
-    def launch(batch: PackedBatch) -> None:
-        for _ in range(calls):
-            hashlib.sha256(SECTION).digest()
-
-    return launch
 
 
 class FakeBackend:

@@ -26,6 +26,7 @@ BOOLEANS = {"true": True, "false": False}
 MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
+    "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
     "cuda_graphs": "--torch-compile records passes of at most 1,024 tokens on a GPU",
 }
 SEEN = "flags_seen"  # attribute of a namespace: the flags read so far

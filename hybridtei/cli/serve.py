@@ -74,8 +74,6 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     if models_file is not None and model_ids:
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
-        if server.http_workers:
-            raise UsageError("--http-workers: several models share one process; leave it out, or serve one model")
         if server.only_tei_routes:
             raise UsageError("--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model")
         if server.served_model_name is not None:

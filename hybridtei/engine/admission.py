@@ -11,16 +11,12 @@ wait leave a share too: one stream of many messages would keep everybody else ou
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableSequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from mmap import mmap
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hybridtei.engine.core import SHORT_TOKENS
@@ -116,28 +112,14 @@ class _Waiter:
 
 
 class Admission:
-    """`permits` to give; used from one thread, the event loop's.
+    """`permits` to give; used from one thread, the event loop's."""
 
-    With `descriptor`, of `shared_memory`, several processes share the permits: each counts what it holds at its own `place`. A
-    waiting caller is woken by what this process gives back, so gRPC, whose calls wait, is served by one process.
-    """
-
-    def __init__(self, permits: int, descriptor: int | None = None, place: int = 0) -> None:
-        self.permits = permits
-        self._descriptor = descriptor
-        self._taken: MutableSequence[int] | memoryview = [0]
-        if descriptor is not None:
-            self._taken = memoryview(mmap(descriptor, 0)).cast("q")
-        self._place = place
+    def __init__(self, permits: int) -> None:
+        self.permits = self.free = permits
         self._reserve = permits // RESERVE
-        self.freed: Callable[[int], object] | None = None  # called with how many permits this process gave back
+        self.freed: Callable[[int], object] | None = None  # called with how many permits were given back
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
-
-    @property
-    def free(self) -> int:
-        """How many permits are free."""
-        return self.permits - sum(self._taken)
 
     @property
     def waiting(self) -> int:
@@ -178,8 +160,8 @@ class Admission:
         return inputs
 
     def give_back(self, permits: int) -> None:
-        """Free permits that were taken in this process."""
-        self._taken[self._place] -= permits  # no other process writes here, so no lock
+        """Free permits that were taken."""
+        self.free += permits
         if self._waiting:
             self._serve()
         if self.freed is not None:
@@ -204,21 +186,11 @@ class Admission:
         finally:
             _carried.reset(before)
 
-    def clear(self, place: int) -> None:
-        """Free the permits of the process at `place`, which has ended."""
-        self._taken[place] = 0
-
     def _take(self, permits: int, left: int, *, fewer: bool = False) -> int:
         """Take all permits or none, or with `fewer` as many as are free; `left` stay free. Return how many were taken."""
-        if self._descriptor is not None:  # for a microsecond; the kernel frees the lock of a process that ends with it
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            free = self.free - left
-            taken = permits if permits <= free else max(free, 0) if fewer else 0
-            self._taken[self._place] += taken
-        finally:
-            if self._descriptor is not None:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        free = self.free - left
+        taken = permits if permits <= free else max(free, 0) if fewer else 0
+        self.free -= taken
         return taken
 
     def _serve(self) -> None:
@@ -233,19 +205,6 @@ class Admission:
 
 
 _carried: ContextVar[tuple[Admission | None, int]] = ContextVar("carried_permits", default=(None, 0))
-
-PLACE_BYTES = 8
-
-
-def shared_memory(places: int) -> int:
-    """Return the descriptor of an unnamed file for child processes to inherit."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("permits")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, places * PLACE_BYTES)
-    return descriptor
 
 
 @dataclass(eq=False, slots=True)

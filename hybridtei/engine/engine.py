@@ -72,7 +72,7 @@ class BatchMetrics:
 
 
 class EngineClient(Protocol):
-    """Where a service's encodings become outputs: here (`Engine`), or in another process (`remote.RemoteEngine`)."""
+    """Where a service's encodings become outputs: here (`Engine`), or in another process."""
 
     metrics: BatchMetrics
 

@@ -72,18 +72,17 @@ class EngineService:
         registry: Registry | None = None,
         device: Device | None = None,
         engine: EngineClient | None = None,
-        admission: Admission | None = None,
     ) -> None:
         """`device`: its lanes are shared with other models; without one, the model has lanes of its own.
 
-        `engine`, `admission`: where the engine is in another process, its client, and the permits that all clients share.
+        `engine`: where the engine is in another process, its client.
         """
         self.model = model
         self.backend = backend
         self.config = config
         self.budget_tokens = budget_tokens
         self.workers = config.tokenization_workers or default_tokenization_workers()
-        self.admission = admission or Admission(config.max_concurrent_requests)
+        self.admission = Admission(config.max_concurrent_requests)
         self._own_device: Device | None = None
         if engine is None and device is None:
             device = self._own_device = Device(

@@ -99,9 +99,10 @@ class DrainingServer(uvicorn.Server):
             self.announce()
 
     def announce(self) -> None:
-        """Log the address."""
+        """Log that clients are answered from now on."""
         host, port = self.servers[0].sockets[0].getsockname()[:2] if self.servers else ("?", 0)
-        announce(host, port)
+        log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
+        log.info("Ready")
 
     async def shutdown(self, sockets: Any = None) -> None:
         if self._rpc is not None:
@@ -118,12 +119,6 @@ class DrainingServer(uvicorn.Server):
             log.warning("the drain is over: %d connections are cut off", len(connections))
         for connection in connections:
             connection.transport.abort()
-
-
-def announce(host: str, port: int) -> None:
-    """Log that clients are answered from now on."""
-    log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
-    log.info("Ready")
 
 
 def settings_of(
@@ -192,8 +187,9 @@ def run_server(app: Any, config: ServerConfig) -> None:
     models = state.models
     settings = settings_of(app, config, state.refusals, state.unsent, state.certificate, overload=state.overload)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
+    shared = [bound(config.hostname, config.port, shared=True)] if config.reuse_port else None
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
-        server.run()
+        server.run(shared)
     if not server.started:
         raise OSError(f"cannot listen on {config.hostname}:{config.port}")
     if models.dead is not None:

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from hybridtei import __version__
-from hybridtei.backends.base import Backend
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
 from hybridtei.engine.admission import permits_for
 from hybridtei.engine.device import STOP_SECONDS, Device
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import LoadError, UsageError
+from hybridtei.errors import LoadError
 from hybridtei.load import LoadedModel, load_model
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.machine import LaneKind
@@ -96,28 +95,10 @@ def serve_one(
         engine = engine if fixed_permits else with_permits(engine, loaded)
         registry = Registry()
         service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-        workers = http_processes(server, loaded.backend, has_store=schemas is not None)
-        if workers:
-            from hybridtei.server.supervisor import run_workers
+        from hybridtei.server.app import create_app
+        from hybridtei.server.run import attached, run_server
 
-            run_workers(service, replace(server, http_workers=workers), model, registry=registry, metrics_port=port)
-        else:
-            from hybridtei.server.app import create_app
-            from hybridtei.server.run import attached, run_server
-
-            run_server(attached(create_app(service, server, model, registry=registry, schemas=schemas), port), server)
-
-
-def http_processes(server: ServerConfig, backend: Backend, *, has_store: bool) -> int:
-    """Return how many processes speak HTTP for the engine; 0: its own does.
-
-    By default one where passes are launched from Python, as on a GPU: each of some hundred calls a pass gives the interpreter
-    up, and beside a busy event loop waits for it again.
-    """
-    if server.http_workers is not None:
-        return server.http_workers
-    launches = getattr(backend, "ahead", 0) > 0
-    return int(launches and server.grpc_port is None and not has_store)
+        run_server(attached(create_app(service, server, model, registry=registry, schemas=schemas), port), server)
 
 
 def serve_several(
@@ -176,8 +157,6 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
         Keyring.of(server)
         certificate_of(server)
     if server.grpc_port is not None:
-        if server.http_workers:
-            raise UsageError("--grpc-port: gRPC is served by the process that has the engine; leave out --http-workers")
         from hybridtei.server.app import rpc_server_class
 
         rpc_server_class()
@@ -206,8 +185,6 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:
         return None
-    if server.http_workers:
-        raise UsageError("--qdrant-url, --qdrant-path: one process searches the vector store; leave out --http-workers")
     from hybridtei.store.collection import CollectionSchemas
 
     _warn_if_open(server)

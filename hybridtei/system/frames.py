@@ -213,17 +213,6 @@ def _maker(kind: type) -> Callable[..., Any]:
     return lambda *values: kind(**dict(zip(names, values, strict=True)))
 
 
-def send_now(end: socket.socket, value: Any) -> None:
-    """Block until the value is written."""
-    end.sendall(b"".join(encode(value)))
-
-
-def receive_now(end: socket.socket) -> Any:
-    """Block until a value is there and return it. Raises EOFError if the other end is gone."""
-    prefix = receive_exactly(end, PREFIX.size)
-    return decode(prefix + receive_exactly(end, PREFIX.unpack(prefix)[0] - PREFIX.size))
-
-
 def varint(number: int) -> bytes:
     """Encode a whole number of at least 0 as protobuf does: seven bits a byte, the lowest first; the eighth says that more
     follow."""

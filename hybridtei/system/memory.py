@@ -14,7 +14,6 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
@@ -105,11 +104,6 @@ def limit_heaps() -> None:
         if variable not in os.environ:
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).mallopt(option, value)
-
-
-def with_limited_heaps(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a process starts with the heaps that it should have."""
-    return {ARENAS: str(arenas()), MAPPED: str(MAPPED_BYTES), **environment}
 
 
 def resident() -> int:

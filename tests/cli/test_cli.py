@@ -67,7 +67,6 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
         (["serve", "--hf-token", "a", "--hf-api-token", "b"], {}, "exclude each other"),
         (["serve", "--models", "x.toml", "--model-id", "a"], {}, "--models and --model-id exclude each other"),
-        (["serve", "--model-id", "a", "--model-id", "b", "--http-workers", "2"], {}, "--http-workers: several models"),
         (["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"], {}, "--only-tei-routes: "),
         (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name: several models"),
         (["serve", "--port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --port already"),

@@ -206,6 +206,7 @@ def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
         "--json-output",
         "--offline",
         "--only-tei-routes",
+        "--reuse-port",
         "--table-under-load",
         "--split-large-batches",
         "--torch-compile",

@@ -38,7 +38,6 @@ def test_each_scenario_tells_its_flags():
 @pytest.mark.parametrize(
     ("name", "flags", "rows"),
     [
-        ("convoy", ["--rounds", "1", "--seconds", "0.5"], ["0 HTTP processes", "1 HTTP processes"]),
         (
             "request_cost",
             ["--rounds", "1", "--seconds", "0.3", "--clients", "2"],

@@ -1,4 +1,4 @@
-"""The unit: systemd's own verdict, and its variables by the command's parser."""
+"""The units: systemd's own verdict, and their variables by the command's parser."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tests.deploy.command_line import DEPLOY, ROOT, check_serve
 from tests.server.live import HANG
 
-UNIT = (DEPLOY / "systemd/hybridtei.service").read_text()
+UNIT, TEMPLATE = ((DEPLOY / "systemd" / name).read_text() for name in ("hybridtei.service", "hybridtei@.service"))
 FILE = (DEPLOY / "systemd/hybridtei.env").read_text()
 
 
-def settings() -> dict[str, list[str]]:
+def settings(unit: str = UNIT) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name, value in re.findall(r"^(\w+)=(.*)$", UNIT, re.MULTILINE):
+    for name, value in re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE):
         found.setdefault(name, []).append(value)
     return found
 
@@ -50,11 +50,24 @@ def test_the_file_of_variables_is_where_the_unit_looks() -> None:
     assert f"deploy/systemd/hybridtei.env {wanted}" in UNIT
 
 
-def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
+def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port() -> None:
+    one, many = settings(), settings(TEMPLATE)
+    taskset, *words = many["ExecStart"][0].split()
+    assert (Path(taskset).name, words[:3]) == ("taskset", ["--cpu-list", "%i", *one["ExecStart"]])
+    assert check_serve(words[3:], environment()).reuse_port
+    assert many["User"] == ["hybridtei"]  # the kernel lets no other user share the port
+    own = {"Description", "ExecStart", "EnvironmentFile", "User"}
+    assert {name: value for name, value in many.items() if name not in own} == {
+        name: value for name, value in one.items() if name not in own
+    }
+
+
+@pytest.mark.parametrize(("unit", "name"), [(UNIT, "hybridtei.service"), (TEMPLATE, "hybridtei@.service")])
+def test_systemd_has_nothing_to_say(tmp_path: Path, unit: str, name: str) -> None:
     command = shutil.which("systemd-analyze")
     if command is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / "hybridtei.service"
-    unit.write_text(re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", UNIT, flags=re.MULTILINE))
-    said = subprocess.run([command, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=HANG)
+    path = tmp_path / name
+    path.write_text(re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", unit, flags=re.MULTILINE))
+    said = subprocess.run([command, "verify", str(path)], capture_output=True, text=True, check=False, timeout=HANG)
     assert (said.returncode, [line for line in said.stderr.splitlines() if "hybridtei" in line]) == (0, [])

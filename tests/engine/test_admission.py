@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
-from hybridtei.engine.admission import Admission, max_of_turns, permits_for, shared_memory
+from hybridtei.engine.admission import Admission, max_of_turns, permits_for
 from hybridtei.engine.core import EngineCore
 from hybridtei.errors import Overloaded
 from tests.engine import small
@@ -68,10 +67,8 @@ def test_a_full_house_takes_nothing():
         assert admission.free == 1
 
 
-@pytest.mark.parametrize("kind", ["one process", "several"])
-def test_large_ones_leave_a_quarter_to_small_ones(kind):
-    memory = shared_memory(1)
-    admission = Admission(16) if kind == "one process" else Admission(16, memory, 0)
+def test_large_ones_leave_a_quarter_to_small_ones():
+    admission = Admission(16)
     with ExitStack() as inside:
         for _ in range(3):
             inside.enter_context(admission.inside(4, turns=True))
@@ -82,7 +79,6 @@ def test_large_ones_leave_a_quarter_to_small_ones(kind):
         with pytest.raises(Overloaded), admission.inside(1):
             raise AssertionError
     assert admission.free == 16
-    os.close(memory)
 
 
 @given(st.integers(1, 1000))

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hybridtei.batch import Encoding, Head, Ragged, offsets_of
+from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.engine.remote import RunMessage
-from hybridtei.engine.scheduler import EngineRequest
 from hybridtei.load import find_model
 from hybridtei.outputs import Columns, HeadOutputs, SparseVectors, Timings
 from hybridtei.system.frames import PREFIX, decode, encode
@@ -98,22 +96,3 @@ def same_columns(one: Columns, other: Columns) -> bool:
         if mine is not None and not all(np.array_equal(a, b) for a, b in zip(flat(mine), flat(yours), strict=True)):
             return False
     return True
-
-
-NUMBERS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9), st.integers(0, 1))
-SHAPES = st.tuples(st.integers(1, 9), st.sampled_from([None, 0, 1]), NUMBERS)
-
-
-@given(st.lists(SHAPES, min_size=1))
-def test_encodings_mean_the_same(shapes):
-    given_ = [
-        Encoding(np.arange(length), None if kind is None else np.full(length, kind, dtype=np.int64), *numbers)
-        for length, kind, numbers in shapes
-    ]
-    message = there_and_back(RunMessage.of(7, EngineRequest(given_, frozenset({Head.DENSE, Head.SPARSE}), 5)))
-    assert (message.number, message.heads, message.now_ns) == (7, {Head.DENSE, Head.SPARSE}, 5)
-    assert [(one.key, one.shared) for one in message.encodings()] == [(one.key, one.shared) for one in given_]
-
-
-def test_every_field_of_an_encoding_is_sent():
-    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}

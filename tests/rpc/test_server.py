@@ -19,9 +19,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.errors import LoadError, UsageError
-from hybridtei.server.start import serve_one, serve_several
+from hybridtei.config import EngineConfig, ServerConfig
+from hybridtei.errors import LoadError
+from hybridtei.server.start import serve_several
 from tests import tiny
 from tests.rpc.live import free_port, start
 from tests.sampled import sampled
@@ -77,7 +77,7 @@ def check_reflection(channel: grpc.Channel) -> None:
 
 
 def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
-    return ["-m", "tests.server.fake_workers", str(folder), seconds, "0", "grpc_port=0", *settings]
+    return ["-m", "tests.server.fake_process", str(folder), seconds, "grpc_port=0", *settings]
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
@@ -178,12 +178,6 @@ def test_a_port_that_is_taken(hybrid, capsys):
         told = capsys.readouterr().err
         assert f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n" in told
         assert "Traceback" not in told
-
-
-def test_several_http_workers_are_refused_before_anything_is_loaded():
-    server = ServerConfig(grpc_port=0, http_workers=2)
-    with pytest.raises(UsageError, match="--http-workers"):
-        serve_one(ModelConfig(model_id="nowhere"), EngineConfig(), server)
 
 
 def test_a_missing_extra_is_named_before_anything_is_loaded(monkeypatch):

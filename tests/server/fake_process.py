@@ -1,7 +1,7 @@
-"""Worker processes over the fake backend: `python -m tests.server.fake_workers FOLDER PAUSE WORKERS [SETTING=VALUE]...`.
+"""The command `serve` over the fake backend: `python -m tests.server.fake_process FOLDER PAUSE [SETTING=VALUE]...`.
 
-WORKERS may be 0. PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its
-pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
+PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its pass fail, and "dura"
+ends the lanes. Settings: of the engine and the server.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
-from hybridtei.server.run import reserved, run_server
-from hybridtei.server.supervisor import run_workers
+from hybridtei.server.run import run_server
 from hybridtei.tasks.base import Model
 
 
@@ -33,12 +32,12 @@ def wait(pause: str) -> None:
         time.sleep(float(pause))
 
 
-def serve(folder: str, pause: str, workers: int, settings: dict[str, int | str]) -> None:
+def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
     model = ModelConfig(model_id=folder)
     of_engine = {name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__}
     of_server = {name: value for name, value in settings.items() if name not in of_engine}
     engine = EngineConfig(**of_engine)
-    config = ServerConfig(**{"hostname": "127.0.0.1", "port": 0, "http_workers": workers, **of_server})
+    config = ServerConfig(**{"hostname": "127.0.0.1", "port": 0, **of_server})
     logs.configure(json_output=False, level="info")
     spec, registry = find_model(model), Registry()
     reader = text_reader(spec, engine)
@@ -51,16 +50,12 @@ def serve(folder: str, pause: str, workers: int, settings: dict[str, int | str])
 
     backend = FakeBackend(spec, fail_on=poison, gate=gate)
     service = EngineService(Model(spec, reader), backend, engine, budget_tokens=32, registry=registry)
-    if workers:
-        with reserved(config) as port:
-            run_workers(service, config, model, registry=registry, metrics_port=port)
-    else:
-        run_server(create_app(service, config, model, registry=registry), config)
+    run_server(create_app(service, config, model, registry=registry), config)
 
 
 if __name__ == "__main__":
-    folder, pause, workers, *settings = sys.argv[1:]
+    folder, pause, *settings = sys.argv[1:]
     pairs = (setting.partition("=") for setting in settings)
     values = {name: int(value) if value.isdigit() else value for name, _, value in pairs}
-    serving.run = lambda _: serve(folder, pause, int(workers), values)  # so errors end it as they end the command
+    serving.run = lambda _: serve(folder, pause, values)  # so errors end it as they end the command
     sys.exit(cli.main(["serve"]))

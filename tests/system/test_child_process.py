@@ -72,18 +72,3 @@ def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path", [str(ROOT)])
     monkeypatch.chdir(ROOT)
     assert machine.search_path() == [str(ROOT)]  # a source tree is run in its own folder
-
-
-@pytest.mark.slow
-def test_http_workers_run_nothing_of_it_either(corpus: Path) -> None:
-    (corpus / "types.py").unlink()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--http-workers", "2"]
-    with subprocess.Popen(command, cwd=corpus, env=environment, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        ready = any("Ready" in line for line in server.stdout)
-        server.terminate()
-        server.stdout.read()
-    assert ready
-    assert server.returncode == 0
-    assert was_run(corpus) == ""

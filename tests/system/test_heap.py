@@ -49,13 +49,11 @@ def arenas_of(limit: str, environment: dict[str, str]) -> int:
 @needs_glibc
 def test_threads_share_as_many_heaps_as_there_are_cores():
     assert arenas_of("heap.limit_heaps()", {}) <= heap.arenas()
-    assert arenas_of("", heap.with_limited_heaps({})) <= heap.arenas()
 
 
 @needs_glibc
 def test_who_has_said_how_many_heaps_there_are_is_obeyed():
     assert arenas_of("heap.limit_heaps()", {heap.ARENAS: "9"}) == 9
-    assert heap.with_limited_heaps({heap.ARENAS: "9", heap.MAPPED: "9"}) == {heap.ARENAS: "9", heap.MAPPED: "9"}
 
 
 @needs_glibc

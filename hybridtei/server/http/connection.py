@@ -279,11 +279,13 @@ class Unsent:
         )
 
 
-def bound(hostname: str, port: int) -> socket.socket:
-    """`hostname`: an IP address. Raises OSError, naming the address."""
+def bound(hostname: str, port: int, *, shared: bool = False) -> socket.socket:
+    """`hostname`: an IP address. `shared`: servers of the same user may share the port. Raises OSError, naming the address."""
     version = ipaddress.ip_address(hostname).version
     listening = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if version == 6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
