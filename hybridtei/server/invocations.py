@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TypeVar
+from contextlib import suppress
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -17,10 +16,8 @@ from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
-from hybridtei.server.http.decoding import decode, keys_of, may_hold
+from hybridtei.server.http.decoding import decode, keys_of
 from hybridtei.server.routing import Route
-
-T = TypeVar("T")
 
 
 class _Fields(Struct, frozen=True):
@@ -32,14 +29,10 @@ class _Fields(Struct, frozen=True):
     query: Raw | UnsetType = UNSET
 
 
-OBJECT_INPUTS = re.compile(rb'"inputs"\s*:\s*\{')
-
-
 @passes_on
 async def by_model(context: Context, data: bytes) -> Reply:
     """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the fields tell."""
-    looks = may_hold(data, "query") or OBJECT_INPUTS.search(data) is not None  # others are decoded once, by the model alone
-    fields = keys_of(data, _Fields) if looks else _Fields()
+    fields = keys_of(data, _Fields)
     inputs = b"" if fields.inputs is UNSET else bytes(fields.inputs)
     if inputs.startswith(b"{"):
         if keys_of(inputs, _Fields).query is UNSET:
@@ -80,22 +73,13 @@ async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
 
 
 async def _instance(context: Context, data: bytes) -> Reply:
-    request = _if_fits(data, RerankRequest, "texts")
-    if request is not None:
-        return await rerank(context, request)
+    if keys_of(data, _Fields).texts is not UNSET:
+        with suppress(SchemaError, SyntaxRefused):
+            return await rerank(context, decode(data, RerankRequest))
     try:
         return await of_kind(context, data)
     except (SchemaError, SyntaxRefused) as error:
-        raise RequestRefused(error.message) from None
-
-
-def _if_fits(data: bytes, kind: type[T], field: str) -> T | None:
-    if not may_hold(data, field):
-        return None
-    try:
-        return decode(data, kind)
-    except (SchemaError, SyntaxRefused):
-        return None
+        raise RequestRefused(error.detail) from None
 
 
 ROUTES = (

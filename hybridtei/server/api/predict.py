@@ -13,6 +13,7 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
+    MAX_LISTS,
     OpenAICompatUsage,
     Prediction,
     PredictRequest,
@@ -117,8 +118,8 @@ def _texts(context: Context, raw: Any) -> Texts:
     if isinstance(raw, list) and isinstance(raw[0], list):
         if len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
             return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
-        if len(raw) > PredictRequest.max_lists:
-            raise TooManyInputs(f"batch size {len(raw)} > maximum allowed batch size {PredictRequest.max_lists}")
+        if len(raw) > MAX_LISTS:
+            raise TooManyInputs(f"batch size {len(raw)} > maximum allowed batch size {MAX_LISTS}")
     return parse_predict(raw)
 
 

@@ -33,7 +33,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.http.decoding import decode, decode_by_field
+from hybridtei.server.http.decoding import decode
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse, Route
 from hybridtei.tasks.label import best_first
@@ -227,7 +227,7 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     """`/rerank`: `texts` is TEI's, `documents` everybody else's, unless only TEI's routes are served."""
     if context.server.only_tei_routes:
         return await rerank(context, decode(body, RerankRequest))
-    request = decode_by_field(body, "texts", RerankRequest, {"documents": DocumentsRequest})
+    request: Any = decode(body, RerankRequest, {"texts": RerankRequest, "documents": DocumentsRequest})
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
     by_default = context.server.rerank_documents_as == "string"

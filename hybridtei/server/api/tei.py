@@ -6,7 +6,7 @@ A union in msgspec holds one array type only, so the structs take `inputs` loose
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -111,13 +111,6 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
     ] = None
-
-    max_lists: ClassVar[int] = 100_000  # a request of more is refused for their number before they are read
-
-    @classmethod
-    def of_many(cls, inputs: int) -> Self:
-        """Stands for a request of so many lists, which will be refused for their number."""
-        return cls(inputs=[[""]] * inputs)
 
     def __post_init__(self) -> None:
         check_predict(self.inputs)
@@ -239,8 +232,7 @@ def check_inputs(raw: Any, field: str = "inputs") -> None:
     if isinstance(raw, list):
         kinds = set(map(type, raw))  # of a million ids within twenty milliseconds
         if int in kinds and len(kinds) > 1:
-            wrong = "data did not match any variant of untagged enum Input: ids and texts mixed in one list"
-            raise SchemaError(f"{field}: {wrong}")
+            raise SchemaError(f"{field}: got ids beside texts or lists, expected ids alone, or texts and lists of ids")
 
 
 def parse_inputs(raw: Any) -> Inputs:
@@ -253,7 +245,7 @@ def parse_inputs(raw: Any) -> Inputs:
 def check_ids(raw: list[int | list[int]]) -> None:
     """Raises SchemaError for what `parse_ids` would not understand: ids and lists of them in one list."""
     if len(set(map(type, raw))) > 1:
-        raise SchemaError("ids: data did not match any variant of untagged enum InputIds")
+        raise SchemaError("ids: got ids beside lists, expected one of these alone")
 
 
 def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
@@ -261,6 +253,7 @@ def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
+MAX_LISTS = 100_000  # of a request to `/predict`
 PREDICT_FORMS = (
     "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
     "[[string], [string, string], ...]"
@@ -269,15 +262,15 @@ PREDICT_FORMS = (
 
 def check_predict(raw: str | list[str | list[str]]) -> None:
     """Raises SchemaError for what `parse_predict` would not understand."""
-    if isinstance(raw, str):
-        return
+    if isinstance(raw, str) or (len(raw) > MAX_LISTS and isinstance(raw[0], list)):
+        return  # so many lists are refused for their number
     kinds = set(map(type, raw))
     if len(kinds) > 1:
-        raise SchemaError(f"inputs: texts and lists mixed in one list, {PREDICT_FORMS}")
+        raise SchemaError(f"inputs: got texts beside lists, {PREDICT_FORMS}")
     parts = raw if kinds == {list} else [raw]
     if not {1, 2}.issuperset(map(len, parts)):
         wrong = next(length for length in map(len, parts) if not 1 <= length <= 2)
-        raise SchemaError(f"inputs: invalid length {wrong}, {PREDICT_FORMS}")
+        raise SchemaError(f"inputs: got a list of length {wrong}, {PREDICT_FORMS}")
 
 
 def parse_predict(raw: Any) -> Texts:

@@ -36,10 +36,9 @@ class BodyError(Exception):
     prefix = ""
     limit: str | None = None  # the setting whose bound was reached, if it was one
 
-    def __init__(self, detail: str = "", message: str | None = None) -> None:
-        """`message`: the detail without path and place."""
+    def __init__(self, detail: str = "") -> None:
         super().__init__(self.prefix + detail)
-        self.message = detail if message is None else message
+        self.detail = detail
 
 
 class ContentTypeError(BodyError):

@@ -114,15 +114,6 @@ def test_a_field_that_is_not_known_is_refused_by_name(server, path, padding):
     assert server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200  # TEI ignores them
 
 
-def test_of_a_short_body_the_place_and_the_known_fields_are_told(server):
-    told = server.post("/embed_multivector", {"inputs": "one", "dimension": 4}).text
-    assert told == (
-        "Failed to deserialize the JSON body into the target type: unknown field `dimension`, expected one of "
-        "`inputs`, `truncate`, `truncation_direction`, `prompt_name`, `dimensions`, `output_dtype`, `multivector`, "
-        "`input_type`, `model` at line 1 column 29"
-    )
-
-
 @pytest.mark.parametrize(
     ("path", "field"), [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")]
 )

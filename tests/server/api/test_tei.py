@@ -185,7 +185,7 @@ def test_vertex_answers_each_instance_as_the_root(server):
     ("instances", "status", "error"),
     [
         ([{}], 422, "missing field `inputs`"),
-        ([5], 422, "invalid type: integer `5`, expected struct EmbedRequest"),
+        ([5], 422, "expected `object`, got `int`"),
         ([{"inputs": "one"}, {"inputs": ""}, {}], 400, "Input validation error: `inputs` cannot be empty"),
         ([{"query": "one", "texts": ["two"]}], 424, "Backend error: model is not a re-ranker model"),
     ],

@@ -30,7 +30,7 @@ UNKNOWN_PROMPT = (
     'prompts. Available prompts: ["query", "passage"]'
 )
 TOO_WIDE = "Input validation error: `dimensions` should be smaller than the maximum embedding dimension."
-MIXED = "inputs: data did not match any variant of untagged enum Input"
+MIXED = "inputs: got ids beside texts or lists, expected ids alone, or texts and lists of ids"
 
 
 @pytest.fixture
@@ -67,7 +67,6 @@ def asked(server: Running) -> Iterator[Running]:
         (b'{"inputs":[1' + b"0" * 5000 + b"]}", "inputs[0]: "),
         (b'{"inputs":"a","truncation_direction":null}', "truncation_direction: "),
         (b'{"inputs":"a","other":' + DEEP + b"}", ""),
-        (b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}", ""),
     ],
 )
 def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
@@ -81,25 +80,25 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
 @pytest.mark.parametrize(
     ("path", "body", "detail"),
     [
-        ("/embed", b"null", "invalid type: null, expected struct EmbedRequest at line 1 column 4"),
-        ("/embed", b"[]", "invalid length 0, expected struct EmbedRequest with 6 elements"),
-        ("/embed", b"5", "invalid type: integer `5`, expected struct EmbedRequest"),
-        ("/embed", b'"inputs"', 'invalid type: string "inputs", expected struct EmbedRequest'),
-        ("/embed", DEEP, "Expected `object`"),
+        ("/embed", b"null", "expected `object`, got `null`"),
+        ("/embed", b"[]", "expected `object`, got `array`"),
+        ("/embed", b"5", "expected `object`, got `int`"),
+        ("/embed", b'"inputs"', "expected `object`, got `str`"),
+        ("/embed", DEEP, "expected `object`"),
         ("/embed", b"{}", "missing field `inputs`"),
         ("/embed", {"input": "a"}, "missing field `inputs`"),
         ("/embed", {"inputs": None}, "inputs: "),
         ("/embed", {"inputs": 5}, "inputs: "),
         ("/embed", {"inputs": True}, "inputs: "),
         ("/embed", {"inputs": {"text": "a"}}, "inputs: "),
-        ("/embed", {"inputs": [1.0]}, MIXED),
-        ("/embed", {"inputs": [-1]}, MIXED),
-        ("/embed", {"inputs": [2**32]}, MIXED),
-        ("/embed", {"inputs": [2**63]}, MIXED),
-        ("/embed", {"inputs": [True]}, MIXED),
-        ("/embed", {"inputs": [None]}, MIXED),
-        ("/embed", {"inputs": ["a", [2**32]]}, MIXED),
-        ("/embed", {"inputs": [["a"]]}, MIXED),
+        ("/embed", {"inputs": [1.0]}, "inputs[0]: "),
+        ("/embed", {"inputs": [-1]}, "inputs[0]: "),
+        ("/embed", {"inputs": [2**32]}, "inputs[0]: "),
+        ("/embed", {"inputs": [2**63]}, "inputs[0]: "),
+        ("/embed", {"inputs": [True]}, "inputs[0]: "),
+        ("/embed", {"inputs": [None]}, "inputs[0]: "),
+        ("/embed", {"inputs": ["a", [2**32]]}, "inputs[1][0]: "),
+        ("/embed", {"inputs": [["a"]]}, "inputs[0][0]: "),
         ("/embed", {"inputs": [1, "a"]}, MIXED),
         ("/embed", {"inputs": ["a", 1]}, MIXED),
         ("/embed", {"inputs": [[1], 1]}, MIXED),
@@ -116,8 +115,9 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed", b'{"truncate":null,"inputs":"a","truncate":null}', "duplicate field `truncate`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":"\xff"}', "duplicate field `inputs`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}", "duplicate field `inputs`"),
+        ("/embed", b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}", "duplicate field `inputs`"),
         ("/", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
-        ("/", b"null", "invalid type: null, expected struct EmbedRequest"),
+        ("/", b"null", "expected `object`, got `null`"),
         ("/embed_all", {"inputs": 5}, "inputs: "),
         ("/embed_sparse", {"inputs": 5}, "inputs: "),
         ("/embed_multivector", {"inputs": 5}, "inputs: "),
@@ -127,12 +127,12 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
         ("/v1/embeddings", {"inputs": "a"}, "missing field `input`"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format: "),
-        ("/v1/embeddings", {"input": [1, "a"]}, "input: data did not match any variant"),
-        ("/tokenize", {"inputs": [1]}, "inputs: data did not match any variant of untagged enum TokenizeInput"),
+        ("/v1/embeddings", {"input": [1, "a"]}, "input: got ids beside texts"),
+        ("/tokenize", {"inputs": [1]}, "inputs[0]: "),
         ("/tokenize", {"inputs": "a", "add_special_tokens": None}, "add_special_tokens: "),
-        ("/decode", {"ids": [-1]}, "ids: data did not match any variant of untagged enum InputIds"),
-        ("/decode", {"ids": [2**32]}, "ids: data did not match any variant of untagged enum InputIds"),
-        ("/decode", {"ids": [1, [2]]}, "ids: data did not match any variant"),
+        ("/decode", {"ids": [-1]}, "ids[0]: "),
+        ("/decode", {"ids": [2**32]}, "ids[0]: "),
+        ("/decode", {"ids": [1, [2]]}, "ids: got ids beside lists"),
         ("/decode", {"ids": "a"}, "ids: "),
         ("/decode", {"ids": [1], "skip_special_tokens": None}, "skip_special_tokens: "),
         ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs: "),
@@ -427,4 +427,4 @@ def test_a_long_table_with_escapes_has_no_fields_to_be_given_twice():
 
 
 def test_half_a_surrogate_pair_is_called_so(asked):
-    assert asked.post("/embed", b'{"inputs":"\\ud800"}').text.endswith("unexpected end of hex escape at line 1 column 18")
+    assert asked.post("/embed", b'{"inputs":"\\ud800"}').text == f"{SYNTAX}half of a surrogate pair"
