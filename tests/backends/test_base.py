@@ -18,7 +18,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import BackendError, DeviceLost, Unhealthy
+from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
@@ -148,23 +148,3 @@ def test_two_of_torch_serve_one_queue(bert: Path) -> None:
         assert expected is not None
         np.testing.assert_allclose(row, expected[0], atol=tolerances.WEIGHTS["float32"], rtol=0)
     assert all(replica.served for replica in backend.replicas)
-
-
-def test_an_engine_whose_only_device_is_lost_is_unhealthy_and_says_why() -> None:
-    def lose(_: PackedBatch) -> None:
-        raise DeviceLost("cuda:0 answers no more; a restart is needed")
-
-    service = small.service(gate=lose)
-
-    async def scenario() -> None:
-        await service.start()
-        await service.check_health()
-        with pytest.raises(BackendError, match="a restart is needed"):
-            await service.run(Embed(["one"], DENSE))
-        with pytest.raises(Unhealthy):
-            await service.check_health()
-        with pytest.raises(Unhealthy):
-            await service.run(Embed(["two"], DENSE))
-        await service.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), HANG))

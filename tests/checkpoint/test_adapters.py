@@ -93,8 +93,7 @@ def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> N
         family_graph(read_spec(checkpoint))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@pytest.mark.parametrize(("dtype", "suffix"), [(torch.float32, ".safetensors"), (torch.bfloat16, ".bin")])
 def test_factors_of_all_adapters_lie_side_by_side(checkpoint: Path, dtype: torch.dtype, suffix: str) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(checkpoint / "model.safetensors").items()}
     if suffix == ".bin":
@@ -145,9 +144,6 @@ def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint: P
     tiny.edit_json(checkpoint / "config.json", lora_adaptations=None)
     with pytest.raises(WeightMismatch, match=r"the weights hold what config.json does not"):
         graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))
-
-
-def test_fewer_names_than_adapters_are_refused(checkpoint: Path) -> None:
     tiny.edit_json(checkpoint / "config.json", lora_adaptations=["one", "two"])
     with pytest.raises(WeightMismatch, match=r"lora_A.weight` has shape"):
         graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import resource
@@ -12,19 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from hybridtei.checkpoint import files
 from hybridtei.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
-from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
 from tests.checkpoint.upstream import SHA256, upstream_folder
-from tests.sampled import sampled
 
 NOT_THERE = {"embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"}  # a buffer, and what nothing here uses
-TEXTS = ["hybrid search", "a wing in a slipstream", "the boundary layer on a flat plate " * 20]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +51,7 @@ def parts(folder: Path) -> list[Path]:
 
 def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
     folder, upstream = assembled_model(), upstream_folder()
+    assert embedded_model() == (folder, files.EMBEDDED_HEADS)
     assert files.sha256_of(upstream / WEIGHTS) == SHA256
     ours, theirs = load_file(folder / WEIGHTS), load_file(upstream / WEIGHTS)
     assert theirs.keys() - ours.keys() == NOT_THERE
@@ -72,19 +68,6 @@ def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
     ours, theirs = (json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream))
     assert ours["truncation"].pop("direction") == "Right"  # what a tokenizer does that does not say
     assert ours == theirs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_vectors_equal_those_from_upstreams_file(cache: Path, backend: str) -> None:
-    ours = Encoder.load(backend=backend).encode(TEXTS)
-    theirs = Encoder.load(str(upstream_folder()), backend=backend).encode(TEXTS)
-    np.testing.assert_array_equal(ours.dense, theirs.dense)
-
-
-def test_it_is_the_embedded_model_whatever_else_is_installed(cache: Path) -> None:
-    assert embedded_model() == (assembled_model(), files.EMBEDDED_HEADS)
-    assert upstream_folder().is_dir()
 
 
 # --- later starts ------------------------------------------------------------------------------------------------------
@@ -115,11 +98,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: 
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"),
-    sampled(
-        itertools.product([WEIGHTS, "tokenizer.json", "config.json", "1_Pooling/config.json"], ["changed", "missing"]),
-        {(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")},
-    ),
+    ("name", "damage"), [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")]
 )
 def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, damage: str) -> None:
     file = assembled_model() / name
@@ -134,8 +113,8 @@ def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, 
 @pytest.mark.slow
 def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
     code = "from hybridtei.checkpoint.files import assembled_model; assembled_model()"
-    starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(4)]
-    assert [process.wait() for process in starting] == [0] * 4
+    starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)]
+    assert [process.wait() for process in starting] == [0] * 3
     assert files._is_whole(assembled_model())
     assert parts(empty) == []
     shutil.rmtree(empty)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.files import inside, read_json, read_object, require, resolve
+from hybridtei.checkpoint.files import inside, read_object, require, resolve
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
@@ -86,11 +86,6 @@ def test_an_optional_file_may_be_absent_but_not_broken(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(LoadError, match=r"x\.json"):
             read_object(path, optional=True)
-
-
-def test_json_of_any_kind_is_read(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('[{"ä": 1}]', encoding="utf-8")
-    assert read_json(tmp_path / "x.json") == [{"ä": 1}]
 
 
 @pytest.mark.parametrize(("content", "reason"), [("", "empty"), (POINTER, "git lfs pull"), (None, "missing")])

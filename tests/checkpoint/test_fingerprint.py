@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from codecs import BOM_UTF8
 from pathlib import Path
 
 import httpx
@@ -35,13 +34,6 @@ def test_each_part_follows_from_what_it_names(tmp_path: Path) -> None:
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")
     assert changed() == {"id", "model", "weights", "tokenizer"}
-
-
-def test_a_byte_order_mark_is_read_past(tmp_path: Path) -> None:
-    tokenizer = tiny.write_bert(tmp_path) / "tokenizer.json"
-    first = fingerprint(read_spec(tmp_path))
-    tokenizer.write_bytes(BOM_UTF8 + tokenizer.read_bytes())
-    assert fingerprint(read_spec(tmp_path)).get("reading") == first.get("reading")
 
 
 def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path: Path) -> None:

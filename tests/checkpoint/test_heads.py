@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,34 +19,12 @@ from hybridtei.checkpoint.heads import (
     read_description,
 )
 from hybridtei.checkpoint.spec import read_spec
-from hybridtei.checkpoint.weights import read_arrays, read_linear
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from tests import tiny
 
 Copied = Callable[[Path], Path]
 LINEAR = ["sparse_linear", "colbert_linear"]
 FIND = {"sparse_linear": find_sparse_head, "colbert_linear": find_multivector_head}
-
-
-class Trap:
-    """Unpickled, it would leave a file behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_the_two_files_of_m3_are_found(tmp_path: Path, suffix: str) -> None:
-    for name, width in (("sparse_linear", 1), ("colbert_linear", 24)):
-        tiny.write_linear(tmp_path / f"{name}{suffix}", width)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
-    assert many is not None
-    assert (many.dim, many.drop) == (24, "first")
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -61,8 +38,10 @@ def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixe
 
 
 @pytest.mark.parametrize("name", LINEAR)
-@pytest.mark.parametrize("shape", [(), (tiny.HIDDEN,), (0, tiny.HIDDEN), (1, tiny.HIDDEN, 1), (1, 1, tiny.HIDDEN)])
-def test_a_head_that_is_no_matrix_is_an_error(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "shape", [(), (tiny.HIDDEN,), (0, tiny.HIDDEN), (1, tiny.HIDDEN, 1), (1, 1, tiny.HIDDEN), (1, tiny.HIDDEN + 1)]
+)
+def test_a_head_that_is_no_matrix_of_the_width_is_an_error(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     torch.save({"weight": torch.ones(shape), "bias": torch.ones(1)}, tmp_path / f"{name}.pt")
     with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*\b{tiny.HIDDEN}\]"):
         FIND[name](tmp_path, tiny.HIDDEN)
@@ -101,36 +80,6 @@ def test_a_head_that_is_half_there_is_an_error(tmp_path: Path, name: str, tensor
     assert all(key in str(caught.value) for key in (*tensors, "weight", "bias"))
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_a_head_of_another_width_is_an_error_with_both_numbers(tmp_path: Path, name: str) -> None:
-    tiny.write_linear(tmp_path / f"{name}.pt", 1, hidden=tiny.HIDDEN + 1)
-    with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*{tiny.HIDDEN + 1}.*{tiny.HIDDEN}"):
-        FIND[name](tmp_path, tiny.HIDDEN)
-
-
-def test_a_sparse_head_has_one_output(tmp_path: Path) -> None:
-    tiny.write_linear(tmp_path / "sparse_linear.pt", 2)
-    with pytest.raises(WeightMismatch, match=str(tmp_path)):
-        find_sparse_head(tmp_path, tiny.HIDDEN)
-
-
-@pytest.mark.parametrize("content", ["torch", "pickle"])
-def test_a_pickle_that_is_not_tensors_is_refused_and_not_run(tmp_path: Path, content: str) -> None:
-    path, left_behind = tmp_path / "sparse_linear.pt", tmp_path / "left-behind"
-    trap = {"weight": Trap(left_behind), "bias": Trap(left_behind)}
-    torch.save(trap, path) if content == "torch" else path.write_bytes(pickle.dumps(trap))
-    with pytest.raises(LoadError, match=r"sparse_linear\.pt"):
-        read_linear(path)
-    assert not left_behind.exists()
-
-
-@pytest.mark.parametrize("value", [[torch.ones(2)], {"weight": 1.0, "bias": 2.0}, torch.ones(3), "text"])
-def test_a_pickle_of_something_else_is_refused(tmp_path: Path, value: Any) -> None:
-    torch.save(value, tmp_path / "sparse_linear.pt")
-    with pytest.raises(LoadError, match=r"sparse_linear\.pt"):
-        read_arrays(tmp_path / "sparse_linear.pt")
-
-
 @pytest.mark.parametrize("name", ["sparse_linear.pt", "sparse_linear.safetensors"])
 @pytest.mark.parametrize(
     ("content", "kind"),
@@ -148,15 +97,6 @@ def test_a_head_file_that_is_none_is_named(tmp_path: Path, name: str, content: b
 
 
 # --- our own file ------------------------------------------------------------------------------------------------------
-
-
-def test_our_file_describes_itself(tmp_path: Path) -> None:
-    tiny.write_own_heads(tmp_path, dim=12)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
-    assert many is not None
-    assert (many.dim, many.drop) == (12, "specials")
 
 
 @pytest.mark.parametrize("head", ["sparse", "multivector"])

@@ -22,11 +22,6 @@ def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
     assert translate(config, file) == config
 
 
-@pytest.mark.parametrize("model_type", [None, 3, ["new"], "t6"])
-def test_what_is_not_in_the_table_stays(model_type: Any) -> None:
-    assert translate({"model_type": model_type}, Path("config.json")) == {"model_type": model_type}
-
-
 def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
     spec = read_spec(published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), max_trained_positions=64), pooling="mean")
     assert (spec.hidden_size, spec.vocab_size, spec.has_token_types) == (tiny.HIDDEN, 99, True)
@@ -58,13 +53,6 @@ def test_alibabas_reranker_has_its_head_beside_new(tmp_path: Path) -> None:
     spec = read_spec(published.as_new(tiny.write_classifier(tmp_path, "gte")))
     assert spec.classifier is not None
     assert (spec.kind, spec.classifier.trunk) == ("reranker", "new.")
-
-
-def test_a_gte_that_names_a_tagger_beside_the_model_is_an_embedding_model(tmp_path: Path) -> None:
-    folder = published.as_new(tiny.write_classifier(tmp_path, "gte", task="TokenClassification"))
-    assert read_spec(folder).kind == "tagger"
-    tiny.edit_json(folder / "config.json", architectures=["NewModel", "NewForTokenClassification"])
-    assert read_spec(folder, pooling="cls").kind == "embedding"
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken"), (..., "mean")])
@@ -175,7 +163,7 @@ WRITERS: list[Callable[[Path], Path]] = [
     lambda folder: published.as_llama_bidirec(tiny.write_classifier(folder, "llama"), temperature=1.0),
     lambda folder: published.as_pplx(tiny.write_family(folder, "qwen3")),
 ]
-STRANGE = [..., None, -1, 0, 10**30, "x", [None], {"a": 1}, True, float("inf"), {**NTK, "factor": 0}, {**NTK, "factor": "8"}]
+STRANGE = [..., None, -1, 0, 10**30, "x", [None], True, float("inf"), {**NTK, "factor": 0}]
 
 
 @pytest.mark.parametrize("write", WRITERS)

@@ -21,6 +21,7 @@ from hybridtei.checkpoint.layers import (
 from hybridtei.checkpoint.modules import DenseModule
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from tests import tiny
+from tests.sampled import paired
 
 OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
 
@@ -98,14 +99,17 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
 # --- heads -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("stored", "suffix"), paired([torch.float16, torch.bfloat16, torch.float32, torch.float64], [".pt", ".safetensors"])
+)
 def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torch.dtype) -> None:
     for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
         tiny.write_linear(tmp_path / f"{name}{suffix}", width, dtype=stored, seed=seed)
     sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
     assert sparse is not None
     assert many is not None
+    assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
+    assert (many.dim, many.drop) == (24, "first")
     (out,) = lexical_layers(sparse, tiny.HIDDEN)
     projection = multivector_layer(many, tiny.HIDDEN)
     assert out.bias is not None
@@ -120,26 +124,12 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
     sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
     assert sparse is not None
     assert many is not None
+    assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
+    assert (many.dim, many.drop) == (12, "specials")
     hidden, out = lexical_layers(sparse, tiny.HIDDEN)
     holds(hidden, written["sparse.hidden.weight"], written["sparse.hidden.bias"], "gelu")
     holds(out, written["sparse.out.weight"], written["sparse.out.bias"])
     holds(multivector_layer(many, tiny.HIDDEN), written["multivector.weight"], None)
-
-
-def test_our_linear_head_is_the_last_layer_only(tmp_path: Path) -> None:
-    inputs = ["hidden", "embedding"]
-    written = tiny.write_own_heads(tmp_path, width=2 * tiny.HIDDEN, sparse={"inputs": inputs, "activation": None})
-    sparse = find_sparse_head(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    (out,) = lexical_layers(sparse, tiny.HIDDEN)
-    holds(out, written["sparse.out.weight"], written["sparse.out.bias"])
-
-
-def test_a_projection_may_have_a_bias(tmp_path: Path) -> None:
-    tensors = {"multivector.weight": torch.randn(3, tiny.HIDDEN), "multivector.bias": torch.randn(3)}
-    save_file(tensors, tmp_path / HEADS_FILE)
-    layer = multivector_layer(MultivectorHead(tmp_path / HEADS_FILE, 3, own=True), tiny.HIDDEN)
-    holds(layer, tensors["multivector.weight"], tensors["multivector.bias"])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from tests import tiny
 from tests.checkpoint.refused import raised
+from tests.sampled import paired
 
 Copied = Callable[[Path], Path]
 
@@ -58,6 +59,8 @@ def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path: Path) -
 def test_the_flags_word_wins_over_the_file(bert: Path) -> None:
     assert read_spec(bert, pooling="cls").pooling == ("cls",)
     assert read_spec(bert, pooling="last-token").pooling == ("lasttoken",)
+    assert "'median'" in raised(UnsupportedArchitecture, bert, "", pooling="median")
+    assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
 
 
 def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,12 +90,6 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
     assert "hybridtei_rerank.json" in raised(MissingArtifact, folder, "1_Pooling/config.json")
 
 
-def test_a_pooling_that_modules_name_but_is_not_there(bert: Path, copied: Copied) -> None:
-    folder = copied(bert)
-    (folder / "1_Pooling" / "config.json").unlink()
-    raised(MissingArtifact, folder, "1_Pooling/config.json")
-
-
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
@@ -109,10 +106,6 @@ def test_a_pooling_we_do_not_know_is_refused(tmp_path: Path, settings: dict[str,
     raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
 
 
-def test_an_unknown_pooling_word_of_the_caller_is_refused(bert: Path) -> None:
-    assert "'median'" in raised(UnsupportedArchitecture, bert, "", pooling="median")
-
-
 # --- SPLADE ------------------------------------------------------------------------------------------------------------
 
 
@@ -124,10 +117,6 @@ def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
     assert spec.heads == {Head.SPARSE}
     assert spec.dense_width == spec.vocab_size
     assert spec.pooling == ()
-
-
-def test_splade_needs_a_masked_language_model(bert: Path) -> None:
-    assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
 
 
 @pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "gelu"}])
@@ -144,18 +133,6 @@ def test_a_splade_of_another_formula_is_refused(splade: Path, copied: Copied, se
 # --- modules -----------------------------------------------------------------------------------------------------------
 
 
-def test_dense_modules_come_in_order_with_the_last_ones_width(tmp_path: Path) -> None:
-    folder = tiny.write_family(tmp_path, "bert")
-    identity = "torch.nn.modules.linear.Identity"
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 64, identity), (64, 12, "torch.nn.Tanh")])
-    spec = read_spec(folder)
-    assert [(dense.in_features, dense.out_features, dense.activation) for dense in spec.dense_modules] == [
-        (tiny.HIDDEN, 64, identity),
-        (64, 12, "torch.nn.Tanh"),
-    ]
-    assert spec.dense_width == 12
-
-
 def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
@@ -163,21 +140,6 @@ def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
     assert read_spec(folder, dense_path="other").dense_width == 5
     tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")])
     assert read_spec(folder, dense_path="other").dense_width == 13
-
-
-@pytest.mark.parametrize("lost", ["in_features", "out_features"])
-def test_a_dense_module_without_its_sizes_is_refused(tmp_path: Path, lost: str) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    tiny.edit_json(folder / "2_Dense" / "config.json", **{lost: ...})
-    assert lost in raised(LoadError, folder, "2_Dense/config.json")
-
-
-@pytest.mark.parametrize("key", ["in_features", "out_features"])
-@pytest.mark.parametrize("value", ["32", "x", 0, -5, 1.5, True])
-def test_a_dense_module_of_no_size_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    tiny.edit_json(folder / "2_Dense" / "config.json", **{key: value})
-    assert f"`{key}` is {value!r}" in raised(LoadError, folder, "2_Dense/config.json")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +159,28 @@ def test_a_dense_module_is_as_wide_as_what_comes_before_it(
     assert all(f" {number}" in message for number in numbers)
 
 
+SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        *(({key: value}, LoadError, key) for key, value in paired(["in_features", "out_features"], SIZE)),
+        ({"use_residual": True}, UnsupportedArchitecture, ""),
+        (None, MissingArtifact, ""),
+    ],
+)
+def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
+    tmp_path: Path, changes: dict[str, Any] | None, kind: type[LoadError], words: str
+) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")])
+    if changes is None:
+        (folder / "2_Dense" / "config.json").unlink()
+    else:
+        tiny.edit_json(folder / "2_Dense" / "config.json", **changes)
+    assert words in raised(kind, folder, "2_Dense/config.json")
+
+
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
 def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
@@ -205,18 +189,6 @@ def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str
         assert read_spec(folder).dense_width == 12
     tiny.edit_json(folder / "2_Dense" / "config.json", **{key: "token_embeddings"})
     assert "token_embeddings" in raised(UnsupportedArchitecture, folder, "2_Dense/config.json")
-
-
-def test_a_dense_module_with_a_residual_is_refused(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")])
-    tiny.edit_json(folder / "2_Dense" / "config.json", use_residual=True)
-    raised(UnsupportedArchitecture, folder, "2_Dense/config.json")
-
-
-def test_a_dense_module_that_is_not_there(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
-    (folder / "2_Dense" / "config.json").unlink()
-    raised(MissingArtifact, folder, "2_Dense/config.json")
 
 
 @pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
@@ -271,8 +243,10 @@ def test_an_order_that_is_not_run_is_refused(bert: Path, copied: Copied, order: 
     assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
 
 
-@pytest.mark.parametrize("path", ["../elsewhere", "1_Pooling/../../x", "/etc"])
-@pytest.mark.parametrize("name", ["Pooling", "Dense", "SpladePooling"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    paired(["../elsewhere", "1_Pooling/../../x", "/etc"], ["Pooling", "Dense", "SpladePooling", "Transformer"]),
+)
 def test_a_module_path_does_not_lead_out_of_the_folder(splade: Path, copied: Copied, name: str, path: str) -> None:
     folder = copied(splade)
     chain = {"Transformer": "", "Pooling": "1_Pooling", name: path}
@@ -290,10 +264,3 @@ def test_the_transformer_may_lie_in_a_folder_of_its_own(bert: Path, copied: Copi
     assert (spec.pooling, spec.max_input_length) == (("mean",), 50)
     (folder / "0_Transformer" / "config.json").unlink()
     raised(MissingArtifact, folder, "0_Transformer/config.json")
-
-
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
-def test_the_transformers_folder_does_not_lead_out(bert: Path, copied: Copied, path: str) -> None:
-    folder = copied(bert)
-    tiny.write_json(folder / "modules.json", [{"type": "x.Transformer", "path": path}])
-    assert path in raised(LoadError, folder, "")

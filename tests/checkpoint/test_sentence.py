@@ -21,7 +21,6 @@ from tests.test_inference_free import routed
 Copied = Callable[[Path], Path]
 TEXTS = vocabulary.texts(12, seed=5)
 MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
-BACKENDS = ["ort", "openvino", "torch"]
 
 
 def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
@@ -130,23 +129,6 @@ def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, o
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_new"),
-    [
-        ({"prompts": {"passage": "p: "}}, True),
-        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, True),
-        ({"prompts": {"document": "d: ", "passage": "p: "}}, False),
-        ({"prompts": {"s2p": "s: "}}, False),
-    ],
-)
-def test_prompts_that_are_newly_used_are_in_the_fingerprint(
-    bert: Path, copied: Copied, settings: dict[str, Any], is_new: bool
-) -> None:
-    folder = copied(bert)
-    tiny.write_json(folder / MODEL, settings)
-    assert ("reading" in fingerprint(read_spec(folder))) is is_new
-
-
 def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,9 +139,21 @@ def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
         assert len([line for line in caplog.messages if "'web'" in line]) == lines
 
 
-def test_special_tokens_are_in_the_fingerprint(bert: Path, copied: Copied) -> None:
-    folder = with_settings(copied(bert), processing_kwargs={"text": {"add_special_tokens": False}})
-    assert "reading" in fingerprint(read_spec(folder))
+@pytest.mark.parametrize(
+    ("name", "settings", "is_new"),
+    [
+        (MODEL, {"prompts": {"passage": "p: "}}, True),
+        (MODEL, {"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, True),
+        (MODEL, {"prompts": {"document": "d: ", "passage": "p: "}}, False),
+        (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, True),
+    ],
+)
+def test_what_is_newly_used_is_in_the_fingerprint(
+    bert: Path, copied: Copied, name: str, settings: dict[str, Any], is_new: bool
+) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / name, settings)
+    assert ("reading" in fingerprint(read_spec(folder))) is is_new
 
 
 def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied) -> None:
@@ -170,7 +164,6 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied)
     assert found == ["splade", "splade of 9"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "order",
     [
@@ -179,22 +172,21 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied)
         ("Transformer", "Pooling", "Normalize", "Dropout", "Normalize"),
     ],
 )
-def test_modules_without_an_effect_are_served(bert: Path, copied: Copied, order: tuple[str, ...], backend: str) -> None:
+def test_modules_without_an_effect_are_served(bert: Path, copied: Copied, order: tuple[str, ...]) -> None:
     folder = copied(bert)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     places = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [{"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")} for i, name in enumerate(order)]
     tiny.write_json(folder / "modules.json", modules)
-    close(dense_of(folder, backend=backend), expected)
+    close(dense_of(folder), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
-def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(bert: Path, copied: Copied, task: str, backend: str) -> None:
+def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(bert: Path, copied: Copied, task: str) -> None:
     folder = copied(bert)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     tiny.edit_json(folder / "config.json", architectures=[f"BertFor{task}"])
-    close(dense_of(folder, backend=backend), expected)
+    close(dense_of(folder), expected)
 
 
 def test_a_folder_that_modules_do_not_list_is_not_read(bert: Path, copied: Copied) -> None:

@@ -17,6 +17,7 @@ from hybridtei.errors import LoadError
 from hybridtei.load import text_reader
 from hybridtei.text.reader import TextReader
 from tests import tiny, vocabulary
+from tests.sampled import paired
 
 TEXTS = [
     "baka bake",
@@ -62,8 +63,10 @@ def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) ->
     return folder
 
 
-@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
-@pytest.mark.parametrize("change", WORDPIECE)
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [*paired([*WORDPIECE], ["BertTokenizer", None]), *paired([*WORDPIECE], ["PreTrainedTokenizerFast", "BertTokenizerFast"])],
+)
 def test_a_wordpiece_model_reads_as_transformers_does(tmp_path: Path, change: str, name: str | None) -> None:
     written, normalizer = WORDPIECE[change]
     folder = edited(
@@ -103,8 +106,13 @@ RECORDED: list[tuple[dict[str, bool], list[list[int]]]] = [
 WRITTEN = [[0, 277, 2], [0, 277, 2, 2, 278, 2], [0, 2]]  # of tokenizer.json: no key, or a class that does not read them
 
 
-@pytest.mark.parametrize("name", ["LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast"])
-@pytest.mark.parametrize(("keys", "recorded"), RECORDED)
+@pytest.mark.parametrize(
+    ("keys", "recorded", "name"),
+    [
+        (*one, name)
+        for one, name in zip(RECORDED, ["LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast"] * 2, strict=False)
+    ],
+)
 def test_begin_and_end_follow_the_publishers_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, keys: dict[str, bool], recorded: list[list[int]]
 ) -> None:

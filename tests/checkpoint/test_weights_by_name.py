@@ -56,14 +56,6 @@ def test_a_name_is_found_with_and_without_a_prefix(tmp_path: Path, held: list[st
     assert Weights.open(write(tmp_path, *held)).find(asked) == found
 
 
-def test_a_tensor_is_read_under_its_own_name(tmp_path: Path) -> None:
-    weights = Weights.open(write(tmp_path, "bert.a", "bert.b"))
-    known = weights.find("b")
-    assert known is not None
-    assert weights.shape(known) == (2, 3)
-    np.testing.assert_array_equal(weights.float32(known), np.full((2, 3), 1, dtype=np.float32))
-
-
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.dtype) -> None:
     values = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(stored)
@@ -72,13 +64,6 @@ def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.d
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
     np.testing.assert_array_equal(found, values.float().numpy())
-
-
-def test_a_scalar_keeps_its_shape(tmp_path: Path) -> None:
-    save_file({"a": torch.tensor(2.0)}, tmp_path / "model.safetensors")
-    weights = Weights.open(tmp_path)
-    assert weights.shape("a") == ()
-    assert weights.float32("a").shape == ()
 
 
 # --- views of the file -------------------------------------------------------------------------------------------------
@@ -116,7 +101,7 @@ def raw(folder: Path, header: Any, content: bytes) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("padding", range(8))
+@pytest.mark.parametrize("padding", range(4))
 def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
     values = np.arange(6, dtype=np.float32)
     entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -126,8 +111,8 @@ def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
     np.testing.assert_array_equal(found, values.reshape(2, 3))
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
-def test_a_tensor_of_nothing_has_its_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
+def test_a_number_and_a_tensor_of_nothing_have_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
     save_file({"a": torch.empty(shape), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     assert Weights.open(tmp_path).float32("a").shape == shape
     save_file({"a": torch.empty(shape)}, tmp_path / "model.safetensors")
@@ -150,6 +135,7 @@ def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path: Pat
 
 def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     weights = Weights.open(shards(tmp_path))
+    assert weights.shape("b.weight") == (2, 3)
     assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == ["a.weight", "b.weight", None]
     assert weights.float32("a.weight")[0, 0] == 0
     assert weights.float32("b.weight")[0, 0] == 1
@@ -186,62 +172,29 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
         Weights.open(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid x"])
-def test_a_file_of_no_content_or_a_pointer_is_missing(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
-        Weights.open(tmp_path)
-
-
-@pytest.mark.parametrize("left", [5, 40, -1])
-def test_a_file_cut_short_is_named(tmp_path: Path, left: int) -> None:
-    file = write(tmp_path, "a") / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(LoadError, match=f"{file}: cannot be read as weights"):
-        Weights.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     "entries",
     [
         {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 25]}},
-        {"a": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 24]}},
         {"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 24]}},
-        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [24, 0]}},
-        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-24, 0]}},
-        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [4, 28]}},
-        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [2**63, 2**63 + 24]}},
-        {"a": {"dtype": "F33", "shape": [2, 3], "data_offsets": [0, 24]}},
         {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}},
-        {"a": {"dtype": "F32", "data_offsets": [0, 24]}},
-        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-24, 0]}},
         {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} for name in "ab"},
-        {"a": None},
         [],
     ],
 )
 def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any) -> None:
+    """The library finds it out."""
     with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
         Weights.open(raw(tmp_path, entries, bytes(24)))
 
 
-@pytest.mark.parametrize("size", [0, 2**31, 2**63, 2**64 - 1])
-def test_a_header_of_another_length_than_it_says_is_named_with_its_file(tmp_path: Path, size: int) -> None:
-    (tmp_path / "model.safetensors").write_bytes(size.to_bytes(8, "little") + b"{}")
-    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
-        Weights.open(tmp_path)
-
-
-@pytest.mark.parametrize("index", [[], {}, {"weight_map": None}, {"weight_map": ["model.safetensors"]}])
-def test_an_index_without_a_map_is_named(tmp_path: Path, index: Any) -> None:
+@pytest.mark.parametrize(
+    "index",
+    [[], {}, *({"weight_map": kind} for kind in (None, ["model.safetensors"], {"a": 3}, {"a": None}, {"a": {"file": "x"}}))],
+)
+def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) -> None:
     tiny.write_json(tmp_path / INDEX, index)
-    with pytest.raises(LoadError, match=f"{tmp_path}/{INDEX}"):
-        Weights.open(tmp_path)
-
-
-@pytest.mark.parametrize("place", [["a", "b"], 3, None, {"file": "x"}])
-def test_an_index_that_names_no_file_is_an_error(tmp_path: Path, place: Any) -> None:
-    tiny.write_json(tmp_path / INDEX, {"weight_map": {"a": place}})
     with pytest.raises(LoadError, match=str(tmp_path)):
         Weights.open(tmp_path)
 

@@ -17,14 +17,14 @@ from hybridtei.backends.graph import activations, host
 from hybridtei.backends.graph.host import HostHeads
 from hybridtei.backends.torch import heads, load
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.heads import LexicalWeights, lexical, lexical_inputs, multivector
+from hybridtei.backends.torch.heads import LexicalWeights, lexical, lexical_inputs
 from hybridtei.backends.torch.layout import PackedLayout
 from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
 from hybridtei.checkpoint import layers, modules
 from hybridtei.checkpoint.layers import LinearLayer
 from hybridtei.checkpoint.spec import read_spec
 from tests import tiny, tolerances
-from tests.sampled import crossed
+from tests.sampled import paired
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 SIZES = (1, 5, 40, 2, 17)
@@ -86,9 +86,8 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
-@pytest.mark.parametrize("value", EXTREMES)
-def test_activations_agree_and_warn_of_nothing_at_extremes(name: str, value: float) -> None:
-    x = np.full((2, 3), value, dtype=np.float32)
+def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
+    x = np.array(EXTREMES, dtype=np.float32)
     theirs = load.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(activations.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
@@ -110,18 +109,6 @@ def test_long_texts_are_pooled_as_well(mode: str) -> None:
 
 
 # --- heads -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("modes", [["mean"], ["max", "cls"], list(modules.POOLINGS)], ids="+".join)
-@pytest.mark.parametrize("bias", [True, False])
-def test_dense_agrees(modes: list[str], bias: bool) -> None:
-    hidden, cu_seqlens = rows(SIZES)
-    width = tiny.HIDDEN * len(modes)
-    stack = [layer(20, width, "tanh", bias=bias), layer(7, 20, "gelu", bias=bias, seed=1)]
-    twins = [heads.DenseLayer(*tensors(one), load.ACTIVATIONS[one.activation]) for one in stack]
-    for count in range(len(stack) + 1):
-        ours = host.dense(hidden, cu_seqlens, modes, stack[:count])
-        close(ours, heads.dense(torch.from_numpy(hidden), PackedLayout(cu_seqlens), modes, twins[:count]))
 
 
 @given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
@@ -156,14 +143,6 @@ def test_lexical_agrees(activation: str | None) -> None:
     assert (ours > 0).any()
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_projection_of_multivectors_agrees(bias: bool) -> None:
-    hidden, _ = rows(SIZES)
-    projection = layer(12, tiny.HIDDEN, bias=bias)
-    everything = torch.ones(len(hidden), dtype=torch.bool)
-    close(host.through(hidden, projection), multivector(torch.from_numpy(hidden), everything, *tensors(projection)))
-
-
 def test_no_head_writes_into_its_input() -> None:
     hidden, cu_seqlens = rows(SIZES)
     before = hidden.copy()
@@ -177,9 +156,7 @@ def test_no_head_writes_into_its_input() -> None:
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "bert": {},
-    "electra": {},
     "distilbert": {},
-    "xlm-roberta": {},
     "deberta-v2": {},
     "modernbert": {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
     "eurobert": {"classifier_pooling": "late"},
@@ -187,7 +164,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("model_type", "task"), crossed([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
+@pytest.mark.parametrize(("model_type", "task"), paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
 def test_classifiers_are_their_twins(tmp_path: Path, model_type: str, task: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)

@@ -26,7 +26,6 @@ from hybridtei.backends.graph.openvino_int8 import (
     divisors,
     group_of,
     int8_form,
-    judged,
     smoothing,
 )
 from hybridtei.backends.graph.openvino_model import Int8Form, declared, shared_inputs
@@ -144,13 +143,6 @@ def test_a_model_that_loses_too_much_is_refused_with_all_figures(
     with pytest.raises(LoadError, match=rf"{bert}: int8 on OpenVINO in {form} is too far from float32.*: {figures}"):
         int8_form(*parts(bert))
     assert not cache.exists()
-
-
-def test_a_form_is_judged_against_float32(bert: Path) -> None:
-    spec, weights = parts(bert)
-    form = Int8Form(16)
-    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
-    assert judged(spec, family_graph(spec), weights, form) == compare(exact, in_form(spec, form))
 
 
 def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(

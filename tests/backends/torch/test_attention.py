@@ -106,14 +106,6 @@ def test_what_cannot_run_here_is_passed_over_with_a_reason(
     assert told[4].startswith("attention by torch varlen_attn:")
 
 
-def test_the_last_resort_is_not_tried_but_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = forms(tmp_path, "bert")
-    monkeypatch.setattr(attention, "facts_of", lambda *_: Facts("cuda", "float32", 8, (9, 0)))
-    found, kernel = kernel_for(loaded, torch.float32, CPU)
-    assert (found.name, kernel) == (attention.PADDED, padded_groups)
-    assert "not float32" in found.why or "not installed" in found.why
-
-
 HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 6), (7, 5), (10, 0)
 
 

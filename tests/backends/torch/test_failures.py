@@ -21,7 +21,7 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import EngineConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, Unhealthy
+from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
@@ -113,22 +113,6 @@ def test_which_errors_are_for_want_of_memory(error: Exception, short: bool) -> N
     assert is_out_of_memory(error) is short
 
 
-def test_a_broken_kernel_fails_its_batch_and_the_next_one_works(backend: TorchBackend) -> None:
-    backend._trunk.error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
-    with pytest.raises(BackendError, match="the forward pass failed: CUDA error") as caught:
-        backend.forward(batch(backend, [5]))
-    assert not isinstance(caught.value, DeviceLost)
-    backend._trunk.error = None
-    assert backend.forward(batch(backend, [5])).dense is not None
-
-
-def test_a_device_that_answers_nothing_more_is_lost(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "answers", lambda: False)
-    backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
-    with pytest.raises(DeviceLost, match="cpu answers no more; a restart is needed: CUDA error: device-side assert"):
-        backend.forward(batch(backend, [5]))
-
-
 def served(backend: TorchBackend, scenario: Callable[[EngineService], Awaitable[None]]) -> None:
     service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
 
@@ -146,24 +130,6 @@ def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
 
 
-def test_a_server_out_of_memory_fails_what_cannot_fit_and_serves_on(backend: TorchBackend) -> None:
-    backend._trunk.tokens = 40
-
-    async def scenario(service: EngineService) -> None:
-        tasks = [Embed([ids(backend, 20, seed), ids(backend, 12, 100 + seed)], DENSE) for seed in range(12)]
-        too_long = Embed([ids(backend, 60, 50), ids(backend, 5, 51)], DENSE)
-        asked = [service.run(task) for task in (*tasks[:6], too_long, *tasks[6:])]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        refused = found.pop(6)
-        assert isinstance(refused, BackendError)
-        assert "does not fit into memory" in str(refused)
-        assert all(not isinstance(one, BaseException) and one.answer.dense.shape[0] == 2 for one in found)
-        await service.check_health()
-        assert len((await service.run(Embed([ids(backend, 30, 77)], DENSE))).answer.dense) == 1
-
-    served(backend, scenario)
-
-
 def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,10 +144,6 @@ def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
 
     served(backend, scenario)
     assert "a lane died" in caplog.text
-
-
-def test_on_a_cpu_memory_bounds_nothing(backend: TorchBackend) -> None:
-    assert backend.max_tokens(12345, 64, 0.5) == 12345
 
 
 @pytest.mark.gpu

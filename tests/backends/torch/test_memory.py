@@ -19,7 +19,7 @@ from hybridtei.backends.torch.memory import (
     to_device,
     worst_batches,
 )
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
 from tests.engine import small
@@ -131,13 +131,6 @@ def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -
     np.testing.assert_array_equal(caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense)
 
 
-def test_what_fits_is_asked_for_once() -> None:
-    memory = Memory(100)
-    split_on_oom(memory.run, batch([30, 30]), memory.make_room)
-    assert memory.asked == [60]
-    assert memory.made_room == 0
-
-
 def test_another_fault_is_not_tried_again() -> None:
     calls = 0
 
@@ -149,20 +142,6 @@ def test_another_fault_is_not_tried_again() -> None:
     with pytest.raises(RuntimeError, match="a kernel failed"):
         split_on_oom(broken, batch([3, 4]), lambda: None)
     assert calls == 1
-
-
-def test_the_heads_of_a_part_are_those_of_the_batch() -> None:
-    seen: list[frozenset[Head]] = []
-    backend = FakeBackend(SPEC)
-
-    def run(asked: PackedBatch) -> HeadOutputs:
-        seen.append(asked.heads)
-        if len(asked) > 1:
-            raise TooLarge("no room")
-        return backend.forward(asked)
-
-    split_on_oom(run, batch([3, 4]), lambda: None)
-    assert set(seen) == {SPEC.heads}
 
 
 CPU = torch.device("cpu")
