@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -39,6 +40,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses = 2
     if config.option.numprocesses and config.option.dist == "no":
         config.option.dist = "loadfile"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has an event loop of its own, for at most a minute."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+
+    asyncio.run(limited())
+    return True
 
 
 def pytest_collection_finish() -> None:

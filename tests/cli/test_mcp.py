@@ -24,7 +24,7 @@ from hybridtei.cli.mcp import application, check
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
 from hybridtei.server.run import settings_of
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
 from tests.server.live import HANG, ROOT
 
 KEY = "a-key"
@@ -74,110 +74,94 @@ def encoder(tmp_path):
     return encoder_of(spec_in(tmp_path))
 
 
-def test_find_and_store_over_http_with_a_key(encoder):
-    async def work():
-        store = await filled(encoder)
-        tools = CollectionTools(encoder, MODEL, store, "papers")
-        async with listening(tools, writable=True, key=KEY) as url, client_of(url, KEY) as client:
-            listed = await client.list_tools()
-            assert [tool.name for tool in listed.tools] == ["find", "store"]
-            found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
-            hits = found.structured_content["hits"]
-            assert len(hits) == 3
-            assert all(hit["payload"]["text"] in TEXTS for hit in hits)
-            assert all("highlights" in hit for hit in hits)
-            even = {"must": [{"key": "metadata.even", "match": {"value": True}}]}
-            hits = (await client.call_tool("find", {"query": TEXTS[1], "filter": even})).structured_content["hits"]
-            assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
-            kept = await client.call_tool("store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"})
-            assert not kept.is_error
-            mine = {"must": [{"key": "document_id", "match": {"value": "mine"}}]}
-            found = await client.call_tool("find", {"query": "one engine", "filter": mine})
-            assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [{"year": 1}]
-            for wrong in (
-                {"query": ""},
-                {"query": "x", "limit": 51},
-                {"query": "x", "filter": {"must": 1}},
-                {"query": "x", "filter": {"must": [{"has_id": [1]}] * 101}},
-                {"query": "x" * 10_001},
-            ):
-                assert (await client.call_tool("find", wrong)).is_error
-            assert (await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})).is_error
-
-    run(work())
+async def test_find_and_store_over_http_with_a_key(encoder):
+    store = await filled(encoder)
+    tools = CollectionTools(encoder, MODEL, store, "papers")
+    async with listening(tools, writable=True, key=KEY) as url, client_of(url, KEY) as client:
+        listed = await client.list_tools()
+        assert [tool.name for tool in listed.tools] == ["find", "store"]
+        found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
+        hits = found.structured_content["hits"]
+        assert len(hits) == 3
+        assert all(hit["payload"]["text"] in TEXTS for hit in hits)
+        assert all("highlights" in hit for hit in hits)
+        even = {"must": [{"key": "metadata.even", "match": {"value": True}}]}
+        hits = (await client.call_tool("find", {"query": TEXTS[1], "filter": even})).structured_content["hits"]
+        assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
+        kept = await client.call_tool("store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"})
+        assert not kept.is_error
+        mine = {"must": [{"key": "document_id", "match": {"value": "mine"}}]}
+        found = await client.call_tool("find", {"query": "one engine", "filter": mine})
+        assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [{"year": 1}]
+        for wrong in (
+            {"query": ""},
+            {"query": "x", "limit": 51},
+            {"query": "x", "filter": {"must": 1}},
+            {"query": "x", "filter": {"must": [{"has_id": [1]}] * 101}},
+            {"query": "x" * 10_001},
+        ):
+            assert (await client.call_tool("find", wrong)).is_error
+        assert (await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})).is_error
 
 
-def test_what_is_refused_before_it_is_read(encoder):
-    async def work():
-        tools = CollectionTools(encoder, MODEL, await filled(encoder), "papers")
-        async with listening(tools, key=KEY) as url, httpx.AsyncClient(trust_env=False) as client:
+async def test_what_is_refused_before_it_is_read(encoder):
+    tools = CollectionTools(encoder, MODEL, await filled(encoder), "papers")
+    async with listening(tools, key=KEY) as url, httpx.AsyncClient(trust_env=False) as client:
 
-            async def status(**headers):
-                return (await client.post(url, json=LIST, headers={**HEADERS, **headers})).status_code
+        async def status(**headers):
+            return (await client.post(url, json=LIST, headers={**HEADERS, **headers})).status_code
 
-            keyed = {"authorization": f"Bearer {KEY}"}
-            assert await status() == 401
-            assert await status(authorization=f"Bearer {KEY}x") == 401
-            assert await status(**keyed, origin="http://evil.example") == 403
-            assert await status(origin="http://evil.example") == 403
-            assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (403, 421)  # DNS rebinding
-            assert await status(**keyed, origin="http://friend.example") not in (401, 403)
-            assert (await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})).status_code == 413
-
-    run(work())
+        keyed = {"authorization": f"Bearer {KEY}"}
+        assert await status() == 401
+        assert await status(authorization=f"Bearer {KEY}x") == 401
+        assert await status(**keyed, origin="http://evil.example") == 403
+        assert await status(origin="http://evil.example") == 403
+        assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (403, 421)  # DNS rebinding
+        assert await status(**keyed, origin="http://friend.example") not in (401, 403)
+        assert (await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})).status_code == 413
 
 
-def test_without_writable_nothing_is_stored(encoder):
-    async def work():
-        store = await filled(encoder)
-        before = await store.count("papers")
-        async with listening(CollectionTools(encoder, MODEL, store, "papers")) as url, client_of(url) as client:
-            assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
-            with suppress(MCPError):
-                assert (await client.call_tool("store", {"text": "one"})).is_error
-        assert await store.count("papers") == before
-
-    run(work())
+async def test_without_writable_nothing_is_stored(encoder):
+    store = await filled(encoder)
+    before = await store.count("papers")
+    async with listening(CollectionTools(encoder, MODEL, store, "papers")) as url, client_of(url) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
+        with suppress(MCPError):
+            assert (await client.call_tool("store", {"text": "one"})).is_error
+    assert await store.count("papers") == before
 
 
-def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(encoder):
-    async def work():
-        slow = Slow(encoder)
-        tools = CollectionTools(slow, MODEL, await filled(encoder), "papers")
-        async with listening(tools) as url:
-            async with client_of(url) as client:
-                leaving = asyncio.create_task(client.call_tool("find", {"query": "one"}))
-                await slow.begun.wait()
-                leaving.cancel()
-                await asyncio.wait([leaving])
-            waiting = [asyncio.create_task(tools.find("two")) for _ in range(MAX_CALLS - 1)]
-            await asyncio.sleep(0)
-            async with client_of(url) as client:
-                refused = await client.call_tool("find", {"query": "three"})
-                assert refused.is_error
-                assert "at work already" in refused.content[0].text
-                slow.go_on.set()
-                assert all(answer["hits"] for answer in await asyncio.gather(*waiting))
-                assert not (await client.call_tool("find", {"query": "three"})).is_error
-
-    run(work())
+async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(encoder):
+    slow = Slow(encoder)
+    tools = CollectionTools(slow, MODEL, await filled(encoder), "papers")
+    async with listening(tools) as url:
+        async with client_of(url) as client:
+            leaving = asyncio.create_task(client.call_tool("find", {"query": "one"}))
+            await slow.begun.wait()
+            leaving.cancel()
+            await asyncio.wait([leaving])
+        waiting = [asyncio.create_task(tools.find("two")) for _ in range(MAX_CALLS - 1)]
+        await asyncio.sleep(0)
+        async with client_of(url) as client:
+            refused = await client.call_tool("find", {"query": "three"})
+            assert refused.is_error
+            assert "at work already" in refused.content[0].text
+            slow.go_on.set()
+            assert all(answer["hits"] for answer in await asyncio.gather(*waiting))
+            assert not (await client.call_tool("find", {"query": "three"})).is_error
 
 
-def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(shipped, tmp_path):
+async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(shipped, tmp_path):
     words = ["mcp", "notes", "--writable", "--model-id", str(shipped), "--qdrant-path", str(tmp_path / "qdrant")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = StdioServerParameters(command=sys.executable, args=["-m", "hybridtei", *words], env=environment)
-
-    async def work():
-        async with Client(command) as client:
-            missing = await client.call_tool("find", {"query": "boka"})
-            assert missing.is_error
-            assert "no collection" in missing.content[0].text
-            assert not (await client.call_tool("store", {"text": "boka lomi"})).is_error
-            found = await client.call_tool("find", {"query": "boka"})
-            assert [hit["payload"]["text"] for hit in found.structured_content["hits"]] == ["boka lomi"]
-
-    run(work())
+    async with Client(command) as client:
+        missing = await client.call_tool("find", {"query": "boka"})
+        assert missing.is_error
+        assert "no collection" in missing.content[0].text
+        assert not (await client.call_tool("store", {"text": "boka lomi"})).is_error
+        found = await client.call_tool("find", {"query": "boka"})
+        assert [hit["payload"]["text"] for hit in found.structured_content["hits"]] == ["boka lomi"]
 
 
 def test_addresses(capsys):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from hybridtei.checkpoint.files import embedded_model
 from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, SAMPLES, Agreement, read_vectors
 from tests import tiny
 from tests.server.live import commanded
+from tests.stand_in import Answer, answering
 
 PROMPTS = {"question": "Find what answers this question: ", "text": "A text of the collection: "}
 PROMPTED = {"prompts": PROMPTS, "default_prompt_name": "question"}
@@ -41,35 +40,14 @@ def write(folder: Path, *, cased: bool = True, **modules: Any) -> Path:
     return tiny.write_modules(folder, layout="old", **{"max_seq_length": tiny.LONGEST, **modules})
 
 
-@contextmanager
-def rewriting(url: str, **changes: Any) -> Iterator[str]:
+def rewriting(url: str, **changes: Any) -> AbstractContextManager[str]:
     """A server in front of another that sets fields of every request: what a wrong client or proxy does."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(httpx.get(url + self.path))
+    def answer(method: str, path: str, body: bytes) -> Answer:
+        passed = httpx.request(method, url + path, json={**json.loads(body), **changes} if body else None, timeout=60)
+        return passed.status_code, {}, passed.content
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self._answer(httpx.post(url + self.path, json={**body, **changes}, timeout=60))
-
-        def _answer(self, answer: httpx.Response) -> None:
-            self.send_response(answer.status_code)
-            self.send_header("content-length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering(answer)
 
 
 def other_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -107,12 +85,20 @@ FAULTS: Mapping[str, Fault] = {
 QUICK = "prompt left out"
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The folder and the server of most faults' A."""
+    folder = write(tmp_path_factory.mktemp("plain"))
+    with ExitStack() as stack:
+        yield folder, of_commands(folder, stack)
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in FAULTS])
 def test_a_planted_fault_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, plain: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules, others, changes, flags_a, flags_b, cause = FAULTS[name]
-    first = second = write(tmp_path / "a", **modules)
+    first = second = write(tmp_path / "a", **modules) if modules else plain[0]
     if others is not None or name == "another revision":
         second = write(tmp_path / "b", **(modules if others is None else others))
     if name == "another revision":
@@ -120,9 +106,8 @@ def test_a_planted_fault_is_named(
     if name == "int8":
         monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))  # its graph is kept
     with ExitStack() as stack:
-        a, b = of_commands(first, stack, *flags_a), of_commands(second, stack, *flags_b)
-        if changes:
-            b = stack.enter_context(rewriting(b, **changes))
+        a = of_commands(first, stack, *flags_a) if modules else plain[1]
+        b = stack.enter_context(rewriting(a, **changes)) if changes else of_commands(second, stack, *flags_b)
         status, report = report_of(capsys, a, b)
     assert [found[: len(cause)] for found in report["causes"]] == [cause], report
     assert status == (0 if report["keeps_index"] else 3)

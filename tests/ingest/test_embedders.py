@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from hybridtei.errors import BackendError, InvalidInput
 from hybridtei.ingest.embedders import RemoteEmbedder, embed_each, vector_heads
 from hybridtei.outputs import Embeddings
 from hybridtei.tasks.embed import Embedder
+from tests import stand_in
 from tests.engine import small
 from tests.server.live import serving
 
@@ -101,48 +100,26 @@ def test_where_every_text_fails_the_engine_is_at_fault():
     assert (found.dense, len(reasons)) == (None, 1)
 
 
+INFO = {
+    "model_id": "m",
+    "model_dtype": "float32",
+    "max_client_batch_size": 32,
+    "hybridtei": {"role": "embedding", "outputs": ["dense"], "prompts": {}},
+}
+
+
 @contextmanager
 def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[str, list[str]]]:
     """A server of fixed answers after /info's; the last one stays. And the paths it was asked."""
-    info = {
-        "model_id": "m",
-        "model_dtype": "float32",
-        "max_client_batch_size": 32,
-        "hybridtei": {"role": "embedding", "outputs": ["dense"], "prompts": {}},
-    }
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(method: str, path: str, _: bytes) -> stand_in.Answer:
+        asked.append(path)
+        status, headers, body = (200, {}, INFO) if method == "GET" else answers.pop(0) if len(answers) > 1 else answers[0]
+        return status, headers, body if isinstance(body, bytes) else orjson.dumps(body)
 
-        def do_GET(self) -> None:
-            self.answer(200, {}, info)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.answer(*(answers.pop(0) if len(answers) > 1 else answers[0]))
-
-        def answer(self, status: int, headers: dict[str, str], body: Any) -> None:
-            asked.append(self.path)
-            data = body if isinstance(body, bytes) else orjson.dumps(body)
-            self.send_response(status)
-            for name, value in {**headers, "content-length": str(len(data))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with stand_in.answering(answer) as url:
+        yield url, asked
 
 
 GOOD = (200, {}, [{"dense": [1.0, 0.0]}])

@@ -223,74 +223,66 @@ def test_a_ledger_by_address_is_taken_over(
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
 
 
-def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
+async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
     """A chunk is missing, one is of another version, a payload claims what its point is not."""
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
     texts = {name: f"{text} {name}" for name in ("whole", "short", "mixed", "forged")}
-
-    async def story() -> None:
-        store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
-        await ingest.run(write(tmp_path / "in.jsonl", texts), store)
-        before = len(await points(store))
-        records = {(one.payload["document_id"], one.payload["chunk"]): one for one in await points(store, with_vectors=True)}
-        await store.delete("small", [records["short", 2].id])
-        changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 1): {"chunk": 3}}
-        for place, change in changes.items():
-            one = records[place]
-            await store.upsert("small", [one.model_copy(update={"payload": {**one.payload, **change}})])
-        (tmp_path / "ledger.jsonl").unlink()
-        outcome = await ingest.run(tmp_path / "in.jsonl", store)
-        assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
-        assert outcome.points == outcome.expected == before
-
-    asyncio.run(story())
+    store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
+    await ingest.run(write(tmp_path / "in.jsonl", texts), store)
+    before = len(await points(store))
+    records = {(one.payload["document_id"], one.payload["chunk"]): one for one in await points(store, with_vectors=True)}
+    await store.delete("small", [records["short", 2].id])
+    changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 1): {"chunk": 3}}
+    for place, change in changes.items():
+        one = records[place]
+        await store.upsert("small", [one.model_copy(update={"payload": {**one.payload, **change}})])
+    (tmp_path / "ledger.jsonl").unlink()
+    outcome = await ingest.run(tmp_path / "in.jsonl", store)
+    assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
+    assert outcome.points == outcome.expected == before
 
 
-def test_a_kill_while_the_ledger_is_made_again_leaves_none_that_is_trusted(
+async def test_a_kill_while_the_ledger_is_made_again_leaves_none_that_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        store, ingest = MemoryStore(), Ingest(tmp_path)
-        source = write(tmp_path / "in.jsonl", {f"d{i}": f"text {i}" for i in range(10)})
-        await ingest.run(source, store)
-        (tmp_path / "ledger.jsonl").unlink()
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    source = write(tmp_path / "in.jsonl", {f"d{i}": f"text {i}" for i in range(10)})
+    await ingest.run(source, store)
+    (tmp_path / "ledger.jsonl").unlink()
 
-        def kill(*_: Any) -> None:
-            raise ZeroDivisionError
+    def kill(*_: Any) -> None:
+        raise ZeroDivisionError
 
-        for place in ("add", "set_mark"):
-            with monkeypatch.context() as patch:
-                patch.setattr(Ledger, place, kill)
-                with pytest.raises(ZeroDivisionError):
-                    await ingest.run(source, store)
-        await ingest.run(source, store)
-        assert (ingest.stats.documents, ingest.stats.skipped) == (0, 10)
-
-    asyncio.run(story())
+    for place in ("add", "set_mark"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, place, kill)
+            with pytest.raises(ZeroDivisionError):
+                await ingest.run(source, store)
+    await ingest.run(source, store)
+    assert (ingest.stats.documents, ingest.stats.skipped) == (0, 10)
 
 
-def test_a_server_that_keeps_no_metadata_has_its_ledger_by_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_keeps_no_metadata_has_its_ledger_by_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))
 
     class Old(MemoryStore):
         async def annotate(self, name: str, metadata: Any) -> None:
             pass
 
-    async def story() -> None:
-        store, config = Old(), StoreConfig(qdrant_url="http://h")
-        source = write(tmp_path / "in.jsonl", {"a": "text"})
-        await Ingest(tmp_path).run(source, store)
-        existing = await store.describe("small")
-        assert existing is not None
-        existing = type(existing)(existing.vectors, existing.sparse)
-        monkeypatch.setattr(Old, "describe", lambda *_: asyncio.sleep(0, existing))
-        for _ in range(2):
-            ledger, _ = await open_ledger(config, store, "small", existing)
-            assert ledger.path == state_folder(config) / "small.ledger.jsonl"
-            assert ledger.mark is None
-            ledger.close()
-
-    asyncio.run(story())
+    store, config = Old(), StoreConfig(qdrant_url="http://h")
+    source = write(tmp_path / "in.jsonl", {"a": "text"})
+    await Ingest(tmp_path).run(source, store)
+    existing = await store.describe("small")
+    assert existing is not None
+    existing = type(existing)(existing.vectors, existing.sparse)
+    monkeypatch.setattr(Old, "describe", lambda *_: asyncio.sleep(0, existing))
+    for _ in range(2):
+        ledger, _ = await open_ledger(config, store, "small", existing)
+        assert ledger.path == state_folder(config) / "small.ledger.jsonl"
+        assert ledger.mark is None
+        ledger.close()
 
 
 def test_a_large_run_leaves_the_threshold_as_it_was(

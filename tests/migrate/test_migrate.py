@@ -6,14 +6,11 @@ import asyncio
 import itertools
 import json
 import math
-import os
-import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,7 @@ from tests.store.stores import STAND_INS, asked, plan, standing_in
 from tests.tiny import write_bert
 
 NAME, POINTS = "papers", 150
-KINDS = ("memory", *STAND_INS)
+KINDS = ("memory", "grpc")
 
 
 def texts(count: int = POINTS) -> list[str]:
@@ -103,11 +100,8 @@ def interrupt(store: Store, writer: Copies, encoder: Encoder) -> None:
 @contextmanager
 def fresh(kind: str) -> Iterator[Store]:
     """An empty store, in memory or the client of the stand-in."""
-    if kind == "memory":
-        yield MemoryStore()
-    else:
-        with standing_in(kind) as store:
-            yield store
+    with nullcontext(MemoryStore()) if kind == "memory" else standing_in(kind) as store:
+        yield store
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,7 +120,7 @@ def test_writes_while_it_is_filled_are_in_both_copies(kind: str, folders: tuple[
         asyncio.run(story(store))
 
 
-def test_a_model_whose_files_have_changed_makes_its_vectors_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_whose_files_have_changed_makes_its_vectors_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT_S", -1.0)
     folder, store, said = write_bert(tmp_path, seed=0), MemoryStore(), []
 
@@ -135,24 +129,21 @@ def test_a_model_whose_files_have_changed_makes_its_vectors_anew(tmp_path: Path,
         searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
         return (await searcher.search(NAME, "wing flow 3")).hits
 
-    async def story() -> None:
-        encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
-        await store.create(NAME, signed(schema_for(encoder.spec, str(folder)), encoder.spec))
-        await store.upsert(NAME, points(encoder, list(range(20)), texts(20)))
-        assert await found()
-        write_bert(tmp_path, seed=1)
-        with pytest.raises(CollectionMismatch, match=f"hybridtei migrate {NAME}"):
-            await found()
-        await step(store, said, sample=5)
-        assert any(line.startswith("not compared") for line in said)
-        assert await found()
-        await store.delete(NAME, [3])
-        with pytest.raises(CollectionMismatch, match="model_fingerprint"):  # nothing here can embed what the old copy lacks
-            await step(store, step="rollback")
-        await step(store, step="finish")
-        assert await found()
-
-    asyncio.run(story())
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
+    await store.create(NAME, signed(schema_for(encoder.spec, str(folder)), encoder.spec))
+    await store.upsert(NAME, points(encoder, list(range(20)), texts(20)))
+    assert await found()
+    write_bert(tmp_path, seed=1)
+    with pytest.raises(CollectionMismatch, match=f"hybridtei migrate {NAME}"):
+        await found()
+    await step(store, said, sample=5)
+    assert any(line.startswith("not compared") for line in said)
+    assert await found()
+    await store.delete(NAME, [3])
+    with pytest.raises(CollectionMismatch, match="model_fingerprint"):  # nothing here can embed what the old copy lacks
+        await step(store, step="rollback")
+    await step(store, step="finish")
+    assert await found()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,41 +315,10 @@ def test_a_store_annotates_and_replaces_collections(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_killed_migration_goes_on(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    chance, count = random.Random(0), 1500
-
-    async def prepared() -> None:
-        store = EmbeddedStore(str(tmp_path / "qdrant"))
-        (await filled(store, folders[0], texts(count))).close()
-        await store.close()
-
-    async def both() -> tuple[dict[Any, Any], dict[Any, Any]]:
-        store = EmbeddedStore(str(tmp_path / "qdrant"))
-        try:
-            return await payloads(store, NAME), await payloads(store, f"{NAME}.new")
-        finally:
-            await store.close()
-
-    asyncio.run(prepared())
-    command = [sys.executable, "-m", "hybridtei", "migrate", NAME, "--to", str(folders[1]), "--quiet", "--sample", "0"]
-    command += ["--qdrant-path", str(tmp_path / "qdrant"), "--no-flip"]
-    for _ in range(3):
-        with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            time.sleep(chance.uniform(1.5, 4.0))
-            process.kill()
-        time.sleep(1)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    there, copied = asyncio.run(both())
-    assert there == copied
-    assert len(there) == count
-    assert json.dumps(there[7]) == json.dumps({"text": texts(count)[7]})
-
-
-@pytest.mark.slow
 def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(folders: tuple[Path, Path]) -> None:
     command = [sys.executable, "-m", "conformance.load", "migrate", "--old", str(folders[0]), "--new", str(folders[1])]
     with speaking() as state:
-        command += ["--qdrant-url", f"grpc://127.0.0.1:{state.grpc_port}", "--points", "300", "--kills", "2"]
+        command += ["--qdrant-url", f"grpc://127.0.0.1:{state.grpc_port}", "--points", "200", "--kills", "1"]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     told = json.loads(done.stdout.splitlines()[-1])
     of_speed = {"kill -9 of the command", "searches", "last search that the old model answers"}

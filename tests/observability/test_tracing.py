@@ -71,25 +71,21 @@ def test_without_a_recorder_nothing_is_kept():
     assert asyncio.run(request()) == "inner"
 
 
-def test_after_a_failure_the_next_request_of_a_task_is_not_within():
+async def test_after_a_failure_the_next_request_of_a_task_is_not_within():
     kept = Kept()
-
-    async def requests() -> None:
-        arrived(kept, [])
-        with pytest.raises(InvalidInput):
-            await inner(True)
-        assert CURRENT.get().name == "inner"  # whoever tells of it does so within
-        await inner(False)
-        with pytest.raises(InvalidInput):
-            await outer(True)
-
-    asyncio.run(requests())
+    arrived(kept, [])
+    with pytest.raises(InvalidInput):
+        await inner(True)
+    assert CURRENT.get().name == "inner"  # whoever tells of it does so within
+    await inner(False)
+    with pytest.raises(InvalidInput):
+        await outer(True)
     assert kept.over[0] == ("inner", None, "InvalidInput")
     assert kept.over[1] == ("inner", None, None)
     assert kept.over[-1] == ("outer", None, "InvalidInput")
 
 
-def test_what_leaves_ends_its_span_too():
+async def test_what_leaves_ends_its_span_too():
     kept = Kept()
 
     @handler("slow")
@@ -100,13 +96,10 @@ def test_what_leaves_ends_its_span_too():
         arrived(kept, [])
         await slow()
 
-    async def leave() -> None:
-        task = asyncio.create_task(request())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(leave())
+    task = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert kept.over == [("slow", None, "CancelledError")]
 
 

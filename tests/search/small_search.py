@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
@@ -65,6 +67,19 @@ async def filled(
         point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}
     await store.upsert(name, points)
     return store
+
+
+def exact(encoder: Encoder, query: str, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
+    """float32[texts] of each kind of vector, in numpy."""
+    kinds = ("dense", "sparse", "multivector")
+    asked = encoder.encode([query], kinds, input_type="query")
+    documents = encoder.encode(list(texts), kinds, input_type="document")
+    rows = asked.multivector.row(0)
+    return {
+        "dense": documents.dense @ asked.dense[0],
+        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
+        "multivector": np.array([(rows @ document.T).max(1).sum() for document in documents.multivector]),
+    }
 
 
 def run(coroutine: Any) -> Any:

@@ -20,8 +20,9 @@ from hybridtei.search.searcher import Searcher
 from hybridtei.store.base import PayloadBudget
 from hybridtei.store.plan import schema_for
 from hybridtei.store.points import to_points
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
-from tests.store.stores import opened
+from tests.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
+from tests.store.memory_store import MemoryStore
+from tests.store.stores import asked
 
 QUERY = "the search engine"
 ALL = ("dense", "sparse", "multivector")
@@ -33,28 +34,25 @@ def encoder(tmp_path_factory):
     return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
-def searched(kind, folder, encoder, texts, work: Any, **plan: Any):
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The embedded engine, which starts when it is first asked."""
+    with asked("embedded", tmp_path_factory.mktemp("store")) as one:
+        yield one
+
+
+def searched(kind, shared, encoder, texts, work: Any, **plan: Any):
     """What `work` makes of a searcher over the texts; five texts in a row are chunks of a document."""
+    store = shared.store if kind == "embedded" else MemoryStore()
 
     async def scenario():
-        store = opened(kind, folder)
         await filled(encoder, store, texts=texts, payload_of=lambda place: {"document_id": f"d{place // 5}"}, **plan)
         try:
             return await work(Searcher(store, query_model(encoder, MODEL)))
         finally:
-            await store.close()
+            await store.drop("papers")
 
-    return run(scenario())
-
-
-def exact(encoder, texts=TEXTS):
-    asked = encoder.encode([QUERY], ALL, input_type="query")
-    documents = encoder.encode(list(texts), ALL, input_type="document")
-    return {
-        "dense": documents.dense @ asked.dense[0],
-        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
-        "multivector": np.array([(asked.multivector.row(0) @ row.T).max(1).sum() for row in documents.multivector]),
-    }
+    return shared.run(scenario())
 
 
 def z_sum(scores, weights):
@@ -63,10 +61,10 @@ def z_sum(scores, weights):
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
 @pytest.mark.parametrize("weights", [WEIGHTS, {"dense": 2.0, "sparse": 0.7}])
-def test_normalised_scores_are_numpys(encoder, tmp_path, kind, weights):
+def test_normalised_scores_are_numpys(encoder, shared, kind, weights):
     options = SearchOptions(weights=None if weights is WEIGHTS else weights, limit=len(TEXTS), explain=True)
-    found = searched(kind, tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options), sparse_idf=False)
-    scores = exact(encoder)
+    found = searched(kind, shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options), sparse_idf=False)
+    scores = exact(encoder, QUERY)
     total = z_sum(scores, weights)
     assert found.mode == "zscore"
     assert [hit.score for hit in found.hits] == pytest.approx(sorted(total, reverse=True), abs=1e-3)
@@ -78,16 +76,16 @@ def test_normalised_scores_are_numpys(encoder, tmp_path, kind, weights):
     assert [stage.name for stage in found.stages] == ["embed", *weights, "search"]
 
 
-def test_a_sum_that_maxsim_replaced_is_not_explained_as_one(encoder, tmp_path):
+def test_a_sum_that_maxsim_replaced_is_not_explained_as_one(encoder, shared):
     options = SearchOptions(rescore=True, explain=True)
-    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
     for place, hit in enumerate(found.hits, 1):
         assert set(hit.scores) == set(ALL)
         assert hit.scores["multivector"] == StageScore(hit.score, place)
 
 
 @pytest.mark.parametrize("options", [{}, {"rescore": True}, {"group_by": "document"}, {"mode": "rrf", "group_by": "document"}])
-def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, tmp_path, options):
+def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, shared, options):
     texts = [f"{one} {other}" for one in TEXTS for other in TEXTS[:4]]
     total = len(texts) // 5 if "group_by" in options else len(texts)
 
@@ -100,12 +98,12 @@ def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, tmp_path, o
         whole = await searcher.search("papers", QUERY, structs.replace(asked, limit=total))
         return [hit for part in parts for hit in part.hits], whole.hits
 
-    parts, whole = searched("memory", tmp_path, encoder, texts, pages)
+    parts, whole = searched("memory", shared, encoder, texts, pages)
     assert [hit.id for hit in parts] == [hit.id for hit in whole]
     assert len({hit.id for hit in whole}) == total
 
 
-def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, tmp_path):
+def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, shared):
     """The two best of each leg are the next best of the other, so a second tier of four holds nothing new."""
     dense_order, sparse_order = [0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 1, 4, 5, 6, 7]
     one, width = np.zeros(1, np.int64), encoder.spec.dense_width
@@ -123,11 +121,11 @@ def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, tmp_pat
         options = SearchOptions(limit=8, prefetch_limit=2)
         return (await searcher.find("papers", QUERY, vectors(0, 1), 0, options)).hits
 
-    hits = searched("memory", tmp_path, encoder, TEXTS, work, sparse_idf=False)
+    hits = searched("memory", shared, encoder, TEXTS, work, sparse_idf=False)
     assert sorted(hit.id - 100 for hit in hits) == dense_order
 
 
-def test_a_leg_that_finds_nothing_changes_no_place(encoder, tmp_path):
+def test_a_leg_that_finds_nothing_changes_no_place(encoder, shared):
     async def both(searcher):
         embedded = await searcher.embed("papers", [QUERY])
         none = np.zeros(2, np.int64)
@@ -137,13 +135,13 @@ def test_a_leg_that_finds_nothing_changes_no_place(encoder, tmp_path):
         dense = (await searcher.find("papers", QUERY, wordless, 0, SearchOptions(mode="dense", limit=len(TEXTS)))).hits
         return [hit.id for hit in hits], [hit.id for hit in dense]
 
-    hybrid, dense = searched("memory", tmp_path, encoder, TEXTS, both)
+    hybrid, dense = searched("memory", shared, encoder, TEXTS, both)
     assert hybrid == dense
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
 @pytest.mark.parametrize("mode", ["zscore", "dense", "rrf"])
-def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, tmp_path, kind, mode):
+def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, shared, kind, mode):
     texts = [QUERY] * 20 + [f"{one} {QUERY}" for one in TEXTS]  # the first four documents fill every first tier
 
     async def work(searcher):
@@ -154,7 +152,7 @@ def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, tmp
             await searcher.search("papers", QUERY, structs.replace(asked, mode=mode, limit=30, prefetch_limit=100)),
         )
 
-    grouped, single, every = searched(kind, tmp_path, encoder, texts, work)
+    grouped, single, every = searched(kind, shared, encoder, texts, work)
     documents = [hit.payload["document_id"] for hit in grouped.hits]
     assert len(set(documents)) == len(documents) == 6
     assert [hit.more for hit in single.hits] == [0] * 6
@@ -164,15 +162,15 @@ def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, tmp
     assert all(hit.more is None for hit in every.hits)
 
 
-def test_what_more_counts(encoder, tmp_path):
+def test_what_more_counts(encoder, shared):
     options = SearchOptions(group_by="document", limit=2)
-    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
     assert [hit.more for hit in found.hits] == [4, 4]
     assert [hit.as_dict()["more"] for hit in found.hits] == [4, 4]
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
-def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, tmp_path, kind):
+def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, shared, kind):
     tags = [["a"], "a", ["a", "b"], "b", ["a", "c"]]
 
     async def work(searcher):
@@ -186,29 +184,29 @@ def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, 
         options = SearchOptions(group_by="tag", limit=10, prefetch_limit=2)
         return (await searcher.search("papers", QUERY, options)).hits
 
-    hits = searched(kind, tmp_path, encoder, TEXTS, work)
+    hits = searched(kind, shared, encoder, TEXTS, work)
     assert sorted(str(hit.payload["tag"]) for hit in hits if len(hit.payload["tag"]) == 2) == sorted(map(str, tags[2::2] * 2))
     assert len(hits) == 6
 
 
-def test_a_reranker_ranks_documents(encoder, tmp_path):
+def test_a_reranker_ranks_documents(encoder, shared):
     async def by_length(query, documents):
         return np.array([len(document) for document in documents], np.float32)
 
     options = SearchOptions(group_by="document", rerank_limit=2, limit=2)
-    found = searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options, rank=by_length))
+    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options, rank=by_length))
     assert {hit.payload["document_id"] for hit in found.hits} == {"d0", "d1"}
     assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
     assert found.hits[0].score == len(found.hits[0].payload["text"])
 
 
-def test_scores_below_the_threshold_are_left_out(encoder, tmp_path):
+def test_scores_below_the_threshold_are_left_out(encoder, shared):
     async def both(searcher):
         every = await searcher.search("papers", QUERY)
         some = await searcher.search("papers", QUERY, SearchOptions(score_threshold=0.0, prefetch_limit=100))
         return every.hits, some.hits
 
-    every, some = searched("memory", tmp_path, encoder, TEXTS, both)
+    every, some = searched("memory", shared, encoder, TEXTS, both)
     assert some == [hit for hit in every if hit.score >= 0]
     assert 0 < len(some) < len(every)
 
@@ -229,10 +227,10 @@ def test_what_a_group_is(payload, key, group):
     assert group_of(payload, key) == group
 
 
-def test_what_means_nothing_is_refused(encoder, tmp_path):
+def test_what_means_nothing_is_refused(encoder, shared):
     options = SearchOptions(mode="zscore", k=2)
     with pytest.raises(InvalidInput, match="`k` means nothing in mode 'zscore'"):
-        searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+        searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
     query = encoder.encode([QUERY], ALL, input_type="query")
     for fields in ({"mode": "zscore"}, {"group_by": "document"}):
         with pytest.raises(InvalidInput, match="takes more than one query"):
@@ -240,7 +238,7 @@ def test_what_means_nothing_is_refused(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["zscore", "dense"])
-def test_values_that_points_are_grouped_by_are_payloads_too(encoder, tmp_path, mode):
+def test_values_that_points_are_grouped_by_are_payloads_too(encoder, shared, mode):
     async def work(searcher):
         small = Searcher(searcher.store, searcher.model, budget=PayloadBudget(200))
         asked = SearchOptions(mode=mode, group_by="document_id", with_payload=False, limit=2, prefetch_limit=2)
@@ -249,11 +247,11 @@ def test_values_that_points_are_grouped_by_are_payloads_too(encoder, tmp_path, m
             await small.search("papers", QUERY, structs.replace(asked, group_by="text", prefetch_limit=10))
         return hits
 
-    assert len(searched("memory", tmp_path, encoder, TEXTS, work)) == 2
+    assert len(searched("memory", shared, encoder, TEXTS, work)) == 2
 
 
 @pytest.mark.parametrize("fields", [{"mode": "dense"}, {"mode": "dense", "limit": 150}, {"offset": 1}, {"with_payload": False}])
-def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder, tmp_path, fields):
+def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder, shared, fields):
     read = []
 
     async def work(searcher):
@@ -268,13 +266,13 @@ def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder
         return await Searcher(searcher.store, searcher.model, budget=Spent(0)).search("papers", QUERY, SearchOptions(**fields))
 
     plan = {"multivector_dtype": "int8"}
-    assert len(searched("embedded", tmp_path / "a", encoder, TEXTS, work, **plan)) >= 9
-    searched("embedded", tmp_path / "b", encoder, TEXTS, counted, **plan)
+    assert len(searched("embedded", shared, encoder, TEXTS, work, **plan)) >= 9
+    searched("embedded", shared, encoder, TEXTS, counted, **plan)
     assert all("multivector_base64" not in (point.payload or {}) for point in read)
 
 
 @pytest.mark.parametrize("fields", [{}, {"mode": "rrf"}, {"mode": "rrf", "rescore": True}, {"group_by": "document"}])
-def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, tmp_path, fields):
+def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, shared, fields):
     none = SparseVectors(np.zeros(0, np.int64), np.zeros(0, np.float32), np.array([0, 0]), 10)
     asked = encoder.encode([QUERY], ALL, input_type="query")
     query = Embeddings(sparse=none, multivector=asked.multivector)
@@ -283,14 +281,14 @@ def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, tmp_pat
     async def work(searcher):
         return await searcher.find("papers", "?", query, 0, SearchOptions(explain=True, **fields))
 
-    assert searched("embedded", tmp_path, encoder, TEXTS, work, **plan).hits == []
+    assert searched("embedded", shared, encoder, TEXTS, work, **plan).hits == []
 
 
 @pytest.mark.parametrize("key", ["a b", "a[", "a[].b", "..", "a.", '"a b"'])
-def test_a_key_that_qdrant_reads_otherwise_is_refused(encoder, tmp_path, key):
+def test_a_key_that_qdrant_reads_otherwise_is_refused(encoder, shared, key):
     options = SearchOptions(group_by=key)
     with pytest.raises(InvalidInput, match="`group_by` is"):
-        searched("memory", tmp_path, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+        searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
 
 
 def test_the_older_word_for_rescoring():
@@ -310,7 +308,7 @@ def test_of_two_candidates_a_leg_that_hardly_tells_them_apart_does_not_decide(en
     asked = Embeddings(dense=np.eye(1, width, dtype=np.float32), sparse=sparse)
 
     async def scenario():
-        store = opened("memory", None)
+        store = MemoryStore()
         await store.create("two", schema_for(encoder.spec, MODEL, heads=frozenset({Head.DENSE, Head.SPARSE})))
         await store.upsert("two", to_points(Embeddings(dense=dense, sparse=sparse), [1, 2]))
         options = SearchOptions(mode="zscore", weights={"dense": 1.0, "sparse": 1.0})

@@ -101,14 +101,6 @@ def test_exactness_and_oversampling_reach_every_search() -> None:
     assert hybrid_query(QUERY, mode="dense").params is None
 
 
-def test_every_request_survives_json() -> None:
-    only = models.Filter(must=[models.FieldCondition(key="a", match=models.MatchValue(value="b"))])
-    for mode in ("dense", "sparse", "multivector", "rrf", "weighted"):
-        request = hybrid_query(QUERY, mode=mode, rescore=False if mode == "multivector" else "multivector", query_filter=only)
-        again = models.QueryRequest.model_validate_json(request.model_dump_json(by_alias=True, exclude_none=True))
-        assert again.model_dump() == request.model_dump()
-
-
 def test_score_requests_ask_for_all_and_only_these() -> None:
     requests = score_requests(QUERY, ["b", 3, 1, 3], row=1)
     assert list(requests) == ["dense", "sparse", "multivector"]

@@ -12,17 +12,18 @@ from qdrant_client import models
 
 from hybridtei.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.outputs import Embeddings
 from hybridtei.search.local import LocalSearch, query_model, rank_by
 from hybridtei.search.options import SearchOptions
 from hybridtei.search.query import filter_from
 from hybridtei.search.searcher import Searcher
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.plan import schema_for, signed
+from hybridtei.store.points import to_points
 from tests.engine import small
 from tests.search.fusion import Ranking, rrf, weighted_sum
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
 from tests.store.memory_store import MemoryStore
-from tests.store.stores import opened
 
 QUERY = "the search engine"
 TOLERANCE = 1e-5
@@ -49,18 +50,6 @@ def searcher(store, encoder):
     return Searcher(store, query_model(encoder, MODEL))
 
 
-def exact(encoder, query=QUERY):
-    """float32[documents] of each kind of vector."""
-    asked = encoder.encode([query], ALL, input_type="query")
-    documents = encoder.encode(TEXTS, ALL, input_type="document")
-    rows = asked.multivector.row(0)
-    return {
-        "dense": documents.dense @ asked.dense[0],
-        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
-        "multivector": np.array([(rows @ document.T).max(1).sum() for document in documents.multivector]),
-    }
-
-
 def ranking(scores):
     order = [int(place) for place in np.argsort(-scores, kind="stable") if scores[place] != 0]
     return Ranking(order, scores[order].astype(np.float64))
@@ -80,7 +69,7 @@ def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec)
 
 @pytest.mark.parametrize("mode", ALL)
 def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
-    scores = exact(encoder)[mode]
+    scores = exact(encoder, QUERY)[mode]
     found = ask(searcher, mode=mode, limit=len(TEXTS))
     assert found.mode == mode
     assert {hit.id for hit in found.hits} == set(ranking(scores).ids)
@@ -91,7 +80,7 @@ def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
 
 @pytest.mark.parametrize("k", [2, 61])
 def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
-    scores = exact(encoder)
+    scores = exact(encoder, QUERY)
     wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k)
     found = ask(searcher, k=k, limit=len(TEXTS))
     assert found.mode == "rrf"
@@ -101,7 +90,7 @@ def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
 def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
     head = MultivectorHead(spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0))
     encoder = encoder_of(small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head))
-    scores = exact(encoder)
+    scores = exact(encoder, QUERY)
     scores["multivector"] = scores["multivector"] / len(encoder.encode([QUERY], ALL, input_type="query").multivector.row(0))
     wanted = weighted_sum([Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0])
     found = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", limit=len(TEXTS))
@@ -111,16 +100,10 @@ def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
 
 
 def test_rescoring_gives_the_candidates_their_maxsim(searcher, encoder):
-    scores = exact(encoder)["multivector"]
+    scores = exact(encoder, QUERY)["multivector"]
     found = ask(searcher, mode="dense", prefetch_limit=4, limit=4, rescore=True)
-    assert {hit.id for hit in found.hits} == set(ranking(exact(encoder)["dense"]).ids[:4])
+    assert {hit.id for hit in found.hits} == set(ranking(exact(encoder, QUERY)["dense"]).ids[:4])
     assert [hit.score for hit in found.hits] == pytest.approx(sorted((scores[hit.id] for hit in found.hits), reverse=True))
-
-
-def test_pages_put_together_are_the_whole(searcher):
-    whole = [hit.id for hit in ask(searcher, mode="dense", limit=len(TEXTS)).hits]
-    pages = [hit.id for offset in (0, 4, 8) for hit in ask(searcher, mode="dense", limit=4, offset=offset).hits]
-    assert pages == whole
 
 
 async def by_length(query, documents):
@@ -165,7 +148,7 @@ def test_a_filter_lets_through_what_it_says(searcher):
 
 
 def test_an_explanation_tells_what_each_stage_gave_each_hit(searcher, encoder):
-    scores = exact(encoder)
+    scores = exact(encoder, QUERY)
     plain = ask(searcher, k=61, limit=3, rescore=True)
     found = ask(searcher, k=61, limit=3, rescore=True, explain=True, prefetch_limit=3)
     assert [stage.name for stage in found.stages] == ["embed", "dense", "sparse", "rrf", "search"]
@@ -300,16 +283,10 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
 def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
     async def scenario():
         store = MemoryStore()
-        from hybridtei.store.plan import schema_for
-        from hybridtei.store.points import to_points
-
         await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3))
-        wide = encoder.encode(TEXTS, ("sparse",), input_type="document")
         dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
         rows = encoder.encode(TEXTS, ("multivector",), dimensions=3, input_type="document").multivector
-        from hybridtei.outputs import Embeddings
-
-        await store.upsert("papers", to_points(Embeddings(dense, wide.sparse, rows), list(range(len(TEXTS)))))
+        await store.upsert("papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS)))))
         searcher = Searcher(store, query_model(encoder, MODEL))
         return [await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode)) for mode in ("dense", "multivector")]
 
@@ -322,12 +299,6 @@ def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
     assert len(multivector.hits) == 10
 
 
-def test_without_an_event_loop(encoder, store):
-    search = LocalSearch(encoder, MODEL, store)
-    best = int(exact(encoder, TEXTS[4])["dense"].argmax())
-    assert search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits[0].payload["text"] == TEXTS[best]
-
-
 def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
     async def cell():
         store = EmbeddedStore(str(tmp_path))
@@ -338,35 +309,6 @@ def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
         return both[0][0].payload["text"]
 
     assert asyncio.run(cell()) == TEXTS[int(exact(encoder, TEXTS[4])["dense"].argmax())]
-
-
-@pytest.mark.parametrize("kind", ["memory", "embedded"])
-def test_a_collection_of_many_equal_scores_is_found_in_one_order(encoder, tmp_path, kind):
-    texts = TEXTS * 6
-
-    async def scenario():
-        store = opened(kind, tmp_path)
-        await filled(encoder, store, texts=texts)
-        searcher = Searcher(store, query_model(encoder, MODEL))
-        found = {}
-        for mode in ("rrf", "weighted", "dense"):
-            options = SearchOptions(mode=mode, limit=7, k=61 if mode == "rrf" else None)
-            hits = [(await searcher.search("papers", QUERY, options)).hits for _ in range(4)]
-            assert all([(hit.id, hit.score) for hit in one] == [(hit.id, hit.score) for hit in hits[0]] for one in hits)
-            assert [(-hit.score, hit.id) for hit in hits[0]] == sorted((-hit.score, hit.id) for hit in hits[0])
-            found[mode] = [hit.id for hit in hits[0]]
-        await store.close()
-        return found
-
-    assert run(scenario())["dense"] == best_copies(encoder, texts)
-
-
-def best_copies(encoder, texts):
-    """Ids of the best text's copies, and of the second's as far as seven reach."""
-    scores = exact(encoder)["dense"]
-    first, second = (int(place) for place in np.argsort(-scores)[:2])
-    copies = [[place for place in range(len(texts)) if place % len(TEXTS) == best] for best in (first, second)]
-    return [*copies[0], *copies[1]][:7]
 
 
 def test_highlights_are_made_beside_the_event_loop(store, encoder):

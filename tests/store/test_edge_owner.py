@@ -37,44 +37,24 @@ async def opened(folder: Path) -> EmbeddedStore:
     return store
 
 
-def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -> None:
+async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -> None:
     """Killed while a batch of five is under way, which may be stored or not: its answer is lost either way."""
-
-    async def story() -> None:
-        store = await opened(tmp_path)
-        for begin in range(0, 300, 20):
-            await store.upsert("c", points(begin, begin + 20))
-        writing = asyncio.create_task(store.upsert("c", points(300, 305)))
-        while not store._owner._waiting:
-            await asyncio.sleep(0)
-        await killed(store)
-        answered = not isinstance(await outcome(writing), StoreUnavailable)
-        records, _ = await store.scroll("c", limit=10**6, with_payload=False)
-        found = {record.id for record in records}
-        begun = set(range(300, 305))
-        assert found - begun == set(range(300))
-        assert found & begun in ((begun,) if answered else (begun, set()))  # whole, or not at all
-        await store.upsert("c", points(0, 20))
-        assert len(await store.query("c", hybrid_query(embeddings(1)))) == 10
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
-
-
-def test_who_waits_for_a_killed_owner_is_told_that_it_is_started_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        await store.upsert("c", points(0, 20))
-        os.kill(pid_of(store), signal.SIGSTOP)  # so that it cannot answer first
-        writing = asyncio.create_task(store.upsert("c", points(20, 40)))
-        while not store._owner._waiting:
-            await asyncio.sleep(0)
-        await killed(store)
-        assert "started again when asked" in str(await outcome(writing))
-        assert await store.count("c") in (20, 40)
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    store = await opened(tmp_path)
+    for begin in range(0, 300, 20):
+        await store.upsert("c", points(begin, begin + 20))
+    writing = asyncio.create_task(store.upsert("c", points(300, 305)))
+    while not store._owner._waiting:
+        await asyncio.sleep(0)
+    await killed(store)
+    answered = not isinstance(await outcome(writing), StoreUnavailable)
+    records, _ = await store.scroll("c", limit=10**6, with_payload=False)
+    found = {record.id for record in records}
+    begun = set(range(300, 305))
+    assert found - begun == set(range(300))
+    assert found & begun in ((begun,) if answered else (begun, set()))  # whole, or not at all
+    await store.upsert("c", points(0, 20))
+    assert len(await store.query("c", hybrid_query(embeddings(1)))) == 10
+    await store.close()
 
 
 async def killed(store: EmbeddedStore) -> None:
@@ -93,172 +73,125 @@ async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
     return None
 
 
-def test_a_closed_store_is_found_again_as_it_was(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        await store.upsert("c", points(0, 50))
-        asked = hybrid_query(embeddings(1), with_vectors=True)
-        before = await store.query("c", asked)
-        await store.close()
-        with pytest.raises(StoreError, match="closed"):
-            await store.count("c")
-        again = EmbeddedStore(str(tmp_path))
-        assert await again.collections() == ["c"]
-        assert [point.id for point in await again.query("c", asked)] == [point.id for point in before]
-        await again.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
-
-
-def test_closing_waits_for_what_was_asked(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        writing = asyncio.create_task(store.upsert("c", points(0, 100)))
-        while not store._owner._waiting:
-            await asyncio.sleep(0)
-        await store.close()
-        await writing
-        again = EmbeddedStore(str(tmp_path))
-        assert await again.count("c") == 100
-        await again.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_it_was(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.upsert("c", points(0, 50))
+    asked = hybrid_query(
+        embeddings(1), with_vectors=True, query_filter=models.Filter(must=[models.HasIdCondition(has_id=list(range(50)))])
+    )
+    before = await store.query("c", asked)
+    writing = asyncio.create_task(store.upsert("c", points(50, 150)))
+    while not store._owner._waiting:
+        await asyncio.sleep(0)
+    await store.close()
+    await writing
+    with pytest.raises(StoreError, match="closed"):
+        await store.count("c")
+    again = EmbeddedStore(str(tmp_path))
+    assert (await again.collections(), await again.count("c")) == (["c"], 150)
+    assert [point.id for point in await again.query("c", asked)] == [point.id for point in before]
+    await again.close()
 
 
-def test_a_second_process_is_told_whose_the_folder_is(tmp_path: Path) -> None:
-    async def story() -> None:
-        store, second = await opened(tmp_path), EmbeddedStore(str(tmp_path))
-        with pytest.raises(StoreError, match=f"{tmp_path}: another process has this folder") as refused:
-            await second.collections()
-        assert not isinstance(refused.value, StoreUnavailable)
-        await store.close()
-        assert await second.collections() == ["c"]
-        await second.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_a_second_process_is_told_whose_the_folder_is(tmp_path: Path) -> None:
+    store, second = await opened(tmp_path), EmbeddedStore(str(tmp_path))
+    with pytest.raises(StoreError, match=f"{tmp_path}: another process has this folder") as refused:
+        await second.collections()
+    assert not isinstance(refused.value, StoreUnavailable)
+    await store.close()
+    assert await second.collections() == ["c"]
+    await second.close()
 
 
-def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        await store.upsert("c", points(0, 60))
-        stored = embeddings(60, seed=0)
-        asked = [store.query("c", hybrid_query(stored, i, mode="dense", limit=1)) for i in range(60)]
-        writes = [store.upsert("c", points(begin, begin + 20)) for begin in range(100, 200, 20)]
-        answers = await asyncio.gather(*asked, *writes)
-        assert [answer[0].id for answer in answers[:60]] == list(range(60))
-        assert await store.count("c") == 160
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.upsert("c", points(0, 60))
+    stored = embeddings(60, seed=0)
+    asked = [store.query("c", hybrid_query(stored, i, mode="dense", limit=1)) for i in range(60)]
+    writes = [store.upsert("c", points(begin, begin + 20)) for begin in range(100, 200, 20)]
+    answers = await asyncio.gather(*asked, *writes)
+    assert [answer[0].id for answer in answers[:60]] == list(range(60))
+    assert await store.count("c") == 160
+    await store.close()
 
 
-def test_an_owner_ends_with_its_parent(tmp_path: Path) -> None:
+async def test_an_owner_ends_with_its_parent(tmp_path: Path) -> None:
     """Its end of the socket closes, whatever killed the parent."""
-
-    async def story() -> None:
-        store = await opened(tmp_path)
-        await store.upsert("c", points(0, 10))
-        process, writer = store._owner._process, store._owner._writer
-        assert process is not None
-        assert writer is not None
-        for number in (signal.SIGINT, signal.SIGTERM):  # meant for the parent, which may still have work for it
-            process.send_signal(number)
-        assert await store.count("c") == 10
-        store._owner._closed = True  # so that nobody kills it
-        writer.close()
-        assert await process.wait() == 0
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
-
-
-def test_an_answer_too_late_is_no_answer(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        os.kill(pid_of(store), signal.SIGSTOP)
-        store._timeout_s = 0.05
-        with pytest.raises(StoreUnavailable, match=r"has not answered for 0.05 s"):
-            await store.count("c")
-        os.kill(pid_of(store), signal.SIGCONT)
-        store._timeout_s = HANG
-        assert await store.count("c") == 0
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    store = await opened(tmp_path)
+    await store.upsert("c", points(0, 10))
+    process, writer = store._owner._process, store._owner._writer
+    assert process is not None
+    assert writer is not None
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the parent, which may still have work for it
+        process.send_signal(number)
+    assert await store.count("c") == 10
+    store._owner._closed = True  # so that nobody kills it
+    writer.close()
+    assert await process.wait() == 0
+    await store.close()
 
 
 @pytest.mark.parametrize("end", ["cancelled", "timed out"])
-def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end: str) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        os.kill(pid_of(store), signal.SIGSTOP)
-        store._timeout_s = HANG if end == "cancelled" else 0.5
-        writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10))) for begin in range(0, 200, 10)]
-        while len(store._owner._waiting) < len(writing):
-            await asyncio.sleep(0)
-        if end == "cancelled":
-            for write in writing:
-                write.cancel()
-        ended = await asyncio.gather(*writing, return_exceptions=True)
-        assert {type(one) for one in ended} == {asyncio.CancelledError if end == "cancelled" else StoreUnavailable}
-        os.kill(pid_of(store), signal.SIGCONT)
-        store._timeout_s = HANG
-        assert await store.count("c") <= 10  # only the one that the process had already been sent
-        await store.upsert("c", points(0, 200))
-        assert await store.count("c") == 200
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end: str) -> None:
+    store = await opened(tmp_path)
+    os.kill(pid_of(store), signal.SIGSTOP)
+    store._timeout_s = HANG if end == "cancelled" else 0.5
+    writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10))) for begin in range(0, 200, 10)]
+    while len(store._owner._waiting) < len(writing):
+        await asyncio.sleep(0)
+    if end == "cancelled":
+        for write in writing:
+            write.cancel()
+    ended = await asyncio.gather(*writing, return_exceptions=True)
+    assert {type(one) for one in ended} == {asyncio.CancelledError if end == "cancelled" else StoreUnavailable}
+    assert end == "cancelled" or "has not answered for 0.5 s" in str(ended[0])
+    os.kill(pid_of(store), signal.SIGCONT)
+    store._timeout_s = HANG
+    assert await store.count("c") <= 10  # only the one that the process had already been sent
+    await store.upsert("c", points(0, 200))
+    assert await store.count("c") == 200
+    await store.close()
 
 
-def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await opened(tmp_path)
-        os.kill(pid_of(store), signal.SIGSTOP)
-        waiting = [asyncio.create_task(store.count("c")) for _ in range(1000)]
-        while len(store._owner._waiting) < len(waiting):
-            await asyncio.sleep(0)
-        store._timeout_s = 0.05
-        with pytest.raises(StoreUnavailable, match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)"):
-            await store.count("c")
-        os.kill(pid_of(store), signal.SIGCONT)
-        assert await asyncio.gather(*waiting) == [0] * len(waiting)
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    os.kill(pid_of(store), signal.SIGSTOP)
+    waiting = [asyncio.create_task(store.count("c")) for _ in range(1000)]
+    while len(store._owner._waiting) < len(waiting):
+        await asyncio.sleep(0)
+    store._timeout_s = 0.05
+    with pytest.raises(StoreUnavailable, match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)"):
+        await store.count("c")
+    os.kill(pid_of(store), signal.SIGCONT)
+    assert await asyncio.gather(*waiting) == [0] * len(waiting)
+    await store.close()
 
 
-def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
+async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
     now_s = 0.0
-
-    async def story() -> None:
-        nonlocal now_s
-        owner = ProcessClient(str(tmp_path), clock=lambda: now_s)
+    owner = ProcessClient(str(tmp_path), clock=lambda: now_s)
+    await owner.ask("collections", timeout_s=HANG)
+    os.kill(owner.pid or 0, signal.SIGSTOP)
+    slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
+    while owner._sent is None:
+        await asyncio.sleep(0)
+    now_s += 100.0
+    os.kill(owner.pid or 0, signal.SIGCONT)
+    assert await slow == []  # their mean is 10 s now
+    os.kill(owner.pid or 0, signal.SIGSTOP)
+    waiting: list[asyncio.Task[object]] = []
+    for _ in range(7):  # 0, 10, …, 60 s of work wait before each
+        waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=HANG)))
+        await asyncio.sleep(0)
+    with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
         await owner.ask("collections", timeout_s=HANG)
-        os.kill(owner.pid or 0, signal.SIGSTOP)
-        slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
-        while owner._sent is None:
-            await asyncio.sleep(0)
-        now_s += 100.0
-        os.kill(owner.pid or 0, signal.SIGCONT)
-        assert await slow == []  # their mean is 10 s now
-        os.kill(owner.pid or 0, signal.SIGSTOP)
-        waiting: list[asyncio.Task[object]] = []
-        for _ in range(7):  # 0, 10, …, 60 s of work wait before each
-            waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=HANG)))
-            await asyncio.sleep(0)
-        with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
-            await owner.ask("collections", timeout_s=HANG)
-        waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=None)))  # whoever has time may wait
-        os.kill(owner.pid or 0, signal.SIGCONT)
-        assert await asyncio.gather(*waiting) == [[]] * 8
-        await owner.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=None)))  # whoever has time may wait
+    os.kill(owner.pid or 0, signal.SIGCONT)
+    assert await asyncio.gather(*waiting) == [[]] * 8
+    await owner.close()
 
 
-def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
+async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
     """With bounds that are a few thousand times smaller."""
     small = (
         "import sys, hybridtei.system.frames as frames, hybridtei.store.embedded_process as folder\n"
@@ -270,29 +203,26 @@ def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path
     class Small(ProcessClient):
         command = ("-c", small)
 
-    async def story() -> None:
-        store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
-        store._owner = Small(str(tmp_path))
-        await store.create("c", plan())
-        for begin in range(0, 600, 20):
-            await store.upsert("c", points(begin, begin + 20))
-        pid = pid_of(store)
-        large = hybrid_query(embeddings(1), mode="dense", limit=600, with_vectors=True)
-        for ask in (
-            lambda: store.query("c", large),
-            lambda: store.retrieve("c", list(range(600)), with_vectors=True),
-            lambda: store.scroll("c", limit=600, with_vectors=True),
-        ):
-            with pytest.raises(StoreError, match=r"600 points are too large: .* allowed are 50000; ask for fewer at once"):
-                await ask()
-        assert await store.count("c") == 600
-        assert pid_of(store) == pid
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
+    store._owner = Small(str(tmp_path))
+    await store.create("c", plan())
+    for begin in range(0, 600, 20):
+        await store.upsert("c", points(begin, begin + 20))
+    pid = pid_of(store)
+    large = hybrid_query(embeddings(1), mode="dense", limit=600, with_vectors=True)
+    for ask in (
+        lambda: store.query("c", large),
+        lambda: store.retrieve("c", list(range(600)), with_vectors=True),
+        lambda: store.scroll("c", limit=600, with_vectors=True),
+    ):
+        with pytest.raises(StoreError, match=r"600 points are too large: .* allowed are 50000; ask for fewer at once"):
+            await ask()
+    assert await store.count("c") == 600
+    assert pid_of(store) == pid
+    await store.close()
 
 
-def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
+async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
     """What no checked point can do is done here behind the checks' back."""
     poison = (
         "import sys, hybridtei.store.embedded_process as f, qdrant_edge as edge\n"
@@ -304,60 +234,50 @@ def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> 
     class Poisoned(ProcessClient):
         command = ("-c", poison)
 
-    async def story() -> None:
-        store = await opened(tmp_path)
-        await store.create("d", plan())
-        for name in ("c", "d"):
-            await store.upsert(name, points(0, 10))
-        await store.close()
+    store = await opened(tmp_path)
+    await store.create("d", plan())
+    for name in ("c", "d"):
+        await store.upsert(name, points(0, 10))
+    await store.close()
 
-        poisoned = EmbeddedStore(str(tmp_path))
-        poisoned._owner = Poisoned(str(tmp_path))
-        for _ in range(2):
-            with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
-                await poisoned.upsert("c", points(10, 11))
-        assert await poisoned.count("c") >= 10
-        assert len(await poisoned.query("c", hybrid_query(embeddings(1), mode="dense"))) == 10
-        await poisoned.close()
+    poisoned = EmbeddedStore(str(tmp_path))
+    poisoned._owner = Poisoned(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
+            await poisoned.upsert("c", points(10, 11))
+    assert await poisoned.count("c") >= 10
+    assert len(await poisoned.query("c", hybrid_query(embeddings(1), mode="dense"))) == 10
+    await poisoned.close()
 
-        again = EmbeddedStore(str(tmp_path))
-        with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
-            await again.count("c")
-        await again.upsert("d", points(10, 20))
-        assert await again.count("d") == 20
-        await again.drop("c")
-        await again.create("c", plan())
-        await again.upsert("c", points(0, 5))
-        assert await again.count("c") == 5
-        await again.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    again = EmbeddedStore(str(tmp_path))
+    with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
+        await again.count("c")
+    await again.upsert("d", points(10, 20))
+    assert await again.count("d") == 20
+    await again.drop("c")
+    await again.create("c", plan())
+    await again.upsert("c", points(0, 5))
+    assert await again.count("c") == 5
+    await again.close()
 
 
-def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore(str(tmp_path))
-        bad = type(plan())({"dense": models.VectorParams.model_construct(size=0, distance="Cosine")}, {})
-        with pytest.raises(StoreError, match=r"dimension cannot be 0"):
-            await store.create("c", bad)
-        assert await store.collections() == []
-        assert [file.name for file in tmp_path.iterdir()] == [".lock"]
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+async def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    bad = type(plan())({"dense": models.VectorParams.model_construct(size=0, distance="Cosine")}, {})
+    with pytest.raises(StoreError, match=r"dimension cannot be 0"):
+        await store.create("c", bad)
+    assert await store.collections() == []
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+    await store.close()
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-
-    async def story() -> None:
-        store = EmbeddedStore(str(file / "folder"))
-        with pytest.raises(StoreError, match=f"{file}/folder: cannot be used"):
-            await store.collections()
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(story(), HANG))
+    store = EmbeddedStore(str(file / "folder"))
+    with pytest.raises(StoreError, match=f"{file}/folder: cannot be used"):
+        await store.collections()
+    await store.close()
 
 
 def test_points_travel_as_the_bytes_of_their_arrays() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -16,17 +15,14 @@ def test_no_settings_no_store() -> None:
     assert open_store(StoreConfig()) is None
 
 
-def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path: Path) -> None:
-    async def story() -> None:
-        embedded = open_store(StoreConfig(qdrant_path=str(tmp_path)))
-        server = open_store(StoreConfig(qdrant_url="http://localhost:6334", qdrant_api_key=None))
-        assert embedded is not None
-        assert server is not None
-        assert (embedded.kind, server.kind) == ("embedded", "server")
-        await embedded.close()
-        await server.close()
-
-    asyncio.run(story())
+async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path: Path) -> None:
+    embedded = open_store(StoreConfig(qdrant_path=str(tmp_path)))
+    server = open_store(StoreConfig(qdrant_url="http://localhost:6334", qdrant_api_key=None))
+    assert embedded is not None
+    assert server is not None
+    assert (embedded.kind, server.kind) == ("embedded", "server")
+    await embedded.close()
+    await server.close()
     assert list(tmp_path.iterdir()) == []  # nothing is started before it is asked
 
 

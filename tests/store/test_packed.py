@@ -57,7 +57,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield given
 
 
-@pytest.fixture(params=["binary", "int8"])
+@pytest.fixture(scope="module", params=["binary", "int8"])
 def filled(request: pytest.FixtureRequest, shared: Asked) -> Iterator[tuple[Asked, dict[Any, float]]]:
     """A store, and the score of each of its points by MaxSim."""
     with emptied(shared) as given:

@@ -215,28 +215,24 @@ def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protoco
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
+async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
     state = Qdrant()
     serving = serving_grpc if protocol == "grpc" else serving_rest
-
-    async def tell() -> None:
-        with serving(state) as port:
-            state.grpc_port = state.rest_port = port
-            store = store_of(state, protocol)
-            await store.create("c", plan())
-            await store.upsert("c", POINTS[:10])
-        store._patience_s = 0.05
-        with pytest.raises(StoreUnavailable, match="does not answer: is it running"):
-            await store.upsert("c", POINTS[10:20])
-        store._patience_s = HANG
-        waiting = asyncio.create_task(store.upsert("c", POINTS[20:]))
-        await asyncio.sleep(0)
-        with serving(state, port):
-            await waiting
-            assert {record.id for record in (await store.scroll("c", limit=99))[0]} == {*range(10), *range(20, 30)}
-            await store.close()
-
-    asyncio.run(asyncio.wait_for(tell(), HANG))
+    with serving(state) as port:
+        state.grpc_port = state.rest_port = port
+        store = store_of(state, protocol)
+        await store.create("c", plan())
+        await store.upsert("c", POINTS[:10])
+    store._patience_s = 0.05
+    with pytest.raises(StoreUnavailable, match="does not answer: is it running"):
+        await store.upsert("c", POINTS[10:20])
+    store._patience_s = HANG
+    waiting = asyncio.create_task(store.upsert("c", POINTS[20:]))
+    await asyncio.sleep(0)
+    with serving(state, port):
+        await waiting
+        assert {record.id for record in (await store.scroll("c", limit=99))[0]} == {*range(10), *range(20, 30)}
+        await store.close()
     state.local.close()
 
 
@@ -270,14 +266,11 @@ def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
     story(qdrant, protocol, tell)
 
 
-def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
-    async def tell() -> None:
-        store = ServerStore(StoreConfig(qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0))
-        with pytest.raises(StoreError, match=r"no such collection|not Qdrant's"):
-            await store.collections()
-        await store.close()
-
-    asyncio.run(asyncio.wait_for(tell(), HANG))
+async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
+    store = ServerStore(StoreConfig(qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0))
+    with pytest.raises(StoreError, match=r"no such collection|not Qdrant's"):
+        await store.collections()
+    await store.close()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def empty(shared: Asked) -> Iterator[Asked]:
 
 @pytest.fixture
 def filled(empty: Asked) -> Asked:
+    return fill(empty)
+
+
+@pytest.fixture(scope="module")
+def stored(shared: Asked) -> Iterator[Asked]:
+    """Read only."""
+    with emptied(shared) as given:
+        yield fill(given)
+
+
+def fill(empty: Asked) -> Asked:
     empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
     payloads = [
         {"number": i, "tags": ["odd" if i % 2 else "even"], "nested": {"text": f"ä {i}"}, "flag": FLAGS[i % 4]}
@@ -123,25 +134,25 @@ def check(found: list[models.ScoredPoint], scores: dict[Any, float], limit: int,
 
 
 @pytest.mark.parametrize("asked_for", MODES, ids=str)
-def test_every_mode_scores_as_its_formula(filled: Asked, asked_for: dict[str, Any]) -> None:
+def test_every_mode_scores_as_its_formula(stored: Asked, asked_for: dict[str, Any]) -> None:
     request = hybrid_query(QUERY, limit=10, prefetch_limit=20, **asked_for)
-    check(filled.run(filled.store.query(filled.name, request)), expected(asked_for, 20), 10)
+    check(stored.run(stored.store.query(stored.name, request)), expected(asked_for, 20), 10)
 
 
 @pytest.mark.parametrize("mode", ["dense", "rrf", "weighted"])
-def test_a_page_continues_where_the_last_ended(filled: Asked, mode: str) -> None:
+def test_a_page_continues_where_the_last_ended(stored: Asked, mode: str) -> None:
     request = hybrid_query(QUERY, mode=mode, limit=10, offset=15, prefetch_limit=1)  # type: ignore[arg-type]
     check(
-        filled.run(filled.store.query(filled.name, request)),
+        stored.run(stored.store.query(stored.name, request)),
         expected({"mode": mode, "weights": None if mode != "weighted" else (1, 1)}, 25),
         10,
         15,
     )
 
 
-def test_exact_scores_of_given_points_make_a_true_sum(filled: Asked) -> None:
+def test_exact_scores_of_given_points_make_a_true_sum(stored: Asked) -> None:
     requests = score_requests(QUERY, IDS[:12])
-    answers = {leg: filled.run(filled.store.query(filled.name, request)) for leg, request in requests.items()}
+    answers = {leg: stored.run(stored.store.query(stored.name, request)) for leg, request in requests.items()}
     for leg, answer in answers.items():
         everything = truth(leg)
         scores = dict(zip(everything.ids, everything.scores, strict=True))
@@ -195,21 +206,21 @@ FILTERS: list[tuple[models.Filter, set[int]]] = [
 
 
 @pytest.mark.parametrize(("given", "numbers"), FILTERS)
-def test_filters_choose_alike_in_queries_counts_and_scrolls(filled: Asked, given: models.Filter, numbers: set[int]) -> None:
-    store, name = filled.store, filled.name
-    assert filled.run(store.count(name, given)) == len(numbers)
-    records, _ = filled.run(store.scroll(name, limit=COUNT, scroll_filter=given))
+def test_filters_choose_alike_in_queries_counts_and_scrolls(stored: Asked, given: models.Filter, numbers: set[int]) -> None:
+    store, name = stored.store, stored.name
+    assert stored.run(store.count(name, given)) == len(numbers)
+    records, _ = stored.run(store.scroll(name, limit=COUNT, scroll_filter=given))
     assert {record.payload["number"] for record in records} == numbers
     for mode in ("dense", "rrf"):
-        found = filled.run(store.query(name, hybrid_query(QUERY, mode=mode, limit=COUNT, query_filter=given)))  # type: ignore[arg-type]
+        found = stored.run(store.query(name, hybrid_query(QUERY, mode=mode, limit=COUNT, query_filter=given)))  # type: ignore[arg-type]
         assert {point.payload["number"] for point in found} == numbers
 
 
-def test_a_scroll_walks_all_points_once_in_the_order_of_ids(filled: Asked) -> None:
+def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> None:
     seen: list[Any] = []
     offset = None
     while True:
-        records, offset = filled.run(filled.store.scroll(filled.name, limit=7, offset=offset, with_payload=False))
+        records, offset = stored.run(stored.store.scroll(stored.name, limit=7, offset=offset, with_payload=False))
         assert len(records) <= 7
         seen += [record.id for record in records]
         if offset is None:
@@ -217,8 +228,8 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(filled: Asked) -> No
     assert seen == sorted(IDS, key=lambda given: (isinstance(given, str), given))
 
 
-def test_vectors_and_payload_come_back_as_they_went(filled: Asked) -> None:
-    records = filled.run(filled.store.retrieve(filled.name, [IDS[4], 10**9], with_vectors=True))
+def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
+    records = stored.run(stored.store.retrieve(stored.name, [IDS[4], 10**9], with_vectors=True))
     assert [record.id for record in records] == [IDS[4]]
     assert records[0].payload == {"number": 4, "tags": ["even"], "nested": {"text": "ä 4"}, "flag": FLAGS[0]}
     vectors: Any = records[0].vector
@@ -229,7 +240,7 @@ def test_vectors_and_payload_come_back_as_they_went(filled: Asked) -> None:
     assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
         dict(zip(indices.tolist(), values.tolist(), strict=True))
     )
-    some = filled.run(filled.store.retrieve(filled.name, [IDS[4]], with_payload=False, with_vectors=["dense"]))
+    some = stored.run(stored.store.retrieve(stored.name, [IDS[4]], with_payload=False, with_vectors=["dense"]))
     assert set(some[0].vector) == {"dense"}
     assert not some[0].payload
 
@@ -350,20 +361,20 @@ def test_what_is_not_there_is_named(empty: Asked) -> None:
         empty.run(store.create(name, bad))
 
 
-def test_queries_that_do_not_fit_are_refused(filled: Asked) -> None:
+def test_queries_that_do_not_fit_are_refused(stored: Asked) -> None:
     narrow = Embeddings(dense=np.ones((1, 3), dtype=np.float32))
     with pytest.raises(StoreError):
-        filled.run(filled.store.query(filled.name, hybrid_query(narrow, mode="dense")))
+        stored.run(stored.store.query(stored.name, hybrid_query(narrow, mode="dense")))
     uneven = models.SparseVector.model_construct(indices=[1, 2], values=[1.0])
     with pytest.raises(StoreError):
-        filled.run(filled.store.query(filled.name, models.QueryRequest.model_construct(query=uneven, using="sparse", limit=3)))
+        stored.run(stored.store.query(stored.name, models.QueryRequest.model_construct(query=uneven, using="sparse", limit=3)))
     request = hybrid_query(QUERY, mode="dense")
-    check(filled.run(filled.store.query(filled.name, request)), expected({"mode": "dense"}, 100), 10)
+    check(stored.run(stored.store.query(stored.name, request)), expected({"mode": "dense"}, 100), 10)
 
 
-def test_an_id_of_another_type_is_named(filled):
-    for ask in (filled.store.retrieve, filled.store.delete):
+def test_an_id_of_another_type_is_named(stored):
+    for ask in (stored.store.retrieve, stored.store.delete):
         with pytest.raises(InvalidPoint, match=r"point \['a'\]: `id` is list, should be an integer or a UUID"):
-            filled.run(ask(filled.name, [["a"]]))
+            stored.run(ask(stored.name, [["a"]]))
     with pytest.raises(InvalidPoint, match="`id` is list"):
         to_points(POINTS, [["a"]] * COUNT)

@@ -148,7 +148,7 @@ def test_more_texts_than_permits_go_in_parts():
         assert running.service.admission.free == 4
 
 
-def test_others_have_their_turn_between_many_inputs():
+async def test_others_have_their_turn_between_many_inputs():
     places: list[int] = []
     met: list[int] = []
 
@@ -157,14 +157,11 @@ def test_others_have_their_turn_between_many_inputs():
             met.append(len(places))
             await asyncio.sleep(0)
 
-    async def read() -> None:
-        task = asyncio.create_task(other())
-        async for place, thing in _in_turns(range(3 * READ_AT_ONCE + 1)):
-            assert place == thing
-            places.append(place)
-        task.cancel()
-
-    asyncio.run(read())
+    task = asyncio.create_task(other())
+    async for place, thing in _in_turns(range(3 * READ_AT_ONCE + 1)):
+        assert place == thing
+        places.append(place)
+    task.cancel()
     assert places == list(range(3 * READ_AT_ONCE + 1))
     assert met == [READ_AT_ONCE, 2 * READ_AT_ONCE, 3 * READ_AT_ONCE]
 
