@@ -45,8 +45,7 @@ def drain(queue: EngineCore, backend: FakeBackend) -> list:
     return done
 
 
-@pytest.mark.parametrize("padding", [*Padding])
-@given(requests, st.integers(1, 100), st.none() | st.integers(1, 6))
+@given(st.sampled_from([*Padding]), requests, st.integers(1, 100), st.none() | st.integers(1, 6))
 def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budget, most):
     queue, backend = core(budget, max_sequences=most, padding=padding), FakeBackend(SPEC)
     encodings = [[encoding(n, 7 * i + j) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
@@ -57,17 +56,19 @@ def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budge
     assert {ticket for ticket in tickets if ticket.encodings} == set(done)
     for ticket in tickets:
         if ticket.encodings:
+            assert ticket.outputs().tokens is not None
             assert_alone_is_the_same(ticket.encodings, ticket.outputs())
 
 
 def assert_alone_is_the_same(encodings, outputs: HeadOutputs) -> None:
-    assert len(outputs.dense) == len(outputs.tokens) == len(encodings)
+    assert len(outputs.dense) == len(encodings)
     for place, one in enumerate(encodings):
         queue = core()
         ticket = queue.add([one], DENSE | TOKENS)
         drain(queue, FakeBackend(SPEC))
         assert np.array_equal(outputs.dense[place], ticket.outputs().dense[0])
-        assert np.array_equal(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
+        if outputs.tokens is not None:
+            assert np.array_equal(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
 
 
 @pytest.mark.parametrize("padding", [*Padding])
@@ -77,15 +78,6 @@ def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
     query = queue.add([encoding(5)], DENSE)
     batches = [queue.take(), queue.take()]
     assert any(ticket is query for batch in batches for ticket, _ in batch.callers)
-
-
-def test_a_query_that_comes_while_bulk_runs_rides_next():
-    queue = core(500)
-    queue.add(different(1000, 50), DENSE)
-    for _ in range(20):
-        queue.take()
-    query = queue.add([encoding(5)], DENSE)
-    assert any(ticket is query for ticket, _ in queue.take().callers)
 
 
 @pytest.mark.parametrize("padding", [*Padding])
@@ -136,7 +128,7 @@ def test_more_cancelled_than_one_look_ahead():
 
 def test_a_failed_batch_fails_its_riders_only():
     queue, backend = core(10), FakeBackend(SPEC)
-    failing = queue.add(different(3, 5), DENSE)
+    failing = queue.add(different(7, 5), DENSE)  # of whom the next pass would have more
     other = queue.add([encoding(10)], DENSE)
     batch = queue.take()
     assert {ticket for ticket, _ in batch.callers} == {failing}
@@ -145,15 +137,6 @@ def test_a_failed_batch_fails_its_riders_only():
     assert other.outputs().dense.shape == (1, small.HIDDEN)
     with pytest.raises(BackendError, match="no"):
         failing.outputs()
-
-
-def test_a_failed_request_leaves_the_queue():
-    queue = core(10)
-    failing = queue.add(different(5, 10), DENSE)
-    queue.fail(queue.take(), BackendError("no"))
-    assert failing.done
-    assert queue.take() is None
-    assert len(queue) == 0
 
 
 def test_fail_all_empties_the_queue():
@@ -191,18 +174,10 @@ def test_what_waits_already_is_computed_once():
     assert queue.shared == 2
     done = queue.give(batch, backend.forward(batch.packed))
     assert done == [one, other]
-    assert_alone_is_the_same_dense(one)
+    assert_alone_is_the_same(one.encodings, one.outputs())
     assert other.outputs().dense is None
     assert other.outputs().tokens.lengths.tolist() == [7]
     assert len(queue) == 0
-
-
-def assert_alone_is_the_same_dense(ticket) -> None:
-    for place, one in enumerate(ticket.encodings):
-        queue = core()
-        alone = queue.add([one], DENSE)
-        drain(queue, FakeBackend(SPEC))
-        assert np.array_equal(ticket.outputs().dense[place], alone.outputs().dense[0])
 
 
 def test_what_runs_already_is_computed_again():
@@ -227,21 +202,6 @@ def test_a_shared_text_runs_while_anybody_waits_for_it():
     assert [ticket for ticket, _ in queue.take().callers] == [fifth]
 
 
-def test_short_texts_fill_a_pass_of_a_gpu():
-    queue = core(16384)
-    queue.add(different(2000, 16), DENSE)
-    batch = queue.take()
-    sizes = batch.tokens, len(batch.packed.input_ids)
-    assert sizes == (16384, 16384)
-
-
-def test_types_tell_texts_apart():
-    ids = np.array([1, 2, 3, 4], dtype=np.int64)
-    pair, text = Encoding(ids[:2], ids[2:]), Encoding(ids)
-    assert pair.key != text.key
-    assert Encoding(ids, np.zeros(4, dtype=np.int64)).key == text.key
-
-
 BOTH = (LaneKind.EXPRESS, LaneKind.EXPRESS, LaneKind.BULK, LaneKind.BULK)
 
 
@@ -252,14 +212,6 @@ def test_short_requests_go_to_express_lanes_and_the_rest_to_bulk():
     assert [ticket for ticket, _ in queue.take(kind=LaneKind.EXPRESS).callers] == [query]
     assert queue.take(kind=LaneKind.EXPRESS) is None
     assert {ticket for ticket, _ in queue.take(kind=LaneKind.BULK).callers} == {bulk}
-
-
-def test_without_express_lanes_everything_is_taken():
-    queue = core()
-    query = queue.add([encoding(5)], DENSE)
-    batch = queue.take()
-    assert [ticket for ticket, _ in batch.callers] == [query]
-    assert batch.use_all_cores
 
 
 @pytest.mark.parametrize("lengths", [[300], [300, 10], [20, 20, 20], [150, 90, 40]])

@@ -138,23 +138,6 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events
     assert not open_requests  # lanes of both kinds that go on asking serve everybody
 
 
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_long_text_behind_endless_queries_is_next_after_twice_its_tokens(lanes):
-    core = EngineCore(max_tokens=16, positions=Positions(), lanes=lanes)
-    bulk = core.add([text(*range(100))], frozenset({Head.DENSE}))
-    overtaken = 0
-    for query in range(1000, 1100):
-        core.add([text(query, *range(9))], frozenset({Head.DENSE}))
-        batch = core.take(0, lanes[0])
-        if batch is None or bulk in dict(batch.callers):
-            break
-        overtaken += len(batch.packed.input_ids)
-    assert overtaken == (200 if LaneKind.EXPRESS in lanes else 90)  # in one queue, fair sharing alone gives it its turn
-    if batch is None:
-        assert bulk in dict(core.take(0, LaneKind.BULK).callers)
-        assert core.take(0, LaneKind.EXPRESS) is not None
-
-
 @pytest.mark.parametrize("padding", [Padding.NONE, Padding.ATTENTION])
 def test_queries_that_have_waited_enough_share_a_pass(padding):
     core = EngineCore(max_tokens=128, positions=Positions(), padding=padding, lanes=both_lanes(2))
@@ -170,7 +153,7 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
     assert np.mean(sizes) >= 64
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
     draw, first = random.Random(seed), itertools.count()
     core = EngineCore(max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,47 +23,23 @@ from hybridtei.system.machine import LaneKind
 queues = st.lists(st.integers(1, 200), max_size=60)
 budgets = st.integers(1, 400)
 counts = st.none() | st.integers(1, 20)
-every = pytest.mark.parametrize("padding", [*Padding])
 
 
-@every
-@given(queues, budgets, counts)
-def test_a_batch_keeps_its_budget_unless_one_sequence_alone_exceeds_it(padding, waiting, budget, most):
-    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padding=padding)
-    lengths = [waiting[i] for i in chosen]
-    cost = price(sum(lengths), len(lengths), max(lengths, default=0), padding)
-    assert cost <= budget or len(chosen) <= 1
-    assert most is None or len(chosen) <= most
-
-
-@every
-@given(queues, budgets, counts)
-def test_none_rides_twice_and_the_first_always_rides(padding, waiting, budget, most):
-    chosen = choose(waiting, max_tokens=budget, max_sequences=most, padding=padding)
-    assert chosen == sorted(set(chosen))
-    assert set(chosen) <= set(range(len(waiting)))
-    assert chosen[:1] == ([0] if waiting else [])
-
-
-@every
-@given(queues, budgets, counts)
-def test_pure(padding, waiting, budget, most):
-    before = list(waiting)
-    settings = {"max_tokens": budget, "max_sequences": most, "padding": padding}
-    assert choose(waiting, **settings) == choose(tuple(waiting), **settings)
-    assert waiting == before
-
-
-@every
-@given(queues, budgets, counts)
-def test_the_queue_empties_and_none_is_lost(padding, waiting, budget, most):
-    places = list(range(len(waiting)))
-    rode = []
+@given(queues, budgets, counts, st.sampled_from([*Padding]))
+def test_each_batch_keeps_its_budget_has_the_first_and_none_is_lost_or_rides_twice(waiting, budget, most, padding):
+    places, rode = list(range(len(waiting))), []
     while places:
-        chosen = choose([waiting[i] for i in places], max_tokens=budget, max_sequences=most, padding=padding)
+        lengths = [waiting[i] for i in places]
+        chosen = choose(lengths, max_tokens=budget, max_sequences=most, padding=padding)
+        assert chosen == sorted(set(chosen))
+        assert chosen[0] == 0
+        riding = [lengths[i] for i in chosen]
+        assert price(sum(riding), len(riding), max(riding), padding) <= budget or len(riding) == 1
+        assert most is None or len(riding) <= most
         rode += [places[i] for i in chosen]
         places = [place for i, place in enumerate(places) if i not in chosen]
     assert sorted(rode) == list(range(len(waiting)))
+    assert choose([], max_tokens=budget) == []
 
 
 @given(queues, budgets)
@@ -84,8 +59,7 @@ def test_padding_costs_nothing_where_there_is_none_and_less_where_only_attention
     assert prices[2] == sequences * longest
 
 
-@pytest.mark.parametrize("padding", ALLOWED)
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=60), budgets)
+@given(st.sampled_from([*ALLOWED]), st.lists(st.integers(1, 200), min_size=1, max_size=60), budgets)
 def test_a_bounded_share_is_wasted(padding, waiting, budget):
     lengths = [waiting[i] for i in choose(waiting, max_tokens=budget, padding=padding)]
     assert price(sum(lengths), len(lengths), max(lengths), padding) <= ALLOWED[padding] * sum(lengths)
@@ -107,14 +81,6 @@ def test_queries_of_all_lengths_ride_together_where_only_attention_pads():
 def test_packed_keeps_arrival_order_and_fills_gaps():
     assert choose([60, 50, 30, 20], max_tokens=100) == [0, 2]
     assert choose([60, 40, 1], max_tokens=100) == [0, 1]
-
-
-def test_a_sequence_longer_than_the_budget_rides_alone():
-    assert choose([500, 1], max_tokens=100) == [0]
-
-
-def test_nobody_waits():
-    assert choose([], max_tokens=1) == []
 
 
 @given(st.integers(1, 10_000), st.integers(0, 20_000))

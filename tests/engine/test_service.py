@@ -15,17 +15,17 @@ import pytest
 from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy, UnsupportedHead
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from tests.engine import small
+from tests.sampled import paired
 
 HANG = 120  # seconds after which a test that should end at once has hung
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
-POISON = small.IDS["poison"]
 
 
 PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
@@ -105,29 +105,6 @@ def test_an_answer_with_lengths_and_times():
     run(scenario)
 
 
-def test_requests_that_wait_together_cost_one_pass_with_the_union_of_their_heads():
-    async def scenario() -> None:
-        gate = Gate()
-        async with running(small.service(gate=gate)) as service:
-            first = asyncio.create_task(answer(service, embed("one")))
-            await gate.someone_waits()
-            others = [
-                asyncio.create_task(answer(service, embed(*different(1), heads=frozenset({head})))) for head in sorted(ALL)
-            ]
-            while queued(service) < len(others):
-                await asyncio.sleep(0.001)
-            gate.open()
-            await asyncio.gather(first, *others)
-            assert service.backend.forwards == 2
-            assert gate.seen[0].heads == {Head.DENSE}
-            assert gate.seen[1].heads == ALL
-            for head, other in zip(sorted(ALL), others, strict=True):
-                columns = {column for column in ALL if getattr(other.result(), column) is not None}
-                assert columns == {head}  # and none of what others asked for
-
-    run(scenario)
-
-
 def test_one_request_of_many_batches_wakes_every_lane():
     async def scenario() -> None:
         gate = Gate()
@@ -141,8 +118,7 @@ def test_one_request_of_many_batches_wakes_every_lane():
     run(scenario)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("padding", [*Padding])
+@pytest.mark.parametrize(("padding", "lanes"), paired([*Padding], [1, 3]))
 def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
     async def scenario() -> None:
         seen: list[PackedBatch] = []
@@ -213,24 +189,6 @@ def test_where_priorities_are_refused_work_goes_on(monkeypatch, caplog):
     assert "refuses a lower priority" in caplog.text
 
 
-def test_the_same_text_asked_for_by_many_at_once_is_computed_once():
-    async def scenario() -> None:
-        gate = Gate()
-        async with running(small.service(gate=gate)) as service:
-            held = asyncio.create_task(answer(service, embed("one")))
-            await gate.someone_waits()
-            asking = [asyncio.create_task(answer(service, embed("two", "three"))) for _ in range(10)]
-            while service.metrics.shared.value() < 18:
-                await asyncio.sleep(0.001)
-            gate.open()
-            answers = await asyncio.gather(*asking)
-            await held
-            assert [len(batch) for batch in gate.seen] == [1, 2]
-            assert all(np.array_equal(one.dense, answers[0].dense) for one in answers)
-
-    run(scenario)
-
-
 def test_a_cache_answers_what_was_asked_before():
     async def scenario() -> None:
         registry = Registry()
@@ -260,36 +218,7 @@ def test_no_batch_exceeds_its_budget_or_count():
     run(scenario)
 
 
-def test_a_failed_batch_fails_its_own_riders_only():
-    async def scenario() -> None:
-        gate = Gate()
-        async with running(small.service(fail_on=POISON, gate=gate, budget_tokens=6)) as service:
-            held = asyncio.create_task(answer(service, embed("one")))
-            await gate.someone_waits()
-            tasks = [
-                asyncio.create_task(answer(service, embed(text)))
-                for text in ("two", "poison", "three", "poison one", "four", "five")
-            ]
-            while queued(service) < len(tasks):
-                await asyncio.sleep(0.001)
-            gate.open()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert len((await held).dense) == 1
-            callers = [ids for batch in gate.seen for ids in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]
-            assert len(callers) == 7
-            for text, result in zip(("two", "poison", "three", "poison", "four", "five"), results, strict=True):
-                batch = next(b for b in gate.seen if (b.input_ids == small.IDS[text]).any())
-                if (batch.input_ids == POISON).any():
-                    assert isinstance(result, BackendError)
-                else:
-                    assert isinstance(result, Embeddings)
-            assert any(isinstance(result, Embeddings) for result in results)
-            assert service.admission.free == service.config.max_concurrent_requests
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("out of memory"), MemoryError(), BackendError("plain")])
+@pytest.mark.parametrize("error", [MemoryError(), BackendError("plain")])
 def test_whatever_a_backend_raises_is_a_backend_error_and_the_next_request_works(error):
     async def scenario() -> None:
         switch = Switch(error)
@@ -318,22 +247,13 @@ def test_health_flips_and_comes_back_by_a_one_token_probe():
             switch.error = None
             await service.check_health()
             assert service.backend.forwards == 4
-            await service.check_health()
-            assert service.backend.forwards == 4
-
-    run(scenario)
-
-
-def test_health_comes_back_with_the_next_good_pass():
-    async def scenario() -> None:
-        switch = Switch(RuntimeError("once"))
-        async with running(small.service(gate=switch)) as service:
+            switch.error = RuntimeError("once more")
             with pytest.raises(BackendError):
                 await answer(service, embed("one"))
             switch.error = None
-            await answer(service, embed("one"))
+            await answer(service, embed("one"))  # a good pass is as good as a probe
             await service.check_health()
-            assert service.backend.forwards == 2
+            assert service.backend.forwards == 6
 
     run(scenario)
 
@@ -425,20 +345,13 @@ def test_what_is_refused_gives_its_permits_back(task, error):
     run(scenario)
 
 
-def test_an_output_the_model_lacks_names_what_it_has():
-    async def scenario() -> None:
-        async with running(small.service(small.dense_only())) as service:
-            with pytest.raises(UnsupportedHead, match=r"`multivector`, `sparse`.*It has: dense, tokens"):
-                await answer(service, embed("one", heads=ALL))
-
-    run(scenario)
-
-
 def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
     async def scenario() -> None:
         before = set(threading.enumerate())
         gate = Gate()
         service = small.service(gate=gate)
+        with pytest.raises(Unhealthy):
+            await service.check_health()
         await service.start()
         running_one = asyncio.create_task(answer(service, embed("one")))
         await gate.someone_waits()
@@ -536,19 +449,5 @@ def test_a_lane_that_cannot_begin_is_unhealthy():
                 await answer(service, embed("one"))
             with pytest.raises(Unhealthy):
                 await service.check_health()
-
-    run(scenario)
-
-
-def test_before_start_and_after_stop_health_is_bad():
-    async def scenario() -> None:
-        service = small.service()
-        with pytest.raises(Unhealthy):
-            await service.check_health()
-        await service.start()
-        await service.check_health()
-        await service.stop()
-        with pytest.raises(Unhealthy):
-            await service.check_health()
 
     run(scenario)
