@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel
 
 from hybridtei import cli
 from hybridtei.cli.model import ACTIVATIONS, DROPS
@@ -19,33 +17,14 @@ from hybridtei.heads import models as heads
 from hybridtei.heads.models import load_trunk
 from hybridtei.heads.run import train
 from notebooks.write_flags import command_parsers
-
-WORDS = [f"w{number}" for number in range(60)]
+from tests import tiny
+from tests.vocabulary import WORDS
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder: BERT of 2 layers, hidden size 32, one word a token."""
-    folder = tmp_path_factory.mktemp("tiny-bert")
-    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    BertModel(config).save_pretrained(folder)
-    return folder
+    return tiny.write_bert(tmp_path_factory.mktemp("tiny-bert"), pooling=None)
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +104,10 @@ def test_a_cache_of_other_texts_is_not_reused(model: Path, pairs: Path, tmp_path
 
 def test_padding_does_not_change_token_states(model: Path) -> None:
     trunk = load_trunk(model)
-    sequences = trunk.tokenize(["w1 w2", "w3 w4 w5 w6 w7"], 32)
+    sequences = trunk.tokenize(["baka bake", "balo balu bami bamo bana"], 32)
     for together, sequence in zip(trunk.encode(sequences), sequences, strict=True):
         torch.testing.assert_close(together, trunk.encode([sequence])[0], atol=1e-5, rtol=0)
-    assert trunk.special_ids == (0, 1, 2, 3)
+    assert trunk.special_ids == (0, 1, 2, 3, 4)
 
 
 def test_errors_are_said_in_one_line(model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,16 +36,6 @@ def encoder(checkpoint: Path) -> Encoder:
     return Encoder.load(str(checkpoint), backend="ort", dtype="float32")
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-def test_every_backend_chooses(encoder: Encoder, checkpoint: Path, backend: str) -> None:
-    if backend == "openvino":
-        pytest.importorskip("openvino")
-    other = Encoder.load(str(checkpoint), backend=backend, dtype="float32")
-    for name in (None, *jina.ADAPTERS):
-        np.testing.assert_allclose(dense(other, name), dense(encoder, name), rtol=0, atol=3e-6)
-    other.close()
-
-
 def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -> Floats:
     found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
     assert found is not None

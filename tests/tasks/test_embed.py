@@ -49,15 +49,6 @@ def test_cut_before_normalised(inputs, dimensions):
     )
 
 
-@given(texts)
-def test_asking_twice_gives_the_same(inputs):
-    task = Embed(inputs, EVERY)
-    one, two = answer(task), answer(task)
-    np.testing.assert_array_equal(one.dense, two.dense)
-    np.testing.assert_array_equal(one.sparse.to_dense(), two.sparse.to_dense())
-    np.testing.assert_array_equal(one.multivector.values, two.multivector.values)
-
-
 def test_merged_tokens_are_words():
     everything, budget = frozenset({Head.MULTIVECTOR}), MultivectorBudget(max_tokens=3)
     rows = answer(Embed(["one, two, three"], everything)).multivector
@@ -65,18 +56,6 @@ def test_merged_tokens_are_words():
     merged = answer(Embed(["one, two, three", "one,"], everything, multivector=budget)).multivector
     assert merged.lengths.tolist() == [3, 3], "what fits is kept whole"
     np.testing.assert_allclose(merged.row(0), rows.values[[0, 2, 4]], atol=1e-6)
-
-
-def test_sparse_keeps_the_strongest_occurrence_and_no_specials():
-    task = Embed(["one two one [SEP] one"], frozenset({Head.SPARSE}))
-    encodings = task.prepare(MODEL)
-    weights = FakeBackend(MODEL.spec).forward(pack(encodings, task.heads, MODEL.spec.positions)).token_weights.row(0)
-    strongest: dict[int, float] = {}
-    for token, weight in zip(encodings[0].input_ids.tolist(), weights.tolist(), strict=True):
-        if weight > 0 and token not in MODEL.spec.removed_ids:
-            strongest[token] = max(strongest.get(token, 0), weight)
-    indices, values = answer(task).sparse.row(0)
-    assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == strongest
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,6 @@ def test_words_alone_are_merged_where_there_are_any() -> None:
     np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
 
 
-def test_equal_tokens_become_one() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 5, axis=0)
-    merged = budgeted(Ragged(rows, np.array([0, 20])), MultivectorBudget(max_tokens=4))
-    assert sorted(map(tuple, merged.values.tolist())) == sorted(map(tuple, np.eye(4).tolist()))
-
-
 @pytest.mark.parametrize("budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")])
 def test_numbers_that_are_not_finite_are_said(budget: MultivectorBudget) -> None:
     rows = rows_of(20)

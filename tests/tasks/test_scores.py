@@ -42,10 +42,6 @@ def test_the_best_first_and_ties_in_reverse_order(values):
     assert order == sorted(range(len(values)), key=lambda i: (values[i], i), reverse=True)
 
 
-def test_teis_own_example():
-    assert best_first(np.array([0.9, 0.1, 0.9], np.float32)).tolist() == [2, 0, 1]
-
-
 def test_what_is_no_number_is_refused_and_infinity_is_one():
     with pytest.raises(NotANumber, match=r"^score is NaN$"):
         refuse_nan(np.array([[0.1], [np.nan]], np.float32))

@@ -38,12 +38,6 @@ def test_negative_similarities_are_not_lost_to_padding():
     np.testing.assert_allclose(maxsim(query, documents, mean=True), [-0.5, -0.8], atol=1e-6)
 
 
-def test_a_text_equal_to_the_query_has_the_most_there_is():
-    query = unit_rows(5, 3)
-    assert maxsim(query, Ragged(query, offsets_of([5])), mean=False)[0] == pytest.approx(5, abs=1e-5)
-    assert maxsim(query, Ragged(query, offsets_of([5])), mean=True)[0] == pytest.approx(1, abs=1e-6)
-
-
 @given(st.lists(st.lists(st.integers(0, 1), min_size=8, max_size=8), min_size=2, max_size=6))
 def test_sparse_dot_is_the_dense_one(rows):
     dense = np.array(rows, np.float32) * np.arange(1, 9, dtype=np.float32)

@@ -36,19 +36,6 @@ def test_it_equals_a_loop_over_dictionaries(texts: list[list[tuple[int, float]]]
     assert sparse.values.dtype == np.float32
 
 
-def test_a_text_without_weight_has_an_empty_row_between_others() -> None:
-    ids, weights = np.array([3, 1, 1, 3, 4]), np.array([1, 0, 0, 2, 3], dtype=np.float32)
-    sparse = strongest(ids, weights, offsets_of([1, 2, 2]), {4}, WIDTH)
-    assert [sparse.row(i)[0].tolist() for i in range(3)] == [[3], [], [3]]
-
-
-def test_nothing_kept_at_all_is_rows_of_nothing() -> None:
-    sparse = strongest(np.array([1, 2]), np.zeros(2, dtype=np.float32), offsets_of([1, 1]), (), WIDTH)
-    assert len(sparse) == 2
-    assert len(sparse.indices) == 0
-    assert np.array_equal(sparse.to_dense(), np.zeros((2, WIDTH)))
-
-
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 0.25, -0.5, 1.0, 3.0]), min_size=WIDTH, max_size=WIDTH), min_size=1),
     st.integers(1, 12),

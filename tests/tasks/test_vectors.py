@@ -13,7 +13,7 @@ from hybridtei.tasks.embed import cosine
 from tests import tolerances
 
 NUMBERS = st.floats(-1e3, 1e3, width=32).filter(lambda number: number == 0 or abs(number) > 1e-6)
-ROWS = arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=NUMBERS)
+ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=NUMBERS)
 
 
 @given(ROWS)
@@ -29,11 +29,6 @@ def test_rows_have_length_one_or_stay_zero(rows: np.ndarray) -> None:
             assert not row.any()
 
 
-@given(ROWS)
-def test_normalising_twice_changes_nothing(rows: np.ndarray) -> None:
-    np.testing.assert_allclose(unit(unit(rows)), unit(rows), atol=tolerances.UNIT["float32"])
-
-
 @given(ROWS, st.integers(1, 12))
 def test_cut_keeps_the_first_columns(rows: np.ndarray, dimensions: int) -> None:
     assert np.array_equal(cut(rows, dimensions), rows[:, :dimensions])
@@ -46,10 +41,6 @@ def test_large_numbers_do_not_overflow() -> None:
 
 def test_rows_of_almost_nothing_do_not_become_large() -> None:
     assert np.abs(unit(np.full((1, 2), 1e-20, dtype=np.float32))).max() < 1e-6
-
-
-def test_no_rows_are_no_rows() -> None:
-    assert unit(np.zeros((0, 4), dtype=np.float32)).shape == (0, 4)
 
 
 def test_cosine_ignores_lengths() -> None:

@@ -40,14 +40,13 @@ def refused(reader: TextReader, inputs: list[Input], **options: object) -> Hybri
 
 def test_texts_come_in_order_with_special_tokens_around() -> None:
     reader = reader_of()
+    assert ids_of(reader, []) == []
+    assert ids_of(reader, [" "]) == [[2, 3]]  # a blank is not empty
+    assert reader.read(["baka"], truncate=True)[0].input_ids.dtype == np.int64
     assert ids_of(reader, ["baka", "bulo dura"]) == [
         [2, *words(reader, "baka"), 3],
         [2, *words(reader, "bulo", "dura"), 3],
     ]
-
-
-def test_no_inputs_are_no_encodings() -> None:
-    assert ids_of(reader_of(), []) == []
 
 
 @pytest.mark.parametrize("empty", ["", []])
@@ -55,10 +54,6 @@ def test_an_empty_input_is_refused(empty: Input) -> None:
     error = refused(reader_of(), ["baka", empty])
     assert type(error) is EmptyInput
     assert str(error) == "`inputs` cannot be empty"
-
-
-def test_blanks_are_not_empty() -> None:
-    assert ids_of(reader_of(), [" "]) == [[2, 3]]
 
 
 def test_as_many_tokens_as_the_limit_pass_one_more_does_not() -> None:
@@ -170,10 +165,6 @@ def test_tokens_are_never_cut_and_may_have_a_prompt() -> None:
     assert tokens[1].text == "baka"
     with pytest.raises(EmptyInput):
         reader.tokens(["baka", ""], add_special_tokens=True, prompt_name=None)
-
-
-def test_encodings_are_int64() -> None:
-    assert reader_of().read(["baka"], truncate=True)[0].input_ids.dtype == np.int64
 
 
 class Counting(Tokenizer):
