@@ -1,4 +1,4 @@
-"""Pictures of the page at `/`, for eyes: wide, narrow (360 px), dark; scored, reranked, under load.
+"""Pictures of the page at `/`, for eyes: 1,440 and 390 pixels wide, light and dark; scored, searched, reranked, under load.
 
     hybridtei serve & python conformance/page/screenshots.py --url http://127.0.0.1:3000 --out shots --readme notebooks/pictures
 
@@ -19,7 +19,7 @@ import httpx
 from playwright.sync_api import Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SIZES = {"wide": (1360, 900), "narrow": (360, 780)}
+SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 MAX_README_BYTES = 150_000
 
 
@@ -70,7 +70,7 @@ def watched(page: Page, url: str) -> list[str]:
 
 
 def drive(page: Page, settings: argparse.Namespace) -> None:
-    """Score, rerank, and watch for a while."""
+    """Score, search where there is a collection, rerank, and watch for a while."""
     page.goto(settings.url)
     if settings.key:
         page.fill("#key", settings.key)
@@ -78,6 +78,9 @@ def drive(page: Page, settings: argparse.Namespace) -> None:
     page.wait_for_selector(".share")
     page.click("#score")
     page.wait_for_selector("#table tbody tr, #ask-error:not([hidden])")
+    if page.locator("#collection option").count():
+        page.click("#search-form button")
+        page.wait_for_selector("#hits li, #search-error:not([hidden])")
     page.click("#rerank-run")
     page.wait_for_selector("#ranks li, #rerank-error:not([hidden])")
     stop = threading.Event()

@@ -57,6 +57,14 @@ def test_a_route_asks_for_its_role_before_the_body(rpc, path, role):
     assert not refused.content or "no API key" in refused.text
 
 
+def test_the_names_of_collections_need_the_role_search(rpc):
+    def status(name: str) -> int:
+        return rpc.running.get("/collections", headers=bearing(name)).status_code
+
+    assert [status(name) for name in ROLES] == [403, 404, 403, 403]  # 404: this server has no store
+    assert (status("flag"), status("unknown")) == (404, 401)
+
+
 def test_it_is_told_in_each_dialects_shape(rpc):
     def refused(path):
         return rpc.running.post(path, {}, headers=bearing("manage")).json()

@@ -1,4 +1,4 @@
-"""Texts into a collection: each point is checked by itself, so that an error names it and harms no other.
+"""The collections, and texts into one: each point is checked by itself, so that an error names it and harms no other.
 
 Texts go through the engine in chunks, so that a large upsert holds no more permits than an ordinary request.
 """
@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hybridtei.checkpoint.fingerprint import model_hash
-from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
+from hybridtei.errors import InvalidPoint, NoStore, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.security import check_key
 from hybridtei.server.registry import StoreContext
 from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
 MAX_ID = 2**64 - 1
+
+
+class CollectionList(Struct, frozen=True):
+    """Answer of `/collections`: names of collections and their aliases, sorted."""
+
+    collections: list[str]
 
 
 class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -247,7 +254,25 @@ async def _embedded(
     return good, Embeddings.concat(parts) if parts else None, last
 
 
+async def collections(scope: Any) -> Reply:
+    """The names that `/search` takes. Raises NoKey, RoleNeeded, NoStore, StoreError."""
+    check_key(scope, "search")
+    schemas = scope["app"].state.schemas
+    if schemas is None:
+        raise NoStore
+    return Reply(CollectionList(sorted({*await schemas.store.collections(), *await schemas.store.aliases()})))
+
+
 ROUTES = (
+    Route(
+        method="GET",
+        path="/collections",
+        handler=collections,
+        response=CollectionList,
+        summary="The collections of the vector store",
+        target="store",
+        role="search",
+    ),
     Route(
         path="/collections/{name:str}/points",
         handler=upsert,

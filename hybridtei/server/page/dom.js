@@ -35,7 +35,7 @@ export function tell(id, message) {
   place.hidden = !message;
 }
 
-/** Puts options into a list of models, and keeps the choice where it is still there. */
+/** Puts options into a list of names, and keeps the choice where it is still there. */
 export function offer(select, names, chosen) {
   select.replaceChildren(...names.map((name) => element("option", { value: name, selected: name === chosen }, name)));
 }

@@ -5,6 +5,7 @@ import { byId, element, offer, tell } from "./dom.js";
 import { exampleOf, keep, lines, query as typed, restore, setUp } from "./form.js";
 import { showHeatMap } from "./heatmap.js";
 import { watch } from "./live.js";
+import { parse } from "./prometheus.js";
 import { rerank, showRanks } from "./rerank.js";
 import { dot, fused, KINDS, maxSim, ranks, similarities, sparseDot, sparseOf } from "./scores.js";
 import { search, showHits } from "./search.js";
@@ -13,6 +14,7 @@ import { showTexts, unnamed } from "./text.js";
 import { readOf } from "./tokens.js";
 
 const MAX_DOCUMENTS = 200; // their vectors are held here as plain numbers
+const OPENING_MS = 5_000; // that the first example may take unasked
 const NAMES = { dense: "Dense", sparse: "Sparse", multivector: "MaxSim" };
 
 const state = {
@@ -24,6 +26,7 @@ const state = {
   method: "rrf",
   sort: { column: "fused", descending: true },
   selected: 0,
+  collection: "", // that was searched
 };
 let running = new AbortController();
 
@@ -55,13 +58,36 @@ async function follow() {
   for (const kind of KINDS) if (link[kind] !== undefined) state.shares[kind] = Math.min(Math.max(Number(link[kind]) || 0, 0), 2);
   if (link.fusion === "weighted") state.method = link.fusion;
   byId("fusion").querySelector(`[value="${state.method}"]`).checked = true;
-  byId("collection").value = link.collection ?? "";
   byId("mode").value = link.mode ?? "";
   if (state.infos.has(link.model)) state.alias = byId("model").value = link.model;
   await open();
-  if (byId("main").hidden || !Object.keys(link).length) return;
+  if (byId("main").hidden) return;
+  const listed = byId("search").hidden ? null : listCollections(link.collection);
+  if (!Object.keys(link).length) return;
   if (lines().length) await score();
-  if (link.collection && !byId("search").hidden) await runSearch();
+  await listed;
+  if (link.collection && listed) await runSearch();
+}
+
+/** The first example, scored unasked: where the page opened without a key or a question, and the server does nothing else. */
+async function scoreFirst() {
+  const before = running;
+  if (byId("main").hidden || location.hash || !outputs().length) return;
+  try {
+    const { values } = parse(await ask("metrics", { alias: state.alias, text: true }));
+    const isIdle = values.te_queue_size === 0 && values.hybridtei_running_batches === 0;
+    if (isIdle && running === before && byId("example").value) await score({ isAsked: false });
+  } catch {
+    // then it is not known to be idle
+  }
+}
+
+/** Fills the menu of collections; a `linked` one that is not there is refused when it is searched. */
+async function listCollections(linked) {
+  const { collections } = await ask("collections").catch((error) => (refused(error, "search-error"), { collections: [] }));
+  const names = linked === undefined || collections.includes(linked) ? collections : [...collections, linked];
+  offer(byId("collection"), names, linked);
+  if (!names.length) byId("hits-hint").textContent = "There is no collection yet: hybridtei ingest makes one.";
 }
 
 /** The question into the address. */
@@ -71,7 +97,7 @@ function remember() {
     ...shares,
     fusion: state.method === "rrf" ? "" : state.method,
     model: byId("model-label").hidden ? "" : state.alias,
-    collection: byId("search").hidden ? "" : byId("collection").value.trim(),
+    collection: state.collection,
     mode: byId("mode").value,
   });
   byId("ask-hint").textContent = `Ctrl + Enter scores them. ${fits ? "The address holds the question: copy it to share it." : "Too long for an address."}`;
@@ -160,13 +186,14 @@ async function vectors(texts, promptName, settings) {
   }));
 }
 
-async function score() {
+async function score({ isAsked = true } = {}) {
   const [query, documents] = [typed(), lines()];
   running.abort();
   const mine = (running = new AbortController());
   const settings = { alias: state.alias, signal: mine.signal };
   tell("ask-error", null);
-  remember();
+  if (isAsked) remember();
+  else setTimeout(() => mine.abort(), OPENING_MS);
   if (!query || !documents.length) return tell("ask-error", "A query and at least one document are needed.");
   if (documents.length > MAX_DOCUMENTS) return tell("ask-error", `At most ${MAX_DOCUMENTS} documents, given: ${documents.length}.`);
   if (!outputs().length) return tell("ask-error", `${info().served_model_name} gives no vectors (${info().hybridtei.role}); it may rerank.`);
@@ -297,7 +324,8 @@ async function runRerank() {
 }
 
 async function runSearch() {
-  const [collection, query] = [byId("collection").value.trim(), typed()];
+  const [collection, query] = [byId("collection").value, typed()];
+  state.collection = collection;
   tell("search-error", null);
   remember();
   if (!query || !collection) return tell("search-error", "A query and the name of a collection are needed.");
@@ -344,4 +372,5 @@ byId("model").addEventListener("change", () => {
 byId("rerank-run").addEventListener("click", runRerank);
 addEventListener("hashchange", follow);
 setUp(score);
-follow();
+await follow();
+scoreFirst();

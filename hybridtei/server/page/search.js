@@ -18,7 +18,7 @@ export function showHits({ mode, hits, stages }) {
 }
 
 const source = (id, { document_id: document }) => String(document ?? id);
-const staged = ([name, { score, rank }]) => (rank === null ? `${name}: not found` : `${name} #${rank} (${score.toFixed(3)})`);
+const staged = ([name, { score, rank }]) => `${name} ${rank === null ? "rescored" : `#${rank}`} (${score.toFixed(3)})`;
 
 /** The text with its highlights marked; their offsets count code points. */
 function marked(text, highlights) {

@@ -26,7 +26,7 @@ export function ordered(rows, sort) {
  */
 export function showTable(table, { rows, sort, selected, lacking, onSort, onSelect }) {
   const focused = document.activeElement?.closest("#table") ? document.activeElement.dataset.focus : null;
-  const ranges = Object.fromEntries(Object.keys(DIGITS).map((kind) => [kind, rangeOf(rows.map((row) => row[kind]))]));
+  const ranges = Object.fromEntries(Object.keys(DIGITS).map((kind) => [kind, rangeOf(rows.map((row) => row[kind]), kind === "fused")]));
   const head = element("tr", {}, ...COLUMNS.map((column) => heading(column, sort, lacking, onSort)));
   const body = ordered(rows, sort).map((at) => {
     const row = rows[at];
@@ -56,9 +56,10 @@ function cell(kind, value, range, reason) {
   return element("td", { class: `number${best ? " best" : ""}`, "data-kind": kind, "data-value": value }, value.toFixed(DIGITS[kind]), bar);
 }
 
-function rangeOf(values) {
+/** What a bar shows: from 0, but fused scores, which differ in their third digit, from the lowest. */
+function rangeOf(values, isFused) {
   const known = values.filter((value) => value !== undefined);
-  const low = Math.min(0, ...known);
+  const low = Math.min(...known, ...(isFused ? [] : [0]));
   const high = Math.max(...known);
   return { low, high, span: high - low };
 }

@@ -278,6 +278,9 @@ def test_points_need_a_collection(shelf):
     assert "`create`: true" in missing.json()["error"]
     assert shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
     assert shelf.get("/collections/papers/points").status_code == 405
+    names = shelf.get("/collections").json()["collections"]
+    assert "papers" in names
+    assert names == sorted(names)
 
 
 def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
@@ -323,8 +326,8 @@ def test_another_models_collection_is_refused(spec):
 
 
 def test_a_server_without_a_store_says_how_to_get_one(server):
-    for path, body in (("/search", {"collection": "papers", "query": "one"}), ("/collections/papers/points", {})):
-        response = server.post(path, body)
+    bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
+    for response in (*(server.post(path, body) for path, body in bodies.items()), server.get("/collections")):
         assert response.status_code == 404
         assert response.json()["error"] == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
 
