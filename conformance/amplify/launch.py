@@ -12,11 +12,11 @@ import numpy as np
 
 from conformance.amplify.probe import watch
 from hybridtei import cli, load
-from hybridtei.backends import fake
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import LaneKind
+from tests import fake_backend as fake
 
 PASS_TOKENS = 256  # about what is measured of the embedded model on a CPU
 TABLE: Floats = np.random.default_rng(0).normal(0.0, 0.1, (1024, 1024)).astype(np.float32)

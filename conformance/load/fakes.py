@@ -11,7 +11,6 @@ from contextlib import nullcontext
 import numpy as np
 
 from conformance.load.servers import HOST
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -22,6 +21,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.app import create_app
 from hybridtei.server.run import run_server
+from tests.fake_backend import FakeBackend
 
 # Answers as long as ours: 384 numbers
 FLOOR = """

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends.base import FEWEST, MOST, Replicas, busy_tokens
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -23,6 +22,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 SPEC = small.model_spec()
 DENSE = frozenset({Head.DENSE})

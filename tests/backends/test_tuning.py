@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.backends import tuning
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.tuning import FIRST_TOKENS, FLAT, PASSES, Point, enough, measure, tune
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.load import find_model, load_model
 from hybridtei.system.machine import LaneKind, both_lanes
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(
     lambda rates: [Point(FIRST_TOKENS * 2**i, rate) for i, rate in enumerate(rates)]

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.cli import embed as module
 from hybridtei.cli.embed import embed_file, read_texts
 from hybridtei.config import EngineConfig
@@ -21,6 +20,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 TEXTS = ["a hybrid search", "é 🙂 one", "two two", "one " * 90, " ", "seven"]
 ALL = ("dense", "sparse", "multivector")

@@ -10,7 +10,6 @@ from typing import Any
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Positions
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.layers import query_table
@@ -21,6 +20,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.tasks.base import Model
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import Prompts, Tokenizer
+from tests.fake_backend import FakeBackend
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
 from hybridtei.engine.admission import Admission, max_of_turns, permits_for
 from hybridtei.engine.core import EngineCore
 from hybridtei.errors import Overloaded
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 
 @given(st.integers(1, 20), st.lists(st.integers(1, 20)))

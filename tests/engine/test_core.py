@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.engine.core import LOOK_AHEAD, EngineCore
 from hybridtei.engine.scheduler import PATIENCE_NS, ResultCache
@@ -18,6 +17,7 @@ from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})
 SPEC = small.model_spec()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine import core as core_module
 from hybridtei.engine.core import EngineCore
@@ -20,6 +19,7 @@ from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 HANG = 120
 DENSE = frozenset({Head.DENSE})

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
@@ -18,6 +17,7 @@ from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 

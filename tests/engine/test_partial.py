@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.torch.memory import TooLarge, split_on_oom
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.engine.core import EngineCore
@@ -19,6 +18,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 HANG = 120
 DENSE = frozenset({Head.DENSE})

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy
@@ -22,6 +21,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 from tests.sampled import paired
 
 HANG = 120  # seconds after which a test that should end at once has hung

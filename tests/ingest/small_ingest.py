@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import prepare as preparing
@@ -33,6 +32,7 @@ from hybridtei.store.plan import schema_for
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embedder
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 NAME = "small"
 

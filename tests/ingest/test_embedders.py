@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
@@ -22,6 +21,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.tasks.embed import Embedder
 from tests import stand_in
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 from tests.server.live import serving
 
 TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
@@ -17,6 +16,7 @@ from hybridtei.store.base import Store
 from hybridtei.store.plan import budget_of_plan, plan_of, schema_for
 from hybridtei.store.points import to_points
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 from tests.store.memory_store import MemoryStore
 
 MODEL = "small"

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from hybridtei import cli
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.cli import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -22,6 +21,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
 from hybridtei.server.run import run_server
 from hybridtei.tasks.base import Model
+from tests.fake_backend import FakeBackend
 
 
 def wait(pause: str) -> None:

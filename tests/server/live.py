@@ -24,7 +24,6 @@ import pytest
 import uvicorn
 
 from hybridtei import cli
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
@@ -35,6 +34,7 @@ from hybridtei.server.app import create_app
 from hybridtei.server.run import DrainingServer, settings_of
 from hybridtei.system import memory as heap
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 from tests.server.clock import SteppedClock
 
 ROOT = Path(__file__).parents[2]

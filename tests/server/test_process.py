@@ -10,11 +10,11 @@ import httpx
 import psutil
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.load import LoadedModel
 from hybridtei.server import run, start
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 from tests.rpc.live import free_port
 from tests.server.live import HANG, process
 

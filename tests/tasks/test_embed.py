@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, HeadOutputs
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.pooling import MultivectorBudget
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 MODEL = small.model()
 EVERY = EMBEDDINGS

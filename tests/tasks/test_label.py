@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.outputs import HeadOutputs
 from hybridtei.tasks.label import Tag, Tagged
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 LABELS = ("O", "B-X", "I-X")
 SPEC = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", LABELS))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.checkpoint.heads import SparseHead
@@ -21,6 +20,7 @@ from hybridtei.tasks.embed import Embed, LookUp
 from hybridtei.tasks.label import Classify, Tag
 from hybridtei.tasks.rerank import MAX_CHUNK_CHARACTERS, MAX_CHUNK_DOCUMENTS, Rerank, Scored, rerank_task
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 
 def head(*labels: str) -> ClassifierHead:

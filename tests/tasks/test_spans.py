@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.batch import Head
 from hybridtei.checkpoint.late import LateInteraction, Side
 from hybridtei.config import EngineConfig
@@ -22,6 +21,7 @@ from hybridtei.tasks.pooling import MultivectorBudget
 from hybridtei.tasks.spans import EmbedSpans, SpanText
 from tests import tiny, vocabulary
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 TOLERANCE = 1e-6
 TEXT = " ".join(vocabulary.texts(3, seed=5))

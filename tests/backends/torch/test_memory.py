@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.backends.fake import FakeBackend
 from hybridtei.backends.torch.memory import (
     TooLarge,
     max_tokens,
@@ -23,6 +22,7 @@ from hybridtei.batch import Encoding, PackedBatch, pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.outputs import HeadOutputs
 from tests.engine import small
+from tests.fake_backend import FakeBackend
 
 
 class Card:

@@ -1,4 +1,4 @@
-"""A backend without a model: its vectors are arithmetic on token ids and positions. For tests, and demos without weights.
+"""A backend without a model: its vectors are arithmetic on token ids and positions. For tests.
 
 Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit whoever rides along.
 `fail_on` makes a batch that holds this token id fail; `gate` is called with each batch before it is computed, and may wait
