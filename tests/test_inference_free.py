@@ -116,7 +116,7 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path: Path) -> N
     assert looked_up is not None
     words = encoder._model.reader.tokenizer
     for row, text in enumerate(QUERIES):
-        ids = {token.id for token in words.tokens([text], add_special_tokens=False)[0]} - encoder.spec.removed_ids
+        ids = {token.id for token in words.tokens(text, add_special_tokens=False)} - encoder.spec.removed_ids
         indices, values = looked_up.row(row)
         assert set(indices.tolist()) <= ids
         assert (values == 1).all()

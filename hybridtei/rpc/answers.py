@@ -146,12 +146,11 @@ async def tokenize(context: Context, message: Any) -> Reply:
     prompt_name = _optional(message, "prompt_name")
 
     def work() -> bytes:
-        (row,) = context.service.reader.tokens(
-            [message.inputs], add_special_tokens=message.add_special_tokens, prompt_name=prompt_name
-        )
+        read = context.service.reader.tokens
+        found = read(message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name)
         tokens = [
             messages.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
-            for token in row
+            for token in found
         ]
         return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
 

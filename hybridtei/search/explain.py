@@ -140,7 +140,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-TokensOf = Callable[[str], Sequence[Token]]
+TokensOf = Callable[[str], Iterable[Token]]
 MAX_CHARACTERS = 100_000  # of a text that is looked through
 MAX_HIGHLIGHTS = 500  # of a text: a common word may stand in it fifty thousand times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import TracebackType
 from typing import Self
@@ -33,8 +33,8 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     def tokenizer() -> Tokenizer:
         return text_model(encoder.spec, EngineConfig()).reader.tokenizer
 
-    def tokens_of(text: str) -> Sequence[Token]:
-        return tokenizer().tokens([text], add_special_tokens=False)[0]
+    def tokens_of(text: str) -> Iterable[Token]:
+        return tokenizer().tokens(text, add_special_tokens=False)
 
     async def look_up(queries: Sequence[str]) -> Embeddings:
         return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")

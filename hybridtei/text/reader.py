@@ -161,12 +161,10 @@ class TextReader:
             cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
         return cut
 
-    def tokens(self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None) -> list[list[Token]]:
-        """Return every token of every text, never cut. Raises RequestError."""
-        ready, refused = _until_refused(texts, lambda text: self._prepare(text, False, "right", prompt_name))
-        if refused is not None:
-            raise refused
-        return self.tokenizer.tokens([str(item.text) for item in ready], add_special_tokens=add_special_tokens)
+    def tokens(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> Iterator[Token]:
+        """Return every token of a text, never cut. Raises RequestError."""
+        prepared = str(self._prepare(text, False, "right", prompt_name).text)
+        return self.tokenizer.tokens(prepared, add_special_tokens=add_special_tokens)
 
     def check_ids(self, input_ids: Sequence[int], field: str) -> None:
         """Raises InvalidInput for more ids to decode than an input may have characters."""

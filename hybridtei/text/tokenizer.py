@@ -10,9 +10,10 @@ import json
 import logging
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from secrets import token_hex
 from typing import Literal
@@ -172,14 +173,21 @@ class Tokenizer:
         """Return the text of the ids; ids outside the vocabulary are left out."""
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
-    def pieces(self, input_ids: NDArray[np.int64]) -> list[str]:
+    def pieces(self, input_ids: Iterable[int]) -> list[str]:
         """Return the vocabulary's spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
         return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
 
-    def tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
-        """Return every token of every text, with its place in the text."""
-        encodings = self.encode(texts, add_special_tokens=add_special_tokens, offsets=True)
-        return [_tokens(text, raw) for text, raw in zip(texts, encodings, strict=True)]
+    def tokens(self, text: str, *, add_special_tokens: bool) -> Iterator[Token]:
+        """Return every token of a text, made when it is read: 60,000 at once take 25 MB. Raises TokenizerError."""
+        (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
+        widths = (len(character.encode()) for character in text)  # the library counts characters; the wire counts bytes
+        byte_at = np.fromiter(accumulate(widths, initial=0), dtype=np.int64, count=len(text) + 1)
+        for place, (token_id, special) in enumerate(zip(raw.ids, raw.special_tokens_mask, strict=True)):
+            if special:
+                yield Token(token_id, self.pieces([token_id])[0], True, None, None)
+            else:
+                start, stop = raw.token_to_chars(place) or (0, 0)  # `offsets` would list those of all tokens
+                yield Token(token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop]))
 
 
 def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
@@ -218,23 +226,6 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room // 2 + room % 2
     return (short, long) if first <= second else (long, short)
-
-
-def _tokens(text: str, raw: RawEncoding) -> list[Token]:
-    data = text.encode()
-    # The library counts characters; the wire counts bytes.
-    width = np.fromiter((len(character.encode()) for character in text), dtype=np.int64, count=len(text))
-    byte_at = np.concatenate(([0], np.cumsum(width)))
-    return [
-        Token(token_id, piece, True, None, None) if special else _token(data, token_id, int(byte_at[start]), int(byte_at[stop]))
-        for token_id, piece, special, (start, stop) in zip(
-            raw.ids, raw.tokens, raw.special_tokens_mask, raw.offsets, strict=True
-        )
-    ]
-
-
-def _token(data: bytes, token_id: int, start: int, stop: int) -> Token:
-    return Token(token_id, data[start:stop].decode(errors="replace"), False, start, stop)
 
 
 LONGEST_SHOWN = 200  # characters of a name given back in a message

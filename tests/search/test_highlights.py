@@ -16,7 +16,7 @@ TOKENIZER = small.tokenizer()
 
 
 def tokens_of(text):
-    return TOKENIZER.tokens([text], add_special_tokens=False)[0]
+    return TOKENIZER.tokens(text, add_special_tokens=False)
 
 
 def test_terms_that_both_have_weigh_as_much_as_their_product():

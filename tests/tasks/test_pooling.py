@@ -126,9 +126,8 @@ def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged
 
 def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:
     texts = ["Wings, plates; flow (thin) and layers: heat, lift, drag!", "one, two.", "?!.,;:()[]{}"]
-    pieces = [
-        [token.text for token in tokens][1:] for tokens in model.reader.tokens(texts, add_special_tokens=True, prompt_name=None)
-    ]
+    found = [model.reader.tokens(text, add_special_tokens=True, prompt_name=None) for text in texts]
+    pieces = [[token.text for token in tokens][1:] for tokens in found]
     rows = Ragged.from_rows([rows_of(len(each), seed) for seed, each in enumerate(pieces)])
     found = merged_of(model, texts, rows, 5)
     words = [place for place, piece in enumerate(pieces[0]) if piece not in string.punctuation and piece != "[SEP]"]

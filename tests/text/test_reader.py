@@ -160,11 +160,11 @@ def test_the_first_input_that_breaks_a_rule_is_the_one_reported(inputs: list[Inp
 
 def test_tokens_are_never_cut_and_may_have_a_prompt() -> None:
     reader = reader_of()
-    tokens = reader.tokens(["baka " * 20], add_special_tokens=True, prompt_name="query")[0]
+    tokens = [*reader.tokens("baka " * 20, add_special_tokens=True, prompt_name="query")]
     assert len(tokens) == 24
     assert tokens[1].text == "baka"
     with pytest.raises(EmptyInput):
-        reader.tokens(["baka", ""], add_special_tokens=True, prompt_name=None)
+        reader.tokens("", add_special_tokens=True, prompt_name=None)
 
 
 class Counting(Tokenizer):

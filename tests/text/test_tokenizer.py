@@ -115,7 +115,7 @@ def test_tokens_tell_their_place_in_utf8_bytes(kind: str, text: str) -> None:
     CACHE[kind] = tokenizer
     data = text.encode()
     place = 0
-    for token in tokenizer.tokens([text], add_special_tokens=True)[0]:
+    for token in tokenizer.tokens(text, add_special_tokens=True):
         if token.special:
             assert token.start is None
             assert token.stop is None
@@ -132,7 +132,7 @@ CACHE: dict[str, Tokenizer] = {}
 
 
 def test_tokens_of_a_text_of_words() -> None:
-    tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens(["baka é? 漢 bulo"], add_special_tokens=True)[0]
+    tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens("baka é? 漢 bulo", add_special_tokens=True)
     assert [(token.text, token.special, token.start, token.stop) for token in tokens] == [
         ("[CLS]", True, None, None),
         ("baka", False, 0, 4),
@@ -150,7 +150,7 @@ def test_a_lone_surrogate_is_a_tokenizer_error(raw: RawTokenizer, text: str) -> 
     with pytest.raises(TokenizerError):
         tokenizer.encode(["baka", text])
     with pytest.raises(TokenizerError):
-        tokenizer.tokens([text], add_special_tokens=True)
+        next(tokenizer.tokens(text, add_special_tokens=True))
 
 
 def test_ids_become_the_text_they_stand_for(raw: RawTokenizer) -> None:

@@ -143,7 +143,7 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
         context.model.model_id,
         spec,
         embed,
-        lambda text: tokenizer.tokens([text], add_special_tokens=False)[0],
+        lambda text: tokenizer.tokens(text, add_special_tokens=False),
         stores.bounds.run_aside,
     )
 

@@ -13,7 +13,7 @@ from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_json, to_msgpack
+from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_msgpack, write_json
 from hybridtei.server.routing import Route
 
 ANSWER_BYTES = 200_000_000
@@ -29,13 +29,8 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
         if not texts:
             raise NoInputs("`inputs` cannot be empty")
         context.check_batch(len(texts))
-        read = partial(
-            context.service.reader.tokens,
-            add_special_tokens=request.add_special_tokens,
-            prompt_name=request.prompt_name,
-        )
-        # Text by text, and written there too: the tokens of a long request are many times its size.
-        return await _aside(context, texts, lambda text: read([text])[0])
+        tokens, special, prompt = context.service.reader.tokens, request.add_special_tokens, request.prompt_name
+        return await _aside(context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt))
 
 
 @handler("decode")
@@ -54,13 +49,12 @@ async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
 
 async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
     """What is made of each item, written in the form that the client wants: in parts, so that the thread for such work is free
-    for others in between. Raises RequestRefused."""
+    for others in between; and token by token, since those of a long request are many times its size. Raises RequestRefused."""
     packs = FORM.get().msgpack
     part, written = context.server.max_client_batch_size, BytesIO()
     written.write(list_head(len(items)) if packs else b"[")
     for begin in range(0, len(items), part):
-        append = _append_packed if packs else _append_json
-        await context.service.aside(partial(append, written, items[begin : begin + part], make))
+        await context.service.aside(partial(_append, written, items[begin : begin + part], make, packs))
         if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_many_numbers(MAX_ANSWER_NUMBERS)
     written.write(b"" if packs else b"]")
@@ -68,15 +62,13 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
     return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)
 
 
-def _append_json(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
-    for item in items:
-        written.write(b"," if written.tell() > 1 else b"")
-        written.write(to_json(make(item)))
-
-
-def _append_packed(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
-    for item in items:
-        written.write(to_msgpack(make(item)))
+def _append(written: BytesIO, items: Sequence[T], make: Callable[[T], Any], packs: bool) -> None:
+    for item in items:  # what is made of each has no name, which would keep it while the next is made
+        if packs:
+            written.write(to_msgpack(make(item)))
+        else:
+            written.write(b"," if written.tell() > 1 else b"")
+            write_json(make(item), written)
 
 
 ROUTES = (

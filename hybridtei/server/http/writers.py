@@ -11,7 +11,7 @@ import base64
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,8 +47,8 @@ def to_msgpack(answer: Any) -> bytes:
 def _packed(value: Any) -> Any:
     if isinstance(value, Fragment | Written):
         return orjson.loads(to_json(value))
-    if isinstance(value, Packed):
-        return msgspec.Raw(value.body)
+    if isinstance(value, Packed | Iterator):
+        return msgspec.Raw(value.body) if isinstance(value, Packed) else [*value]
     if isinstance(value, np.ndarray):
         plain = value.dtype != np.float32 or value.ndim not in (1, 2) or not value.size
         return value.tolist() if plain else msgspec.Raw(_floats(value))
@@ -118,20 +118,21 @@ def piecewise(answer: Any) -> Written:
     if isinstance(answer, Written):
         return answer
     buffer = BytesIO()
-    _write(answer, buffer)
+    write_json(answer, buffer)
     return Written(buffer.getvalue())  # what it holds, and no copy
 
 
-def _write(answer: Any, buffer: BytesIO) -> None:
+def write_json(answer: Any, buffer: BytesIO) -> None:
+    """Write an answer, an item of a list at a time."""
     if isinstance(answer, dict):
         buffer.write(b"{")
         for place, (key, value) in enumerate(answer.items()):
             buffer.write(b"," if place else b"")
             buffer.write(to_json(key))
             buffer.write(b":")
-            _write(value, buffer)
+            write_json(value, buffer)
         buffer.write(b"}")
-    elif isinstance(answer, list) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
+    elif isinstance(answer, list | Iterator) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
         buffer.write(b"[")
         for place, item in enumerate(answer):
             buffer.write(b"," if place else b"")
@@ -218,6 +219,7 @@ else:
 ZSTD_FROM_BYTES = 1024
 GZIP_FROM_BYTES = 8192
 ZSTD_LEVEL = GZIP_LEVEL = 1
+GZIP_STEP = 1 << 20  # what is compressed as a whole is held three times for a moment
 JSON_TYPES = frozenset({"application/json", "application/*", "*/*"})
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON, MSGPACK = b"application/json", b"application/msgpack"
@@ -281,5 +283,7 @@ def encode(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 def _compressed(body: bytes, coding: str) -> bytes:
     if coding == "zstd":
         return zstd.compress(body, ZSTD_LEVEL)
-    compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return compressor.compress(body) + compressor.flush()
+    compressor, written = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS), BytesIO()
+    written.writelines(compressor.compress(body[begin : begin + GZIP_STEP]) for begin in range(0, len(body), GZIP_STEP))
+    written.write(compressor.flush())
+    return written.getvalue()
