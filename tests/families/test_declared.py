@@ -11,14 +11,15 @@ import pytest
 import transformers
 
 from conformance.families import declared
-from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
+from conformance.families.oracle import ENGINES
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.errors import LoadError
 from hybridtei.families import FAMILIES
 from hybridtei.families.settings import IRRELEVANT, declared_keys
 from tests import tiny
-from tests.families.test_families import opened
+from tests.families.test_families import equals_transformers
+from tests.sampled import paired
 
 WITHOUT_CLASS = {"jina_bert", "xlm-roberta-flash"}  # in transformers
 # Keys of the hub's checkpoints that no class reads.
@@ -38,19 +39,14 @@ NOTES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", ["bert", "llama", "modernbert", "distilbert"])
+@pytest.mark.parametrize(("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES))
 def test_what_transformers_ignores_is_ignored_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, engine: str
 ) -> None:
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **NOTES)
-    spec = read_spec(folder, pooling="mean")
-    texts = texts_of(spec)
     with caplog.at_level(logging.WARNING, "hybridtei.families"):
-        states = states_of(opened(engine, spec), texts)
-    found = difference(states, reference(folder, texts), texts)
-    assert found.is_within, found
+        equals_transformers(folder, engine)
     (line,) = {record.getMessage() for record in caplog.records if record.name.startswith("hybridtei.families")}
     assert line.startswith(f"{folder}/config.json: ignored")
     assert all(f"`{key}`" in line for key in NOTES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -26,13 +27,17 @@ from conformance.families.oracle import (
 from conformance.families.variants import VARIANTS
 from hybridtei.backends.base import Backend
 from hybridtei.backends.graph.ops import family_graph
+from hybridtei.backends.graph.weights import graph_tensors
+from hybridtei.backends.graph.writer import Graph, contents
 from hybridtei.checkpoint.sizes import SERVED
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.families import FAMILIES
 from hybridtei.families.bert import deberta_buckets, distance_buckets
+from hybridtei.outputs import Floats
 from tests import tiny
+from tests.sampled import paired
 
 # As the configurations of older checkpoints are written.
 OLDER: list[tuple[str, dict[str, Any]]] = [
@@ -67,38 +72,40 @@ def opened(engine: str, spec: ModelSpec) -> Backend:
     return open_engine(engine, spec)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("family", "settings"), VARIANTS, ids=lambda value: value if isinstance(value, str) else ",".join(value)
-)
-def test_it_computes_what_transformers_does(tmp_path: Path, family: str, settings: dict[str, Any], engine: str) -> None:
-    folder = tiny.write_family(tmp_path, family, **settings)
+def equals_transformers(folder: Path, engine: str = "ort", expected: Floats | None = None) -> None:
+    """States of the common texts, together and alone; `expected`: instead of those that transformers reads from the folder."""
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
-    found = difference(states_of(opened(engine, spec), texts), reference(folder, texts), texts)
+    found = difference(
+        states_of(opened(engine, spec), texts), reference(folder, texts) if expected is None else expected, texts
+    )
     assert found.is_within, found
+
+
+# A family itself on every engine; what its settings change is in the graph, which two engines read, and in torch.
+EVERY = [(*one, engine) for one in VARIANTS for engine in (ENGINES if not one[1] else ("ort", "torch"))]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "engine"), EVERY, ids=lambda value: value if isinstance(value, str) else ",".join(value)
+)
+def test_it_computes_what_transformers_does(tmp_path: Path, family: str, settings: dict[str, Any], engine: str) -> None:
+    equals_transformers(tiny.write_family(tmp_path, family, **settings), engine)
 
 
 @pytest.mark.parametrize(("family", "changes"), OLDER, ids=str)
 def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **changes)
-    spec = read_spec(folder, pooling="mean")
-    texts = texts_of(spec)
-    found = difference(states_of(opened("ort", spec), texts), reference(folder, texts), texts)
-    assert found.is_within, found
+    equals_transformers(folder)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", ["deberta-v2", "nomic_bert", "t5"])
+@pytest.mark.parametrize(("family", "engine"), paired(["deberta-v2", "nomic_bert", "t5"], ENGINES))
 def test_a_family_without_a_table_of_positions_has_no_longest_text(tmp_path: Path, family: str, engine: str) -> None:
     """DeBERTa's `max_position_embeddings` says from where on distances are equal."""
     deberta = {"position_biased_input": False, "position_buckets": 8} if family == "deberta-v2" else {}
-    folder = tiny.write_family(tmp_path, family, **deberta, **({} if family == "t5" else {"max_position_embeddings": 24}))
-    spec = read_spec(folder, pooling="mean")
-    texts = texts_of(spec)
-    found = difference(states_of(opened(engine, spec), texts), reference(folder, texts), texts)
-    assert found.is_within, found
+    length = {} if family == "t5" else {"max_position_embeddings": 24}
+    equals_transformers(tiny.write_family(tmp_path, family, **deberta, **length), engine)
 
 
 def test_a_base_of_null_for_modernberts_windows_is_that_of_the_other_layers(tmp_path: Path) -> None:
@@ -106,17 +113,18 @@ def test_a_base_of_null_for_modernberts_windows_is_that_of_the_other_layers(tmp_
     folder = tiny.write_family(tmp_path, "modernbert")
     older = {"rope_parameters": ..., "layer_types": ..., "global_rope_theta": 500.0}
     tiny.edit_json(folder / "config.json", **older, local_rope_theta=500.0)
-    texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = reference(folder, texts)
+    expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
     tiny.edit_json(folder / "config.json", local_rope_theta=None)
-    found = difference(states_of(opened("ort", read_spec(folder, pooling="mean")), texts), expected, texts)
-    assert found.is_within, found
+    equals_transformers(folder, expected=expected)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("rectangle", [False, True])
 def test_it_is_valid_onnx_of_a_few_kilobytes(family: str, rectangle: bool) -> None:
-    graph = tiny.graph_of(family, rectangle)
+    is_valid(tiny.graph_of(family, rectangle))
+
+
+def is_valid(graph: Graph) -> None:
     model = onnx.load_from_string(graph.body)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in graph.weights.items()
@@ -127,25 +135,19 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(family: str, rectangle: bool) -> No
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
-    """As others' ONNX files take it; what lies under padding is nobody's business."""
-    import onnxruntime as ort
+    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    in_a_rectangle(spec, reference(tmp_path, texts_of(spec)))
 
-    folder = tiny.write_family(tmp_path, family)
-    spec = read_spec(folder, pooling="mean")
-    texts = texts_of(spec)
-    from hybridtei.backends.graph.weights import graph_tensors
-    from hybridtei.backends.graph.writer import contents
 
+def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
+    """As others' ONNX files take texts, padded at the end; what lies under padding is nobody's business."""
     graph = family_graph(spec, rectangle=True)
-    model = graph.body + contents(graph_tensors(graph, Weights.open(folder)))
+    session = ort.InferenceSession(graph.body + contents(graph_tensors(graph, Weights.open(spec.folder))))
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     ids = np.full(mask.shape, spec.padding_id, dtype=np.int64)
-    ids[mask] = np.concatenate([text.input_ids for text in texts])
-    feed = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
-    if spec.has_token_types:
-        feed["token_type_ids"] = np.zeros_like(ids)
-    (states,) = ort.InferenceSession(model).run(["last_hidden_state"], feed)
-    expected = reference(folder, texts)
+    ids[mask] = np.concatenate([text.input_ids for text in texts_of(spec)])
+    feed = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
+    (states,) = session.run(None, {node.name: feed[node.name] for node in session.get_inputs()})
     np.testing.assert_allclose(states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
@@ -203,12 +205,12 @@ def test_a_setting_of_another_type_is_refused_by_name(bert: Path, changes: dict[
     ],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gemma3_text"])
-def test_nested_settings_of_another_form_are_refused(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
-    folder = tiny.write_family(tmp_path, family)
-    tiny.edit_json(folder / "config.json", **changes)
-    with pytest.raises(LoadError, match=str(folder / "config.json")):
-        family_graph(read_spec(folder, pooling="mean"))
+def test_nested_settings_of_another_form_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    for family in ("qwen3", "modernbert", "gemma3_text"):
+        folder = tiny.write_family(tmp_path / family, family)
+        tiny.edit_json(folder / "config.json", **changes)
+        with pytest.raises(LoadError, match=str(folder / "config.json")):
+            family_graph(read_spec(folder, pooling="mean"))
 
 
 def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:

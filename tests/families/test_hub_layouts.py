@@ -11,14 +11,15 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification
 
-from conformance.families.oracle import ENGINES, difference, reference, states_of, texts_of
+from conformance.families.oracle import ENGINES, reference, texts_of
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.errors import UnsupportedArchitecture
 from tests import published, tiny, tolerances, vocabulary
-from tests.families.test_families import opened
+from tests.families.test_families import equals_transformers, opened
+from tests.sampled import paired
 
 NTK = {"rope_type": "linear", "rope_theta": 8 * 500.0, "factor": 8 ** (2 / 8)}  # of a factor of 8, for heads of 8
 # (family, transformers' settings, the maker's settings)
@@ -38,17 +39,14 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["ort", "torch"])
 @pytest.mark.parametrize(("family", "settings", "changes"), PUBLISHED, ids=str)
 def test_it_computes_what_transformers_does(
     tmp_path: Path, family: str, settings: dict[str, Any], changes: dict[str, Any], engine: str
 ) -> None:
     folder = tiny.write_family(tmp_path, family, **settings)
-    texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = reference(folder, texts)
-    spec = read_spec(published.REWRITES[family](folder, **changes), pooling="mean")
-    found = difference(states_of(opened(engine, spec), texts), expected, texts)
-    assert found.is_within, found
+    expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
+    equals_transformers(published.REWRITES[family](folder, **changes), engine, expected)
 
 
 @pytest.mark.parametrize(
@@ -69,42 +67,31 @@ def test_a_gte_without_types_has_no_table_of_them(tmp_path: Path) -> None:
     """As gte-base-en-v1.5; transformers' class cannot be built so, and adds a row that is zero here."""
     table = "embeddings.token_type_embeddings.weight"
     folder = tiny.change(tiny.write_family(tmp_path, "gte"), lambda tensors: {**tensors, table: 0 * tensors[table]})
-    texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = reference(folder, texts)
+    expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
     published.as_new(folder, type_vocab_size=0)
     tiny.change(folder, lambda tensors: {name: one for name, one in tensors.items() if name != table})
-    found = difference(states_of(opened("ort", read_spec(folder, pooling="mean")), texts), expected, texts)
-    assert found.is_within, found
+    equals_transformers(folder, expected=expected)
 
 
-def test_alibabas_reranker_scores_as_transformers_does(tmp_path: Path) -> None:
-    folder = tiny.write_classifier(tmp_path, "gte")
+@pytest.mark.parametrize(
+    ("family", "rewrite", "engine"),
+    [("gte", published.as_new, "ort"), *(("xlm-roberta", published.as_jina_flash, engine) for engine in ENGINES)],
+)
+def test_makers_rerankers_score_as_transformers_does(tmp_path: Path, family: str, rewrite: Any, engine: str) -> None:
+    """Alibaba's, and Jina's, which is an XLM-RoBERTa under other names."""
+    folder = tiny.write_classifier(tmp_path, family)
     texts = texts_of(read_spec(folder))
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         expected = [model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts]
-    spec = read_spec(published.as_new(folder))
-    scores = opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
-    assert scores is not None
-    np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_jinas_reranker_is_an_xlm_roberta_under_other_names(tmp_path: Path, engine: str) -> None:
-    folder = tiny.write_classifier(tmp_path, "xlm-roberta")
-    texts = texts_of(read_spec(folder))
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = [model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts]
-    spec = read_spec(published.as_jina_flash(folder))
+    spec = read_spec(rewrite(folder))
     assert (spec.kind, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
     scores = opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     assert scores is not None
     np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("task", ["QuestionEncoder", "ContextEncoder"])
+@pytest.mark.parametrize(("engine", "task"), paired(ENGINES, ["QuestionEncoder", "ContextEncoder"]))
 def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "dpr", task=task))
     texts = texts_of(spec)
