@@ -126,14 +126,6 @@ def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
     )
 
 
-@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
-def test_routes_that_are_teis_keep_its_words(server, path):
-    assert server.post(path, {"inputs": ["one", ""]}).json() == {
-        "error": "Input validation error: `inputs` cannot be empty",
-        "error_type": "Empty",
-    }
-
-
 def test_latents_are_not_spelled_as_tokens():
     with serving(small.model_spec(sparse=SparseHead("code", width=96, active=8), multivector=None)) as running:
         for path, field in (("/embed_hybrid", "inputs"), ("/v1/embeddings", "input")):

@@ -1,23 +1,16 @@
-"""The hook by which a Qdrant server embeds: by hand, and asked by a server that does as the real one, for the real client."""
+"""The hook by which a Qdrant server embeds."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
 
 from hybridtei.server.api.qdrant_inference import READ_AT_ONCE, _in_turns, split_model
 from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of
 from tests.server.live import serving
-from tests.store import speaking
 
 HOOK = "/qdrant/inference"
 ALL = ("dense", "sparse", "multivector")
@@ -197,111 +190,3 @@ def test_the_key_in_the_body_or_in_the_header():
 )
 def test_names(name, parts):
     assert split_model(name) == parts
-
-
-class Inferring(speaking.Rest):
-    """Does with documents as a Qdrant server does that has `inference` in its configuration."""
-
-    def __init__(self, address: str, token: str, state: Any) -> None:
-        super().__init__(state)
-        self.address, self.token = address, token
-
-    def handle(self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes) -> Any:
-        value = json.loads(body) if body else None
-        found = list(documents(value))
-        if found:
-            inputs = [
-                {"data": one["text"], "data_type": "text", "model": one["model"], "options": one.get("options")}
-                for one in found
-            ]
-            asked = {"inputs": inputs, "inference": "update" if method == "PUT" else "search", "token": self.token}
-            answer = httpx.post(self.address, json=asked, timeout=10, trust_env=False)
-            if answer.status_code == 400:
-                raise speaking.Failure(400, answer.json()["error"])
-            answer.raise_for_status()
-            for one, embedding in zip(found, answer.json()["embeddings"], strict=True):
-                one.clear()
-                one["replaced"] = embedding
-            body = json.dumps(replaced(value)).encode()
-        return super().handle(method, path, headers, query, body)
-
-
-def documents(value: Any):
-    if isinstance(value, dict) and {"text", "model"} <= value.keys():
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from documents(item)
-
-
-def replaced(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value["replaced"] if set(value) == {"replaced"} else {key: replaced(item) for key, item in value.items()}
-    return [replaced(item) for item in value] if isinstance(value, list) else value
-
-
-def best(scores):
-    """The three highest; without overlap a sparse vector is not found at all."""
-    return [score for score in sorted(scores, reverse=True)[:3] if score != 0]
-
-
-@contextmanager
-def qdrant_asking(running, token, monkeypatch):
-    monkeypatch.setattr(speaking, "Rest", partial(Inferring, running.url + HOOK, token))
-    with speaking.speaking() as state:
-        client = QdrantClient(url=f"http://127.0.0.1:{state.rest_port}", cloud_inference=True, check_compatibility=False)
-        yield client
-        client.close()
-
-
-def test_an_unmodified_client_stores_and_searches_documents(monkeypatch):
-    encoder = encoder_of(small.model_spec())
-    with (
-        serving(server={"api_key": "secret"}, engine={"tokenization_workers": 1}) as running,
-        qdrant_asking(running, "secret", monkeypatch) as client,
-    ):
-        comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-        client.create_collection(
-            "papers",
-            vectors_config={
-                "dense": models.VectorParams(size=small.HIDDEN, distance=models.Distance.COSINE),
-                "multivector": models.VectorParams(
-                    size=small.DIM, distance=models.Distance.COSINE, multivector_config=comparator
-                ),
-            },
-            sparse_vectors_config={"sparse": models.SparseVectorParams()},
-        )
-        before = running.backend.forwards
-        client.upsert(
-            "papers",
-            [
-                models.PointStruct(id=i, vector={kind: models.Document(text=text, model=f"small/{kind}") for kind in ALL})
-                for i, text in enumerate(TEXTS[:8])
-            ],
-        )
-        assert running.backend.forwards == before + 1
-        asked = encoder.encode(["search by words"], ALL, input_type="query")
-        stored = encoder.encode(TEXTS[:8], ALL, input_type="document")
-        for kind, scores in (
-            ("dense", stored.dense @ asked.dense[0]),
-            ("sparse", stored.sparse.to_dense() @ asked.sparse.to_dense()[0]),
-            ("multivector", [(asked.multivector.row(0) @ rows.T).max(1).sum() for rows in stored.multivector]),
-        ):
-            document = models.Document(text="search by words", model=f"small/{kind}")
-            found = client.query_points("papers", query=document, using=kind, limit=3).points
-            assert [point.score for point in found] == pytest.approx(best(scores), abs=1e-5)
-        before = running.backend.forwards
-        fused = client.query_points(
-            "papers",
-            prefetch=[
-                models.Prefetch(query=models.Document(text="search by words", model=f"small/{kind}"), using=kind)
-                for kind in ALL
-            ],
-            query=models.FusionQuery(fusion=models.Fusion.RRF),
-        ).points
-        assert running.backend.forwards == before + 1
-        assert len(fused) == 8
-        with pytest.raises(Exception, match=r"inputs\[0\]\.options\.dimensions"):
-            client.query_points(
-                "papers", query=models.Document(text="one", model="small", options={"dimensions": 99}), using="dense"
-            )

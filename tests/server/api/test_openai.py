@@ -1,11 +1,10 @@
-"""OpenAI's route, by hand and by OpenAI's own client."""
+"""OpenAI's route. Its errors: conformance/wire; its own client: conformance/clients."""
 
 from __future__ import annotations
 
 import base64
 
 import numpy as np
-import openai
 import pytest
 
 from tests.engine import small
@@ -59,28 +58,6 @@ def test_outputs_stand_beside_the_embedding(server):
     assert item["sparse_embedding"] == server.post("/embed_sparse", {"inputs": "one two"}).json()[0]
 
 
-@PATHS
-@pytest.mark.parametrize(
-    ("body", "status", "kind", "message"),
-    [
-        ({"input": ""}, 400, "Empty", "Input validation error: `inputs` cannot be empty"),
-        ({"input": []}, 400, "Empty", "Input validation error: `inputs` cannot be empty"),
-        ({"input": ["x"] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
-        ({"input": "x", "dimensions": 0}, 422, "Validation", "Input validation error: `dimensions` should be positive"),
-        (
-            {"input": "x", "dimensions": 99},
-            422,
-            "Validation",
-            "Input validation error: `dimensions` should be smaller than the maximum embedding dimension.",
-        ),
-    ],
-)
-def test_errors_are_flat(server, path, body, status, kind, message):
-    response = server.post(path, body)
-    assert response.status_code == status
-    assert list(response.json().items()) == [("message", message), ("code", status), ("type", kind)]
-
-
 def test_splade_has_no_normalised_vector_but_its_sparse_one(splade_server):
     response = splade_server.post("/v1/embeddings", {"input": "one"})
     message = "Backend error: `normalize` is not available for SPLADE models"
@@ -95,36 +72,6 @@ def test_served_model_name():
     with serving(server={"served_model_name": 'my "model"'}) as running:
         assert running.post("/v1/embeddings", {"input": "one"}).json()["model"] == 'my "model"'
         assert running.get("/info").json()["served_model_name"] == 'my "model"'
-
-
-def test_openais_own_client(server):
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
-    with client:
-        by_default = client.embeddings.create(model="any", input=["one", "two"])  # asks for base64 and unpacks it
-        as_floats = client.embeddings.create(model="any", input=["one", "two"], encoding_format="float", dimensions=4)
-        ids = client.embeddings.create(model="any", input=[[2, small.IDS["one"], 3]])
-        with pytest.raises(openai.BadRequestError, match="cannot be empty"):
-            client.embeddings.create(model="any", input="")
-        with pytest.raises(openai.UnprocessableEntityError, match="maximum allowed batch size"):
-            client.embeddings.create(model="any", input=["x"] * 33)
-    np.testing.assert_array_equal(
-        np.float32([item.embedding for item in by_default.data]), np.float32(dense(server, "one", "two"))
-    )
-    assert [len(item.embedding) for item in as_floats.data] == [4, 4]
-    np.testing.assert_array_equal(np.float32(ids.data[0].embedding), np.float32(dense(server, "one")[0]))
-    assert by_default.usage.total_tokens == 6
-    assert by_default.model == "small"
-
-
-def test_openais_own_client_and_the_key():
-    with serving(server={"api_key": "s3cret"}) as running:
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="s3cret", max_retries=0) as client:
-            assert len(client.embeddings.create(model="any", input="one").data) == 1
-        with (
-            openai.OpenAI(base_url=f"{running.url}/v1", api_key="other", max_retries=0) as client,
-            pytest.raises(openai.AuthenticationError),
-        ):
-            client.embeddings.create(model="any", input="one")
 
 
 def test_sparse_vectors_by_token_id(server):

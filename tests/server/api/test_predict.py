@@ -38,18 +38,6 @@ def test_raw_scores_are_logits(classifier):
     np.testing.assert_allclose([found[label] for label in LABELS], powers / powers.sum(), atol=TOLERANCE)
 
 
-def test_headers_count_both_sides(classifier):
-    headers = classifier.post("/predict", {"inputs": [["one", "two é"], ["three"]]}).headers
-    assert headers["x-compute-characters"] == "13"
-    assert headers["x-compute-tokens"] == "9"
-
-
-def test_a_reranker_predicts_too(reranker):
-    ((only,),) = prediction(reranker, [["one", "two"]])
-    (rank,) = reranker.post("/rerank", {"query": "one", "texts": ["two"]}).json()
-    assert only == {"score": rank["score"], "label": "LABEL_0"}
-
-
 @pytest.mark.parametrize("inputs", [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None])
 def test_other_forms_are_refused(classifier, inputs):
     response = classifier.post("/predict", {"inputs": inputs})
@@ -60,18 +48,7 @@ def test_other_forms_are_refused(classifier, inputs):
 @pytest.mark.parametrize(
     ("which", "body", "status", "error"),
     [
-        ("classifier", {"inputs": ""}, 400, "Input validation error: `inputs` cannot be empty"),
-        ("classifier", {"inputs": [["one"], ["", ""]]}, 400, "Input validation error: `inputs` cannot be empty"),
-        ("classifier", {"inputs": [["x"]] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
-        ("server", {"inputs": [["x"]] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
-        ("server", {"inputs": "one"}, 424, "Backend error: Model is not a classifier model"),
         ("tagger", {"inputs": "one"}, 424, "Backend error: Model is not a classifier model"),
-        (
-            "classifier",
-            {"inputs": "two " * 99, "truncate": False},
-            422,
-            "Input validation error: `inputs` must have less than 64 tokens. Given: 101",
-        ),
         (
             "classifier",
             {"inputs": "one", "parameters": {"function_to_apply": "tanh"}},
@@ -158,15 +135,6 @@ def test_what_is_counted():
     assert counted["te_predict_count"] == counted["te_predict_success"] == counted["te_predict_duration_count"] == "3"
     assert counted['te_request_count{method="single"}'] == counted['te_request_success{method="batch"}'] == "1"
     assert counted.get("te_embed_count", "0") == "0"
-
-
-@pytest.mark.parametrize(("labels", "kind"), [((LABELS), "classifier"), (("LABEL_0",), "reranker")])
-def test_info_names_the_labels(labels, kind):
-    with serving(labelled(*labels)) as running:
-        answer = running.get("/info").json()
-    numbers = {label: place for place, label in enumerate(labels)}
-    assert answer["model_type"] == {kind: {"id2label": {str(i): name for name, i in numbers.items()}, "label2id": numbers}}
-    assert answer["hybridtei"]["role"] == kind
 
 
 def test_scores_of_pairs(reranker, dense_server, server, classifier):

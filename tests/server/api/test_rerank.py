@@ -27,23 +27,6 @@ def ranks(response):
     return [(item["index"], item["score"]) for item in response.json()]
 
 
-def test_tei_is_answered_with_a_list_the_best_first(reranker):
-    response = reranker.post("/rerank", QUESTION)
-    assert [list(item) for item in response.json()] == [["index", "score"]] * 3
-    found = ranks(response)
-    assert sorted(index for index, _ in found) == [0, 1, 2]
-    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
-    assert response.headers["x-compute-characters"] == str(3 * 3 + sum(map(len, TEXTS)))
-    assert response.headers["x-compute-tokens"] == str(sum(3 + 1 + len(text.split()) for text in TEXTS))
-    with_text = reranker.post("/rerank", {**QUESTION, "return_text": True}).json()
-    assert [list(item) for item in with_text] == [["index", "text", "score"]] * 3
-    assert [(item["index"], item["text"]) for item in with_text] == [(index, TEXTS[index]) for index, _ in found]
-    raw = dict(ranks(reranker.post("/rerank", {**QUESTION, "raw_scores": True})))
-    np.testing.assert_allclose(
-        [1 / (1 + np.exp(-raw[index])) for index, _ in found], [score for _, score in found], atol=TOLERANCE
-    )
-
-
 @pytest.mark.parametrize("truncation", [{}, {"truncate": True, "truncation_direction": "Left"}])
 def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
     """Milvus' rerank function with `"provider": "tei"` runs in its server, which no package registry has: these are its bytes.
@@ -62,41 +45,15 @@ def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
     assert sorted(scores) == [0, 1, 2, 3]
 
 
-def test_ties_come_in_reverse_order(reranker):
-    assert [index for index, _ in ranks(reranker.post("/rerank", {"query": "one", "texts": ["two"] * 4}))] == [3, 2, 1, 0]
-
-
 def test_a_score_does_not_depend_on_the_others(reranker):
     together = dict(ranks(reranker.post("/rerank", QUESTION)))
     for place, text in enumerate(TEXTS):
         assert ranks(reranker.post("/rerank", {"query": "one", "texts": [text]})) == [(0, together[place])]
 
 
-def test_the_named_side_of_the_longer_text_is_cut_off(reranker):
-    long = "two " * 100 + "three " * 100
-    for direction, kept in (("Right", "two"), ("left", "three")):
-        cut = reranker.post("/rerank", {"query": "one", "texts": [long], "truncation_direction": direction})
-        whole = {"query": "one", "texts": [f"{kept} " * (small.LONGEST - 4)], "truncate": False}
-        assert cut.json() == reranker.post("/rerank", whole).json()
-        assert cut.headers["x-compute-tokens"] == str(small.LONGEST)
-
-
 @pytest.mark.parametrize(
     ("which", "body", "status", "error"),
     [
-        ("reranker", {"query": "one", "texts": []}, 400, "`texts` cannot be empty"),
-        ("dense_server", {"query": "one", "texts": []}, 400, "`texts` cannot be empty"),
-        ("dense_server", QUESTION, 424, "Backend error: model is not a re-ranker model"),
-        ("splade_server", QUESTION, 424, "Backend error: model is not a re-ranker model"),
-        ("classifier", {"query": "one", "texts": ["x"] * 33}, 424, "Backend error: model is not a re-ranker model"),
-        ("reranker", {"query": "one", "texts": ["x"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
-        ("reranker", {"query": "", "texts": ["one", ""]}, 400, "Input validation error: `inputs` cannot be empty"),
-        (
-            "reranker",
-            {"query": "one", "texts": ["two " * 99], "truncate": False},
-            422,
-            "Input validation error: `inputs` must have less than 64 tokens. Given: 103",
-        ),
         ("dense_server", ASKED, 424, "Backend error: model is not a re-ranker model"),
         ("reranker", {"query": "one", "documents": []}, 400, "`documents` cannot be empty"),
         ("reranker", {"query": "", "documents": [""]}, 400, "Input validation error: `inputs` cannot be empty"),
@@ -129,11 +86,6 @@ def test_the_named_side_of_the_longer_text_is_cut_off(reranker):
 def test_refusals(request, which, body, status, error):
     response = request.getfixturevalue(which).post("/rerank", body)
     assert (response.status_code, response.json()["error"]) == (status, error)
-
-
-@pytest.mark.parametrize("text", ["", "one"])
-def test_one_side_may_be_empty(reranker, text):
-    assert reranker.post("/rerank", {"query": text, "texts": ["" if text else "one"]}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -346,13 +298,6 @@ def test_documents_have_a_limit_of_their_own_and_few_permits_are_enough():
         assert refused.json()["error"] == "`documents` holds 101 documents > maximum allowed 100 (max-rerank-documents)"
         assert running.post("/rerank", {"query": "one", "texts": ["two"] * 3}).status_code == 422
         assert running.service.admission.free == 4
-
-
-def test_texts_need_a_permit_each():
-    with serving(labelled("LABEL_0"), engine={"max_concurrent_requests": 2}) as running:
-        refused = running.post("/rerank", QUESTION)
-        assert (refused.status_code, refused.json()["error"]) == (429, "Model is overloaded")
-        assert running.post("/rerank", {"query": "one", "texts": TEXTS[:2]}).status_code == 200
 
 
 def test_a_part_that_fails_fails_the_request_and_frees_its_permits():

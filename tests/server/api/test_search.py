@@ -312,19 +312,6 @@ def test_a_copy_that_other_files_made_gets_no_vectors_of_these(tmp_path):
         assert run(store.count("papers")) == len(POINTS) - 3  # a rollback embeds them by the old files
 
 
-def test_another_models_collection_is_refused(spec):
-    store = MemoryStore()
-    run(filled(encoder_of(spec), store))
-    with serving(spec, schemas=CollectionSchemas(store), model_id="second") as running:
-        for path, body in (
-            ("/search", {"collection": "papers", "query": "one"}),
-            ("/collections/papers/points", {"points": POINTS}),
-        ):
-            response = running.post(path, body)
-            assert (response.status_code, response.json()["error_type"]) == (409, "Store")
-            assert f"model_id: there {MODEL}, wanted second" in response.json()["error"]
-
-
 def test_a_server_without_a_store_says_how_to_get_one(server):
     bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
     for response in (*(server.post(path, body) for path, body in bodies.items()), server.get("/collections")):
