@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,15 +56,12 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         ([], {}, "COMMAND"),
         (["nonsense"], {}, "nonsense"),
         (["serve", "--nonsense"], {}, "--nonsense"),
-        (["serve", "--port", "70000"], {}, "--port: invalid value '70000'"),
         (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),  # no abbreviations
-        (["serve"], {"PORT": ""}, "PORT: invalid value ''"),
         (["serve", "--port", "1", "--port", "1"], {}, "--port"),
         (["serve"], {"PROMETHEUS_PORT": "tcp://10.0.0.1:9090"}, "PROMETHEUS_PORT: invalid value"),
         (["serve"], {"DISABLE_SPANS": "1"}, "DISABLE_SPANS: "),
         (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
         (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
-        (["serve", "--hf-token", "a", "--hf-api-token", "b"], {}, "exclude each other"),
         (["serve", "--models", "x.toml", "--model-id", "a"], {}, "--models and --model-id exclude each other"),
         (["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"], {}, "--only-tei-routes: "),
         (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name: several models"),
@@ -73,8 +69,6 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["serve", "--grpc-port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --grpc-port"),
         (["serve", "--api-key", ""], {}, "--api-key: no header can carry it"),
         (["serve"], {"API_KEY": "from-a-file\n"}, "--api-key: no header can carry it"),
-        (["serve"], {"MAX_CLIENT_BATCH_SIZE": "0"}, "MAX_CLIENT_BATCH_SIZE: "),
-        (["serve"], {"AUTO_TRUNCATE": "no"}, "AUTO_TRUNCATE: "),
         (["embed", "in.txt"], {}, "--output"),
         (["embed", "in.txt", "-o", "x.npz", "--dtype", "int4"], {}, "--dtype: "),
     ],
@@ -101,28 +95,14 @@ def message(capsys: Any) -> str:
     return str(first)
 
 
-def test_what_fails_at_start_ends_with_1_and_two_lines(bert, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    cases = [
-        (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
-        (["--max-batch-tokens", "5", "--auto-truncate=false"], "`max-batch-tokens` (5)"),
-    ]
-    for arguments, message in cases:
-        done = failing("serve", "--model-id", str(bert), *arguments)
-        assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
-        assert done.stderr.startswith("Error: ")
-        assert message in done.stderr
-
-
-@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "model.safetensors", "1_Pooling/config.json"])
-def test_a_model_folder_with_a_missing_file(bert, copied, missing, capsys, tmp_path):
+def test_a_model_folder_with_a_missing_file(bert, copied, capsys, tmp_path):
     folder = copied(bert)
-    (folder / missing).unlink()
+    (folder / "tokenizer.json").unlink()
     (tmp_path / "in.txt").write_text("one\n")
     assert main(["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--model-id", str(folder)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("Error: ")
-    assert Path(missing).name in error
+    assert "tokenizer.json" in error
     assert error.count("\n") == 2
 
 
@@ -134,44 +114,15 @@ def test_no_such_model(capsys, tmp_path, monkeypatch):
     assert "no-such-model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])
-def test_embed_a_file(hybrid, tmp_path, suffix, capsys):
-    source, target = tmp_path / "in.jsonl", tmp_path / f"out.{suffix}"
+def test_embed_a_file(hybrid, tmp_path, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.npz"
     source.write_text('{"body":"bake balo"}\n{"body":"bomo"}\n')
-    arguments = [
-        "embed",
-        str(source),
-        "-o",
-        str(target),
-        "--field",
-        "body",
-        "--outputs",
-        "dense,sparse",
-        "--model-id",
-        str(hybrid),
-    ]
-    assert main(arguments) == 0
+    flags = ["--field", "body", "--outputs", "dense,sparse", "--model-id", str(hybrid)]
+    assert main(["embed", str(source), "-o", str(target), *flags]) == 0
     assert f"2 texts -> {target}" in capsys.readouterr().err
-    if suffix == "npz":
-        with np.load(target) as arrays:
-            assert arrays["dense"].shape == (2, 32)
-            assert "multivector" not in arrays
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "flags", "error"),
-    [
-        ("in.jsonl", '"one"\nnonsense\n', [], "in.jsonl:2: not JSON"),
-        ("in.txt", "one\n", ["--outputs", "dense,vectors"], "`outputs` names 'vectors'"),
-        ("in.txt", "", [], "holds no text"),
-    ],
-)
-def test_embed_says_what_is_wrong(bert, tmp_path, capsys, name, content, flags, error):
-    (tmp_path / name).write_text(content)
-    target = tmp_path / "out.npz"
-    assert main(["embed", str(tmp_path / name), "-o", str(target), "--model-id", str(bert), *flags]) == 1
-    assert error in capsys.readouterr().err
-    assert not target.exists()
+    with np.load(target) as arrays:
+        assert arrays["dense"].shape == (2, 32)
+        assert "multivector" not in arrays
 
 
 def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path):
@@ -340,11 +291,16 @@ def test_a_taken_metrics_port_is_told_before_anything_is_loaded():
     assert (done.returncode, done.stderr) == (1, f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n")
 
 
-def test_what_fails_at_start_does_not_show_the_key(bert):
-    for flags in ([], ["--json-output"]):
-        done = failing("serve", "--model-id", str(bert), "--api-key", KEY, "--default-prompt-name", "b", *flags)
-        assert done.returncode == 1
-        assert ("Args { " in done.stdout) == bool(flags)  # people read five lines, machines all settings
+def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key(bert):
+    for flags, message in (
+        (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
+        (["--max-batch-tokens", "5", "--auto-truncate=false", "--json-output"], "`max-batch-tokens` (5)"),
+    ):
+        done = failing("serve", "--model-id", str(bert), "--api-key", KEY, *flags)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+        assert ("Args { " in done.stdout) == ("--json-output" in flags)  # people read five lines, machines all settings
         assert KEY not in done.stdout + done.stderr
 
 

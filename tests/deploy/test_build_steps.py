@@ -61,15 +61,6 @@ def test_a_stage_holds_what_its_copies_name_and_nothing_else(builder: Builder) -
     assert not list((builder.done / "made/src").rglob("__pycache__"))
 
 
-def test_a_path_that_no_stage_made_is_an_error(builder: Builder) -> None:
-    with pytest.raises(FileNotFoundError):
-        builder.build(parse(SMALL.replace("/wheels /opt", "/wheel /opt")), "final")
-
-
-def test_paths_within_paths_are_left_alone(builder: Builder) -> None:
-    assert builder.here("/opt/x ./opt/x http://a/opt") == f"{builder.place}/opt/x ./opt/x http://a/opt"
-
-
 def served(body: str) -> list[str]:
     """A server's program: `ready()` makes the check content."""
     program = "import os, signal, sys\nready = lambda: open(os.environ['READY'], 'w').close()\n"

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,20 +33,11 @@ def variables(service: str) -> dict[str, str]:
     return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
 
 
-def valid(file: Path) -> bool:
+def test_fits_the_specification() -> None:
     if find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed: pip install check-jsonschema")
-    command = [sys.executable, "-W", "ignore", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
-    return subprocess.run(command, capture_output=True, check=False, timeout=HANG).returncode == 0
-
-
-def test_fits_the_specification() -> None:
-    assert valid(FILE)
-
-
-def test_the_schema_does_refuse(tmp_path: Path) -> None:
-    (tmp_path / "compose.yaml").write_text(FILE.read_text().replace("    restart:", "    restarts:", 1))
-    assert not valid(tmp_path / "compose.yaml")
+    command = [sys.executable, "-W", "ignore", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=HANG).returncode == 0
 
 
 @pytest.mark.parametrize("service", SERVERS)
@@ -99,11 +89,6 @@ def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
     published = [port.rpartition(":")[0] for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert len(published) == len(set(published))
-
-
-def test_every_image_has_a_version() -> None:
-    for service in SERVICES.values():
-        assert re.fullmatch(r"[\w./-]+:(v?\d+\.\d+\.\d+|cpu|cuda)", service["image"])
 
 
 def test_ingest_reads_the_documents_of_the_clone_and_docker_makes_no_folder() -> None:

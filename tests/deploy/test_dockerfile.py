@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.dockerfile import Stage, expand, lineage, needed, parse
+from deploy.dockerfile import expand, lineage, needed, parse
 from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
@@ -167,11 +167,6 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
     assert asked(server.port) == 1
 
 
-def test_a_stage_stands_on_its_base() -> None:
-    stages = {"a": Stage("a", "x"), "b": Stage("b", "a")}
-    assert [stage.name for stage in lineage(stages, "b")] == ["a", "b"]
-
-
 @pytest.mark.parametrize("target", FINAL)
 def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(target: str) -> None:
     variables = environment(target)
@@ -181,13 +176,6 @@ def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(tar
     assert not Path(folder).is_relative_to(cache)
     [made] = [each.arguments for each in STAGES["runtime"].all("RUN") if "install -d" in each.arguments]
     assert made.endswith(f"/data {cache}")
-
-
-def test_the_image_is_labelled_and_its_file_needs_no_registry_but_its_bases() -> None:
-    assert "# syntax=" not in (ROOT / "Dockerfile").read_text()
-    [labels] = STAGES["runtime"].all("LABEL")
-    assert {name.rpartition(".")[2] for name in labels.pairs()} == {"title", "description", "licenses"}
-    assert labels.pairs()["org.opencontainers.image.licenses"] == PROJECT["license"]
 
 
 def test_printed_containers_may_drain_before_they_are_killed() -> None:

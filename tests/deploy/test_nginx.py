@@ -103,9 +103,3 @@ def reachable(client: httpx.Client) -> bool:
         return client.get("/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def test_http2_is_spelled_as_current_versions_want_it() -> None:
-    """Since nginx 1.25.1 `listen … http2` is a warning at each start."""
-    assert "http2" not in next(line for line in TEXT.splitlines() if line.strip().startswith("listen"))
-    assert "    http2 on;" in TEXT

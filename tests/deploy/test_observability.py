@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +93,6 @@ def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
     looked_for = {kind for each in EXPRESSIONS for kinds in re.findall(r'kind=~"([\w|]+)"', each) for kind in kinds.split("|")}
     assert looked_for
     assert looked_for <= set(KINDS.values())
-
-
-def test_panels_have_names_and_places_of_their_own() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert len({panel["title"] for panel in panels}) == len(panels)
-    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
-        apart = (
-            one["x"] + one["w"] <= other["x"]
-            or other["x"] + other["w"] <= one["x"]
-            or one["y"] + one["h"] <= other["y"]
-            or other["y"] + other["h"] <= one["y"]
-        )
-        assert apart
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
 
 
 def test_the_dashboard_asks_the_datasource_that_is_provisioned() -> None:

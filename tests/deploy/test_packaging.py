@@ -46,12 +46,6 @@ def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(syste
     assert "openvino" in PYPROJECT["project"]["optional-dependencies"]  # of commands that name it
 
 
-def test_the_changelog_tells_of_what_is_not_released() -> None:
-    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased"
-    assert len(headings) == len(set(headings))
-
-
 def test_hooks_are_commands_of_the_development_environment() -> None:
     [own] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     beside = str(Path(sys.executable).parent)

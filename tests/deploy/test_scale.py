@@ -47,11 +47,6 @@ def test_sizes_are_those_of_points(facts: Facts) -> None:
     assert size_of(point) - POINT_OVERHEAD - len(b"{}") == numbers + scale.sparse_bytes(facts.sparse_entries)
 
 
-@pytest.mark.parametrize(("kind", "bytes_of_384"), [("float32", 1536), ("float16", 768), ("int8", 384), ("binary", 48)])
-def test_widths_of_numbers(kind: str, bytes_of_384: int) -> None:
-    assert scale.vector_bytes(384, kind) == bytes_of_384
-
-
 @given(FACTS, LAYOUT, st.integers(1, 10**9), st.integers(1, 100))
 def test_more_documents_never_need_less(facts: Facts, layout: Layout, documents: int, times: int) -> None:
     more = documents * times
@@ -77,21 +72,6 @@ def test_each_layout_is_smaller_than_the_one_before(facts: Facts) -> None:
     assert in_memory == sorted(in_memory, reverse=True)
     costs = [scale.query_cost(facts, layout).read_bytes for layout in LAYOUTS]
     assert costs == sorted(costs, reverse=True)
-
-
-def test_a_day_of_one_worker() -> None:
-    facts = replace(Facts(), tokens=100, core_tokens_per_s=1000, worker_cores=1, hours=24)
-    assert scale.workers(facts, 864_000) == 1
-    assert scale.workers(facts, 864_001) == 2
-
-
-def test_a_price() -> None:
-    facts = replace(
-        Facts(), query_tokens=10, core_query_tokens_per_s=10_000, search_core_ms=2, core_hour_price=3.6, candidates=1
-    )
-    cost = scale.query_cost(facts, LAYOUTS[-1])
-    assert (cost.encode_ms, cost.rank_ms, cost.read_bytes) == (1.0, 0.0, 0)
-    assert cost.price_per_million == pytest.approx(3.0)  # 3,000 core-seconds
 
 
 def test_no_rate_of_a_gpu_is_made_up() -> None:

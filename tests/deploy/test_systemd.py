@@ -45,11 +45,6 @@ def test_installation_installs_extras_that_exist() -> None:
     assert set(named.split(",")) <= set(extras)
 
 
-def test_the_file_of_variables_is_where_the_unit_looks() -> None:
-    [wanted] = settings()["EnvironmentFile"]
-    assert f"deploy/systemd/hybridtei.env {wanted}" in UNIT
-
-
 def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port() -> None:
     one, many = settings(), settings(TEMPLATE)
     taskset, *words = many["ExecStart"][0].split()

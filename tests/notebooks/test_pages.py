@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -126,34 +125,6 @@ def test_the_reference_is_up_to_date(path):
     assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
-
-
-def test_every_metavar_is_a_unit_of_its_flag_and_no_help_is_reversed():
-    parsers = write_flags.command_parsers()
-    shares = [action for parser in parsers.values() for action in parser._actions if action.dest == "memory_fraction"]
-    assert {action.metavar for action in shares} == {"SHARE"}
-    negated = [
-        action
-        for parser in parsers.values()
-        for action in parser._actions
-        if action.option_strings[:1] == ["--no-wait-indexed"]
-    ]
-    assert [action.help.startswith("do not wait") for action in negated] == [True]
-
-
-COLLECTION = re.compile(r"hybridtei (?:search|mcp|migrate) (\w+)|hybridtei ingest \./documents.*--collection (\w+)")
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", "deploy/migrate.md", "deploy/cluster.md", "notebooks/search.md", "notebooks/asked.md"]
-)
-def test_the_examples_are_about_one_collection(page):
-    found = COLLECTION.findall((ROOT / page).read_text(encoding="utf-8"))
-    assert {name for names in found for name in names if name} == {"notes"}
-
-
 def test_the_readmes_words_have_the_weights_of_the_embedded_model():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (word, weight), sentence = (
@@ -163,10 +134,3 @@ def test_the_readmes_words_have_the_weights_of_the_embedded_model():
     encoder = Encoder.load(measures=False)
     found = encoder.tokens(encoder.encode([sentence], outputs=("sparse",)).sparse)[0][0]
     assert found == (word, pytest.approx(float(weight), abs=0.005))
-
-
-def test_the_first_notebook_names_the_default_fusion():
-    cells = json.loads((FOLDER / "1-hybrid-search.ipynb").read_text(encoding="utf-8"))["cells"]
-    told = next(text for text in ("".join(cell["source"]) for cell in cells) if "By default candidates are found" in text)
-    assert "`zscore`" in told
-    assert "reciprocal" not in told

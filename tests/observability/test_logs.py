@@ -54,12 +54,6 @@ def test_text_is_one_line(text):
     assert " INFO hybridtei.test: somewhere.py:12: said " in line
 
 
-@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
-def test_a_forged_line_stays_inside_its_own(formatter):
-    forged = "x\n2026-01-01T00:00:00.000000Z     INFO hybridtei: cli.py:1: all is well\r\nagain"
-    assert len(formatter.format(record(forged)).splitlines()) == 1
-
-
 def test_a_trace_is_part_of_the_json():
     try:
         raise ValueError("two\nlines")
@@ -67,22 +61,6 @@ def test_a_trace_is_part_of_the_json():
         line = logs.JsonFormatter().format(record("failed", exc_info=sys.exc_info()))
     assert len(line.splitlines()) == 1
     assert "ValueError: two\nlines" in json.loads(line)["exception"]
-
-
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
-    logger = logging.getLogger()
-    handlers, level = list(logger.handlers), logger.level
-    names = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry", "hyper", "hybridtei")
-    levels = {name: logging.getLogger(name).level for name in names}
-    record_facts = logging.logThreads, logging.logProcesses, logging.logMultiprocessing
-    yield logger
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = record_facts
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
 
 
 @pytest.mark.parametrize(

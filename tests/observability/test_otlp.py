@@ -74,9 +74,12 @@ def parent(version: str = "00", flags: str = "01") -> dict[str, str]:
     return {"traceparent": f"{version}-{TRACE}-{PARENT}-{flags}", "tracestate": "vendor=1"}
 
 
-@pytest.mark.parametrize("scheme", ["http://", ""])
-def test_a_request_is_a_span_with_its_times(scheme):
-    collector = traced(("/embed", {"inputs": "one"}, {}), scheme=scheme)
+@pytest.mark.parametrize(
+    ("scheme", "settings", "name"),
+    [("http://", {}, "text-embeddings-inference.server"), ("", {"otlp_service_name": "mine"}, "mine")],
+)
+def test_a_request_is_a_span_with_its_times(scheme, settings, name):
+    collector = traced(("/embed", {"inputs": "one"}, {}), scheme=scheme, **settings)
     (span,) = collector.spans()
     assert span.name == "embed"
     assert span.parent_span_id == b""
@@ -84,29 +87,26 @@ def test_a_request_is_a_span_with_its_times(scheme):
     assert span.end_time_unix_nano > span.start_time_unix_nano > 1_700_000_000 * 10**9
     assert {attribute.key for attribute in span.attributes} == TIMES
     assert all(attribute.value.string_value.endswith("s") for attribute in span.attributes)
-    assert collector.services() == {"text-embeddings-inference.server"}
+    assert collector.services() == {name}
 
 
-def test_the_service_has_a_name():
-    assert traced(("/embed", {"inputs": "one"}, {}), otlp_service_name="mine").services() == {"mine"}
+def test_the_callers_span_is_the_parent():
+    """Every span is kept, whatever the caller samples."""
+    spans = traced(*(("/v1/embeddings", {"input": "one"}, parent(flags=flags)) for flags in ("01", "00"))).spans()
+    for span in spans:
+        assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("openai_embed", TRACE, PARENT)
+        assert span.trace_state == "vendor=1"
+    assert len(spans) == 2
 
 
-@pytest.mark.parametrize("flags", ["01", "00"])  # every span is kept, whatever the caller samples
-def test_the_callers_span_is_the_parent(flags):
-    collector = traced(("/v1/embeddings", {"input": "one"}, parent(flags=flags)))
-    (span,) = collector.spans()
-    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("openai_embed", TRACE, PARENT)
-    assert span.trace_state == "vendor=1"
+NO_PARENTS = ("", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", "00-é-é-01")
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", "00-é-é-01"],
-)
-def test_what_is_no_parent_is_none(header):
-    (span,) = traced(("/embed", {"inputs": "one"}, {"traceparent": header.encode("latin-1")})).spans()
-    assert span.parent_span_id == b""
-    assert span.trace_id.hex() != TRACE
+def test_what_is_no_parent_is_none():
+    headers = [{"traceparent": header.encode("latin-1")} for header in NO_PARENTS]
+    spans = traced(*(("/embed", {"inputs": "one"}, one) for one in headers)).spans()
+    assert len(spans) == len(NO_PARENTS)
+    assert all(span.parent_span_id == b"" and span.trace_id.hex() != TRACE for span in spans)
 
 
 def test_failures_and_spans_within_spans():

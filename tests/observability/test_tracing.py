@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -111,24 +110,6 @@ def test_what_is_no_handler_is_made_one():
     assert as_handler(passes_on(plain)) is plain
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the log writes, as JSON."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    facts = logging.logThreads, logging.logProcesses, logging.logMultiprocessing
-    levels = {name: logging.getLogger(name).level for name in logs.NOISY}
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    logs.configure(json_output=True, level="info")
-    yield out
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = facts
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
-
-
 SENT = [
     ("/embed", {"inputs": "one"}, ["embed"]),
     ("/embed_all", {"inputs": "one"}, ["embed_all"]),
@@ -151,13 +132,15 @@ REFUSED = [
 ]
 
 
-def test_each_inference_is_logged_and_each_failure(lines):
+def test_each_inference_is_logged_and_each_failure(root: logging.Logger, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
+    logs.configure(json_output=True, level="info")
     with serving() as running:
         for path, body, _ in SENT:
             assert running.post(path, body).status_code == 200, path
         for path, body, _ in REFUSED:
             assert running.post(path, body).is_client_error, path
-    logging.getLogger().handlers[0].flush()
+    root.handlers[0].flush()
     entries = [json.loads(line) for line in lines.getvalue().splitlines() if '"spans"' in line]
     done = [entry for entry in entries if entry["message"] == "Success"]
     assert [[span["name"] for span in entry["spans"]] for entry in done] == [names for *_, names in SENT if names]
