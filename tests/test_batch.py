@@ -17,8 +17,6 @@ from hybridtei.batch import (
     PackedBatch,
     Positions,
     Ragged,
-    each,
-    gather_index,
     offsets_of,
     pack,
     pad,
@@ -58,14 +56,6 @@ def test_positions_of_the_roberta_line_equal_transformers(sequences: list[list[i
     count = RobertaEmbeddings.create_position_ids_from_input_ids
     expected = [place for sequence in sequences for place in count(torch.tensor([sequence]), PADDING)[0].tolist()]
     assert batch.position_ids.tolist() == expected
-
-
-@given(SEQUENCES)
-def test_positions_do_not_depend_on_neighbours(sequences: list[list[int]]) -> None:
-    positions = Positions(PADDING + 1, PADDING)
-    together = pack(encodings(sequences), HEADS, positions)
-    alone = [pack(encodings([sequence]), HEADS, positions).position_ids for sequence in sequences]
-    assert together.position_ids.tolist() == np.concatenate(alone).tolist()
 
 
 def test_every_token_has_its_texts_adapter() -> None:
@@ -160,14 +150,6 @@ def test_concat_joins_rows(one: list[list[float]], other: list[list[float]]) -> 
     assert lists(joined.take(range(len(one), len(one) + len(other)))) == other
 
 
-@given(ROWS)
-def test_taking_all_rows_is_identity(rows: list[list[float]]) -> None:
-    value = ragged(rows)
-    again = value.take(range(len(rows)))
-    assert np.array_equal(again.values, value.values)
-    assert np.array_equal(again.offsets, value.offsets)
-
-
 def test_rows_may_have_dimensions_of_their_own() -> None:
     rows = [np.arange(6.0).reshape(2, 3), np.zeros((0, 3)), np.ones((1, 3))]
     value = Ragged.from_rows(rows)
@@ -184,12 +166,6 @@ def test_a_row_is_a_view() -> None:
 def test_offsets_begin_with_zero_and_are_one_more() -> None:
     assert offsets_of([]).tolist() == [0]
     assert offsets_of([3, 0, 2]).tolist() == [0, 3, 3, 5]
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
-def test_gathering_every_row_reads_the_values_in_order(lengths: list[int]) -> None:
-    offsets = offsets_of(lengths)
-    assert gather_index(offsets, range(len(lengths))).tolist() == list(range(sum(lengths)))
 
 
 DENSE = frozenset({Head.DENSE})
@@ -219,9 +195,3 @@ def test_a_part_is_what_packing_its_sequences_gives(lengths: list[int], data: st
     end = data.draw(st.integers(first + 1, len(lengths)))
     whole = pack(counted(lengths), DENSE, Positions())
     assert same(part(whole, first, end), pack(counted(lengths)[first:end], DENSE, Positions()))
-
-
-def test_each_sequence_comes_once_and_in_order() -> None:
-    whole = pack(counted([3, 1, 5]), DENSE, Positions())
-    assert [len(one.input_ids) for one in each(whole)] == [3, 1, 5]
-    assert np.array_equal(np.concatenate([one.input_ids for one in each(whole)]), whole.input_ids)

@@ -123,7 +123,7 @@ def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_ty
     close(ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"), theirs(folder, PAIRS, truncation_side="left"))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "distilbert"])
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
 def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type)
     query, documents = TEXTS[0], [*dict.fromkeys(vocabulary.texts(60, seed=1))]  # without ties
@@ -152,18 +152,16 @@ def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: 
     close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["ort", "openvino"])
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
-def test_a_graph_of_the_trunk_serves_its_classifiers_too(tmp_path: Path, model_type: str, name: Any) -> None:
-    if find_spec(name.replace("ort", "onnxruntime")) is None:
-        pytest.skip(f"{name} is not installed")
+@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_openvino_serves_classifiers_too(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name))
-    assert encoder.backend_name == name
+    encoder = Encoder.load(str(folder), backend="openvino")
+    assert encoder.backend_name == "openvino"
     close(ours(encoder, [*TEXTS, *PAIRS]), theirs(folder, [*TEXTS, *PAIRS]), 5 * TOLERANCE)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("model_type", ["bert", "qwen3"])
 def test_half_precision_is_about_the_same(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3)
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16"))
@@ -304,16 +302,6 @@ def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, 
     folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
     with pytest.raises(WeightMismatch, match=words):
         Encoder.load(str(folder))
-
-
-def test_pickled_weights_are_read_without_running_anything(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    folder = tiny.write_classifier(tmp_path, "bert")
-    expected = theirs(folder, TEXTS)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    close(ours(Encoder.load(str(folder)), TEXTS), expected)
 
 
 def test_a_classifier_of_a_family_that_is_not_known_is_refused_by_name(reranker: Path, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from hybridtei.errors import (
     UnsupportedHead,
     UsageError,
 )
-from hybridtei.outputs import Embeddings
 from tests import tiny, tolerances, vocabulary
 from tests.checkpoint.upstream import upstream_folder
 from tests.sampled import crossed, sampled
@@ -78,13 +77,6 @@ def test_a_checkpoint_equals_sentence_transformers(tmp_path: Path, model_type: s
     if not LAYOUTS[name].get("normalize"):
         close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
     assert ours.max_input_length == (20 if name == "short" and layout == "old" else vocabulary.LONGEST)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "modernbert", "distilbert", "mpnet", "gemma3_text"])
-def test_other_families_equal_sentence_transformers_too(tmp_path: Path, model_type: str) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, model_type), pooling="mean")
-    theirs = SentenceTransformer(str(folder), device="cpu")
-    close(dense_of(Encoder.load(str(folder)), normalize=False), theirs.encode(TEXTS, batch_size=1))
 
 
 def test_a_checkpoint_that_sentence_transformers_saved_loads_the_same(tmp_path: Path, bert: Path) -> None:
@@ -243,29 +235,6 @@ def test_multivectors_are_unit_and_cut_with_the_dense_vector(m3: Path) -> None:
 # --- laws --------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(found: Embeddings, i: int) -> list[np.ndarray]:
-    assert found.dense is not None
-    assert found.sparse is not None
-    assert found.multivector is not None
-    assert found.tokens is not None
-    return [found.dense[i], found.sparse.take([i]).to_dense()[0], found.multivector.row(i), found.tokens.row(i)]
-
-
-@pytest.mark.parametrize("name", ["m3", "hybrid"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_text_keeps_its_vectors_in_any_company_and_order(request: pytest.FixtureRequest, name: str, seed: int) -> None:
-    texts = vocabulary.texts(64, seed=seed)
-    folder = str(request.getfixturevalue(name))
-    encoder, hasty = Encoder.load(folder), Encoder.load(folder, engine=EngineConfig(max_batch_tokens=vocabulary.LONGEST))
-    order = np.random.default_rng(seed).permutation(len(texts))
-    together, shuffled = encoder.encode(texts, EVERYTHING), hasty.encode([texts[i] for i in order], EVERYTHING)
-    for place, i in enumerate(order):
-        alone = rows_of(encoder.encode(texts[i], EVERYTHING), 0)
-        for found in (rows_of(together, int(i)), rows_of(shuffled, place)):
-            for one, other in zip(alone, found, strict=True):
-                close(one, other)
-
-
 def test_asking_for_more_changes_nothing(encoder: Encoder) -> None:
     everything = encoder.encode(TEXTS, EVERYTHING)
     for head in EVERYTHING:
@@ -413,12 +382,6 @@ def test_an_output_the_model_lacks_is_refused_even_for_no_texts(bert: Path, head
             encoder.encode(texts, ["dense", head])
 
 
-@pytest.mark.parametrize("dimensions", [0, -1, tiny.HIDDEN + 1])
-def test_dimensions_have_bounds(encoder: Encoder, dimensions: int) -> None:
-    with pytest.raises(InvalidInput, match="dimensions"):
-        encoder.encode(["baka"], dimensions=dimensions)
-
-
 def test_progress_is_shown_when_asked_for(encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     encoder.encode(TEXTS)
     assert capsys.readouterr().err == ""
@@ -453,16 +416,6 @@ def test_the_embedded_models_dense_vectors_are_the_upstream_ones(
     cosines = (dense_of(embedded, inputs) * expected).sum(1)
     assert len(cosines) == texts + titles
     assert cosines.min() > tolerances.COSINE
-
-
-def test_the_embedded_model_has_every_output(embedded: Encoder) -> None:
-    found = embedded.encode(["hybrid search finds words and meaning", "words"], EVERYTHING)
-    assert found.dense is not None
-    assert found.dense.shape == (2, 384)
-    assert found.sparse is not None
-    assert (np.diff(found.sparse.indptr) > 0).all()
-    assert found.multivector is not None
-    assert found.multivector.lengths.min() > 0
 
 
 def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import BackendError
 from hybridtei.langchain import HybridSparseEmbeddings
-from hybridtei.store.plan import schema_for
-from tests.engine import small
 from tests.search.small_search import TEXTS, encoder_of, run, spec_in
 from tests.server.live import serving
 
@@ -44,27 +40,6 @@ def test_the_store_searches_by_it(encoder):
     )
     assert scores[found[0][0].metadata["place"]] == pytest.approx(scores.max())
     client.close()
-
-
-@pytest.mark.parametrize(("splade", "modifier"), [(False, models.Modifier.IDF), (True, None)])
-def test_a_collection_that_langchain_makes_takes_the_modifier_that_the_checkpoint_wants(tmp_path, splade, modifier):
-    from langchain_qdrant import QdrantVectorStore, RetrievalMode
-
-    lexical = spec_in(tmp_path)
-    encoder = encoder_of(replace(small.splade(), folder=tmp_path) if splade else lexical)
-    params = {"modifier": schema_for(encoder.spec, "small").sparse["sparse"].modifier}
-    store = QdrantVectorStore.from_texts(
-        TEXTS,
-        location=":memory:",
-        collection_name="papers",
-        sparse_embedding=HybridSparseEmbeddings(encoder),
-        sparse_vector_params=params,
-        retrieval_mode=RetrievalMode.SPARSE,
-    )
-    (made,) = store.client.get_collection("papers").config.params.sparse_vectors.values()
-    assert made.modifier == modifier
-    assert store.similarity_search(TEXTS[0], k=1)
-    store.client.close()
 
 
 def alike(one, other):

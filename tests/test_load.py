@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.load import load_model
-from tests import published, tiny, tolerances, vocabulary
+from tests import published, tiny, vocabulary
 from tests.backends.torch.test_trunk import LONG
 from tests.checkpoint.test_modules import in_its_own_folder
 from tests.tiny import change
@@ -249,14 +248,6 @@ def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert: Path, copied
         backend_of(moved, backend="ort")
 
 
-@pytest.mark.parametrize("longest", [1, 3])
-def test_the_self_test_is_asked_of_onnxruntime_too(bert: Path, cache: Path, longest: int) -> None:
-    engine = EngineConfig(max_batch_tokens=longest)
-    model = load_model(ModelConfig(model_id=str(bert)), engine)
-    assert isinstance(model.backend, OnnxBackend)
-    assert "ort, float32, packed, attention padded" in "".join(model.summary())
-
-
 # --- the embedded model ------------------------------------------------------------------------------------------------
 
 WITHOUT_TORCH = """
@@ -275,29 +266,6 @@ def test_the_embedded_model_runs_without_importing_torch_or_scipy() -> None:
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-@pytest.mark.slow
-def test_the_embedded_model_gives_the_same_on_both_backends() -> None:
-    if not CRANFIELD.exists():
-        pytest.skip("shared/data is not here")
-    lines = CRANFIELD.read_text(encoding="utf-8").splitlines()[:50]
-    texts = [json.loads(line)["text"] for line in lines]
-    ours, theirs = (
-        Encoder.load(config=ModelConfig(backend=backend)).encode(texts, EVERYTHING)  # type: ignore[arg-type]
-        for backend in ("ort", "torch")
-    )
-    assert ours.dense is not None
-    assert theirs.dense is not None
-    np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.UNIT["float32"], rtol=0)
-    assert ours.sparse is not None
-    assert theirs.sparse is not None
-    np.testing.assert_array_equal(ours.sparse.indices, theirs.sparse.indices)
-    np.testing.assert_allclose(ours.sparse.values, theirs.sparse.values, atol=tolerances.WEIGHTS["float32"], rtol=0)
-    for name, tolerance in (("multivector", tolerances.UNIT["float32"]), ("tokens", tolerances.HIDDEN["float32"])):
-        one, other = getattr(ours, name), getattr(theirs, name)
-        np.testing.assert_array_equal(one.offsets, other.offsets)
-        np.testing.assert_allclose(one.values, other.values, atol=tolerance, rtol=0, err_msg=name)
 
 
 def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

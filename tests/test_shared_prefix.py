@@ -19,6 +19,7 @@ from hybridtei.checkpoint.spec import read_spec
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from tests import tiny, tolerances
+from tests.sampled import crossed
 
 TOKENS = frozenset({Head.TOKENS})
 PREFIX = 20
@@ -73,8 +74,7 @@ def test_a_prefix_is_computed_once(own: list[int]) -> None:
     assert len(feed["input_ids"]) == PREFIX + sum(own)
 
 
-@pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
-@pytest.mark.parametrize("family", [*CAUSAL])
+@pytest.mark.parametrize(("family", "name"), crossed([*CAUSAL], ["ort", "openvino", "torch"]))
 def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str) -> None:
     tiny.write_family(tmp_path, family, **CAUSAL[family])
     tiny.write_own_heads(tmp_path)

@@ -82,6 +82,7 @@ def ids(found: list[Block]) -> list[str]:
     return [f"{block.page}:{block.line}" for block in found]
 
 
+PARSERS = command_parsers()
 PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
 
 
@@ -173,8 +174,7 @@ def check(words: list[str], request: Any) -> None:
 
 def parses(words: list[str]) -> None:
     """A command of hybridtei, as its own parser reads it."""
-    parser = command_parsers()[words[0]]
-    given = vars(parser.parse_args(explicit_booleans(words[1:])))
+    given = vars(PARSERS[words[0]].parse_args(explicit_booleans(words[1:])))
     if isinstance(given.get("model_id"), list):
         given["model_id"] = given["model_id"][0]
     words_only = {name: str(value) if type(value) in (int, float) else value for name, value in given.items()}
@@ -251,7 +251,7 @@ def test_every_page_is_found_and_has_no_block_in_a_language_that_nobody_checks()
     found = blocks(*(match[1] for path in PAGES for match in FENCE.finditer(path.read_text(encoding="utf-8"))))
     assert {block.language for block in found} <= known
     assert {block.page for block in found} >= {"README.md", "notebooks/clients.md", "notebooks/tuning.md"}
-    assert len(COMMANDS) == len(command_parsers())
+    assert len(COMMANDS) == len(PARSERS)
 
 
 @pytest.mark.parametrize("text", ["hybridtei serve --no-such-flag", "hybridtei serve --port many", "docker run x --nothing y"])

@@ -52,7 +52,7 @@ def sentences(count: int) -> list[str]:
     return made
 
 
-SENTENCES = sentences(200)
+SENTENCES = sentences(70)
 
 
 def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
@@ -72,8 +72,8 @@ def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("model_type", "count"),
     sampled(
-        [*((family, 40) for family in FAMILIES), *((family, 200) for family in KINDS)],
-        [("bert", 40), ("qwen3", 40), ("albert", 40)],
+        [*((family, 20) for family in FAMILIES), *((family, 70) for family in KINDS)],
+        [("bert", 20), ("qwen3", 20), ("albert", 20)],
     ),
 )
 def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count: int) -> None:
@@ -111,7 +111,7 @@ def test_no_texts_have_no_spans(encoder: Encoder) -> None:
 
 def test_a_text_keeps_its_spans_in_any_company(encoder: Encoder) -> None:
     together = encoder.tag(SENTENCES, aggregation_strategy="average")
-    for i in (0, 7, 199):
+    for i in (0, 7, 69):
         (alone,) = encoder.tag([SENTENCES[i]], aggregation_strategy="average")
         assert [(one.start, one.end, one.label) for one in alone] == [(one.start, one.end, one.label) for one in together[i]]
 
