@@ -117,7 +117,6 @@ class Admission:
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
         self._reserve = permits // RESERVE
-        self.freed: Callable[[int], object] | None = None  # called with how many permits were given back
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
@@ -164,8 +163,6 @@ class Admission:
         self.free += permits
         if self._waiting:
             self._serve()
-        if self.freed is not None:
-            self.freed(permits)
 
     @asynccontextmanager
     async def held(self, inputs: int) -> AsyncIterator[None]:

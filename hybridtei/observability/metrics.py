@@ -20,7 +20,6 @@ HELP = {
     "hybridtei_cache_bytes": "Bytes of results in the embedding cache.",
     "hybridtei_cache_hits_total": "Inputs answered from the embedding cache.",
     "hybridtei_cache_misses_total": "Inputs that the embedding cache did not hold.",
-    "hybridtei_departed_connections_total": "Connections that the client closed before an answer.",
     "hybridtei_departed_requests_total": "Requests whose client left before the answer.",
     "hybridtei_dropped_requests_total": "Requests whose caller left while they waited for a forward pass.",
     "hybridtei_forward_passes_total": "Forward passes of a backend.",

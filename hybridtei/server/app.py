@@ -51,12 +51,11 @@ from hybridtei.server.api import (
 from hybridtei.server.context import Context, Reply, RequestMetrics
 from hybridtei.server.dispatch import FAILED, HttpMiddleware, Work, asgi_handler, form_of, reply_of
 from hybridtei.server.http.body import BodyError, Keyless, first_fields
-from hybridtei.server.http.connection import ClientDisconnected, Refusals, Unsent
-from hybridtei.server.http.overload import REFUSED, RETRY_AFTER, Overload
-from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of, check_key
+from hybridtei.server.http.connection import REFUSED, ClientDisconnected, Refusals, Unsent
+from hybridtei.server.http.security import Authenticator, Keyring, certificate_of, check_key
 from hybridtei.server.http.writers import encode
 from hybridtei.server.openapi import document
-from hybridtei.server.registry import Capacity, Models, StoreBounds
+from hybridtei.server.registry import Models, StoreBounds
 from hybridtei.server.routing import ALIASES, ErrorResponse, Route, asks_to_wait, help_link
 from hybridtei.server.store_health import StoreHealth
 from hybridtei.server.vectors import ranges_in
@@ -129,9 +128,6 @@ def create_fleet_app(
     routes = list(ROUTES)
     if server.only_tei_routes:
         routes = [rerank.TEI_ALONE if route is rerank.TEI else route for route in ROUTES if route.is_tei]
-    store_bounds = StoreBounds.of(models)
-    capacity = Capacity(routes, models, store_bounds if schemas else None, only_tei_routes=server.only_tei_routes)
-    origins = Origins(server.cors_allow_origin)
     app = Litestar(
         [litestar_route(route, server) for route in routes],
         exception_handlers=dict(HANDLERS),
@@ -155,9 +151,7 @@ def create_fleet_app(
                     "unsent": unsent,
                     "keyless": Keyless(),
                     "openapi": cache(lambda: orjson.dumps(document(routes))),
-                    "store_bounds": store_bounds,
-                    "capacity": capacity,
-                    "overload": Overload(capacity.of_path, capacity.admissions, authenticator, refusals, origins),
+                    "store_bounds": StoreBounds.of(models),
                 },
             }
         ),
@@ -295,8 +289,7 @@ def error_handler(
         if isinstance(error, NoKey):
             headers["www-authenticate"] = "Bearer"
         if asks_to_wait and isinstance(error, Overloaded):
-            name, seconds = RETRY_AFTER
-            headers[name.decode()] = seconds.decode()
+            headers["retry-after"] = "1"  # seconds, the least that the header can say
         return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
 
     return handle

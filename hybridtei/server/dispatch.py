@@ -17,7 +17,7 @@ import msgspec
 
 from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
-from hybridtei.errors import KeyNeeded, NoStore, Overloaded
+from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import first_fields, read_plain
@@ -25,7 +25,7 @@ from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisc
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import Origins, check_key, check_origin, is_keyless
 from hybridtei.server.http.writers import FORM, Form, encode, negotiate, piecewise
-from hybridtei.server.registry import Models, StoreContext
+from hybridtei.server.registry import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ALIASES, PAGE, Route, split_alias
 
 FAILED = "hybridtei.failed"  # in a scope: what a handler raised outside of the framework
@@ -117,19 +117,13 @@ async def _read(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
         raise NoStore
     if route.role != "manage":
         state.unsent.check()
-    refusal = state.capacity.of_route(route.path, scope.get(ALIAS))
-    if refusal is not None and refusal.applies():
-        refusal.count()
-        raise Overloaded
+    check_capacity(route, scope.get(ALIAS), state.models, state.store_bounds)
     return await _read_connected(route, scope, receive, state)
 
 
 async def _read_connected(route: Route, scope: Any, receive: Any, state: Any) -> bytes:
     """`read_plain`, unless the client disconnected by then, which is counted. Raises BodyError, ClientDisconnected."""
-    disconnect = disconnect_of(scope)
     try:
-        if disconnect is not None and disconnect.is_known():
-            raise ClientDisconnected
         return await read_plain(scope, receive, limit=state.server.payload_limit, type_required=route.needs_content_type)
     except ClientDisconnected:
         state.models.default.metrics.disconnected()

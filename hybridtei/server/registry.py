@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
-
-import msgspec
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
@@ -25,8 +23,7 @@ from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, Overloaded, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
-from hybridtei.server.http.overload import RETRY_AFTER, Refusal
-from hybridtei.server.routing import ALIASES, Route, asks_to_wait, help_link, split_alias
+from hybridtei.server.routing import Route
 
 if TYPE_CHECKING:
     from hybridtei.store.base import CollectionSchema
@@ -249,68 +246,23 @@ class StoreBounds:
             return await asyncio.to_thread(work)
 
 
-class Capacity:
-    """What each path says while no permit is free for any model that it can reach."""
-
-    def __init__(self, routes: Sequence[Route], models: Models, store: StoreBounds | None, *, only_tei_routes: bool) -> None:
-        """`store`: None where the routes of a store refuse everything."""
-        self._models = models
-        self._store = None if store is None else store.admission
-        self._below_aliases = not only_tei_routes
-        # Where all is of one model: asked for with every request.
-        self._only = None if models.only is None or store is not None else (models.only.service.admission,)
-        refused = (route for route in routes if route.method == "POST" and route.takes_permits)
-        self._refusals = {
-            route.path: self._refusal(route, only_tei_routes=only_tei_routes)
-            for route in refused
-            if route.target != "store" or store is not None
-        }
-
-    def of_path(self, path: str) -> Refusal | None:
-        """That of a POST to a path as clients send it; None where no permit is needed."""
-        alias, path = split_alias(path) if self._below_aliases else (None, path)
-        return self.of_route(ALIASES.get(("POST", path), path), alias)
-
-    def of_route(self, path: str, alias: str | None) -> Refusal | None:
-        """That of a route's path, for the model that is named before it, if one is."""
-        refusal = self._refusals.get(path)
-        if alias is None or refusal is None or refusal.admissions == self._of_store:
-            return refusal
-        entry = self._models.entries.get(alias)
-        if entry is None or entry.context is None or entry.state != "ready":
-            return None
-        context = entry.context
-        return replace(refusal, admissions=lambda: (context.service.admission,), count=context.metrics.refused)
-
-    def admissions(self) -> Sequence[Admission]:
-        """Of everything that needs permits."""
-        return self._only or (*self._of_models(), *self._of_store())
-
-    def _refusal(self, route: Route, *, only_tei_routes: bool) -> Refusal:
-        error = Overloaded()
-        _, answer = route.error.of(error)
-        body = msgspec.json.encode(answer)
-        name, link = help_link(error)
-        headers = (
-            *([RETRY_AFTER] if asks_to_wait(route, only_tei_routes=only_tei_routes) else []),
-            *([] if route.is_tei else [(name.encode(), link.encode())]),
-        )
-        if route.target == "store":
-            return Refusal(body, headers, route.role, self._of_store, _ignore)
-        return Refusal(body, headers, route.role, self._of_models, self._count)
-
-    def _count(self) -> None:
-        (self._models.only or self._models.default).metrics.refused()
-
-    def _of_models(self) -> Sequence[Admission]:
-        return self._only or [context.service.admission for context in self._models.ready]
-
-    def _of_store(self) -> Sequence[Admission]:
-        return () if self._store is None else (self._store,)
-
-
-def _ignore() -> None:
-    """Count nothing."""
+def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
+    """Raises Overloaded while no permit is free for any model that a request can reach; its body need not be read for that.
+    `alias`: the model that the path names, if any."""
+    if not route.takes_permits:
+        return
+    if route.target == "store":
+        if store.admission.free <= 0:
+            raise Overloaded
+        return
+    if alias is not None:
+        entry = models.entries.get(alias)
+        contexts = [entry.context] if entry is not None and entry.context is not None and entry.state == "ready" else []
+    else:
+        contexts = models.ready if models.only is None else [models.only]
+    if contexts and all(context.service.admission.free <= 0 for context in contexts):
+        contexts[0].metrics.refused()
+        raise Overloaded
 
 
 @dataclass(frozen=True, slots=True)

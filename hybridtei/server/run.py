@@ -26,7 +26,6 @@ from litestar import Litestar
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ConnectionLimits, Refusals, Unsent, allow_files, bound
-from hybridtei.server.http.overload import Overload, OverloadProtocol
 from hybridtei.server.http.protocol import BoundedHttpProtocol
 from hybridtei.server.http.security import Begun, Certificate, Handshake, certificate_of
 from hybridtei.system import memory
@@ -127,20 +126,17 @@ def settings_of(
     refusals: Refusals | None = None,
     unsent: Unsent | None = None,
     certificate: Certificate | None = None,
-    *,
-    overload: Overload | None = None,
 ) -> uvicorn.Config:
     """uvicorn's settings for an application. Raises LoadError for an invalid certificate. `refusals`: counts refused
     connections; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
-    if it was read already; `overload`: refuses what the application would refuse at capacity."""
+    if it was read already."""
     limits = ConnectionLimits.of(config, refusals, unsent)
-    protocol = BoundedHttpProtocol if overload is None else partial(OverloadProtocol, overload=overload)
     settings = uvicorn.Config(
         app,
         host=config.hostname,
         port=config.port,
         loop="uvloop",
-        http=partial(protocol, limits=limits),  # type: ignore[arg-type]
+        http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -185,7 +181,7 @@ def run_server(app: Any, config: ServerConfig) -> None:
     allow_files(config.max_connections)
     state = app.state
     models = state.models
-    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate, overload=state.overload)
+    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
     shared = [bound(config.hostname, config.port, shared=True)] if config.reuse_port else None
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry

@@ -98,6 +98,28 @@ def test_requests_pass_and_what_is_the_operators_does_not(tmp_path: Path) -> Non
         assert server.get("/metrics").status_code == 200
 
 
+def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path: Path) -> None:
+    body = b'{"inputs":"one two"}'
+    head = (
+        b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n"
+    )
+    with serving() as server, nginx(tmp_path, server.port) as client:
+        end = time.monotonic() + HANG
+        while not reachable(client):
+            assert time.monotonic() < end, (tmp_path / "error.log").read_text()
+        trust = ssl.create_default_context(cafile=str(tmp_path / "certificate"))
+        trust.check_hostname = False
+        with (
+            socket.create_connection(("127.0.0.1", client.base_url.port), timeout=HANG) as plain,
+            trust.wrap_socket(plain) as slow,
+        ):
+            slow.sendall(head + body[:10])
+            assert client.get("/health").status_code == 200
+            assert not [one for one in server.connections if one._in_body]
+            slow.sendall(body[10:])
+            assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
 def reachable(client: httpx.Client) -> bool:
     try:
         return client.get("/health").status_code == 200

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from hybridtei.server.http.overload import OverloadProtocol
+from hybridtei.server.http.protocol import BoundedHttpProtocol
 
 
 class SteppedClock:
@@ -67,7 +67,7 @@ class SteppedClock:
         settings.http = protocol  # type: ignore[assignment]
 
 
-class ClockedProtocol(OverloadProtocol):
+class ClockedProtocol(BoundedHttpProtocol):
     """Tells what a test has to know before it moves the clock on: how much of what it sent was read."""
 
     bytes_read = 0

@@ -158,7 +158,6 @@ def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
     assert "Ready" not in caplog.messages
 
 
-@pytest.mark.xfail(strict=True, reason="part 4: a stalled client holds the server for the whole drain")
 def test_two_stalled_clients_do_not_take_the_whole_drain():
     with process([*FAKE, "0", "2"]) as running, ExitStack() as stack:
         url = running.wait_ready()

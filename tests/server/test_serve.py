@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import socket
 import threading
 import time
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from hybridtei.batch import PackedBatch
 from hybridtei.server.dispatch import while_connected
-from hybridtei.server.http.connection import CROWD, DISCONNECT, ClientDisconnected, Disconnect
+from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 
@@ -151,40 +150,6 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
         first.join(HANG)
         until(lambda: running.service.metrics.queued.value() == 0)
         assert running.backend.forwards == 1
-        running.is_well()
-
-
-def leave_at_once(running: Running, clients: int) -> None:
-    """So many send a request and close, while the event loop stands still: it hears of both at once."""
-    go = threading.Event()
-    running.service.engine._loop.call_soon_threadsafe(go.wait, HANG)
-    for i in range(clients):
-        body = json.dumps({"inputs": f"two {i}"}).encode()
-        with socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client:
-            client.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
-            client.sendall(b"content-length: %d\r\n\r\n%b" % (len(body), body))
-    go.set()
-
-
-def test_in_a_crowd_nothing_is_begun_for_who_left_already():
-    hold = Hold()
-    stayed: list[httpx.Response] = []
-
-    def departed() -> float:
-        told = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line)
-        return sum(float(told.get(f"hybridtei_departed_{what}_total", 0)) for what in ("requests", "connections"))
-
-    with serving(gate=hold) as running:
-        requests: list[Request] = [("/embed", {"inputs": f"one {i}"}) for i in range(CROWD + 8)]
-        crowd = threading.Thread(target=lambda: stayed.extend(asyncio.run(all_at_once(running, requests))))
-        crowd.start()
-        until(lambda: running.service.config.max_concurrent_requests - running.service.admission.free == len(requests))
-        leave_at_once(running, 100)
-        until(lambda: departed() == 100)
-        assert running.service.metrics.dropped.value() == 0
-        hold.let_go()
-        crowd.join(HANG)
-        assert [response.status_code for response in stayed] == [200] * len(requests)
         running.is_well()
 
 

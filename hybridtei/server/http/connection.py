@@ -20,60 +20,29 @@ from asyncio import Transport
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
-from typing import Any
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import AnswersUnsent
 from hybridtei.observability.metrics import Registry
 
-# In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; and a Disconnect.
+# In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; a Disconnect; no
+# permit was free.
 BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
-CONTINUE = b"HTTP/1.1 100 "
-CROWD = 8  # requests at work; beyond, a client may have disconnected before its turn
-LOOK_SECONDS = 0.01  # until it is worth another system call
-TCP_INFO = getattr(socket, "TCP_INFO", None)  # of which the first byte is the connection's state, on Linux
-CLOSED_STATES = (b"\x07", b"\x08")  # reset by the other side, or it has sent all that it ever will: CLOSE, CLOSE_WAIT
+REFUSED = "hybridtei.refused"
 
 
 class ClientDisconnected(Exception):
     """The client disconnected, and needs no answer."""
 
 
-def is_disconnected(transport: Transport) -> bool:
-    """Whether a client closed its side already, with its end still to be read. False where the system does not say.
-
-    Of a thousand clients that send a request and disconnect, the event loop hears of each request before it hears of its end,
-    so the next client would wait until work on all of them began. The system call takes some microseconds.
-    """
-    if TCP_INFO is None:
-        return False
-    try:
-        return transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, 1) in CLOSED_STATES
-    except (OSError, AttributeError):
-        return False
-
-
 class Disconnect:
-    """Whether a request's client went away before its answer. `on_disconnect` is called when it does. `crowd`: how many
-    requests were at work when this one came, at `transport`."""
+    """Whether a request's client disconnected before its answer. `on_disconnect` is called when it does."""
 
-    __slots__ = ("_looked", "_transport", "crowd", "happened", "on_disconnect")
+    __slots__ = ("happened", "on_disconnect")
 
-    def __init__(self, crowd: int = 0, transport: Transport | None = None) -> None:
-        self.crowd = crowd
-        self._transport = transport
-        self._looked = monotonic()  # by the protocol, when it came
+    def __init__(self) -> None:
         self.happened = False
         self.on_disconnect: Callable[[], object] | None = None
-
-    def is_known(self) -> bool:
-        """Whether it has happened, even if the event loop has not heard of it; asked only in a crowd, where it pays."""
-        if self.crowd <= CROWD:
-            return False
-        if self.happened or self._transport is None or monotonic() - self._looked < LOOK_SECONDS:
-            return self.happened
-        return is_disconnected(self._transport)
 
     def notify(self) -> None:
         """Set `happened`, and call `on_disconnect`."""
@@ -82,40 +51,37 @@ class Disconnect:
             self.on_disconnect()
 
 
-class GatheredTransport:
-    """A transport for one answer, whose head waits for its body: one packet and one system call, where upstream takes two.
+class Answering:
+    """A connection's transport as answers use it: a head waits for its body, one packet and one system call in place of two."""
 
-    Waking a client costs as much as all the Python of a short request, and it can do nothing with a head alone.
-    """
-
-    def __init__(self, transport: Any, linger: Callable[[], bool]) -> None:
-        """`linger`: whether something else than `close` is to close the transport."""
-        self._transport = transport
-        self._linger = linger
-        self._parts: list[bytes | memoryview] = []
+    def __init__(self, transport: Transport, close: Callable[[], object]) -> None:
+        """`close`: called in place of the transport's own."""
         self.is_closing = transport.is_closing
+        self._transport = transport
+        self._close = close
+        self._head: bytes | memoryview = b""
 
     def write(self, data: bytes | memoryview) -> None:
-        if isinstance(data, memoryview):  # a slice of a large body, as `dispatch` sends it
-            self._parts.append(data)
-            self.flush()
-        elif data.startswith(CONTINUE):  # no part of the answer: the client waits for it before it sends its body
-            self._transport.write(data)
+        if self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
+            self._head = data
         else:
-            self._parts.append(data)
+            self._transport.write(data)
 
     def flush(self) -> None:
-        if self._parts:
-            self._transport.writelines(self._parts)
-            self._parts.clear()
+        """Write a head that has no body."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
 
     def close(self) -> None:
         self.flush()
-        if not self._linger():
-            self._transport.close()
+        self._close()
 
 
-BODY_BYTES_PER_SECOND = 1000  # and as many of an answer
+BODY_BYTES_PER_SECOND = 1000
 UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
 FILES_BESIDE = 256  # that a process opens besides its connections
 
@@ -123,39 +89,29 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """`hybridtei_refusals_total{limit="payload_limit"}` and its like, and `hybridtei_departed_connections_total`."""
+    """`hybridtei_refusals_total{limit="payload_limit"}` and its like."""
 
     def __init__(self, registry: Registry) -> None:
         self._counter = registry.counter("hybridtei_refusals_total")
-        self._disconnected = registry.counter("hybridtei_departed_connections_total")
 
     def count(self, limit: str | None) -> None:
         """A bound was reached; None: it was refused for something else."""
         if limit is not None:
             self._counter.add(limit=limit)
 
-    def counter_of(self, limit: str) -> Callable[[], None]:
-        """What counts one more refusal at this bound."""
-        return self._counter.of(limit=limit)
-
-    def disconnected(self) -> None:
-        """Among many requests, a client closed its connection before its request was read."""
-        self._disconnected.add()
-
     def counted(self, limit: str) -> int:
         """How often a limit was reached."""
         return int(self._counter.value(limit=limit))
 
 
-def _ignore(limit: str = "") -> None:
+def _ignore(limit: str) -> None:
     """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is called with the name of each bound
-    that is reached, `disconnected` for each connection that was closed before its request was read. `unsent` counts the
-    bytes that clients do not read."""
+    that is reached. `unsent` counts the bytes that clients do not read."""
 
     connections: int
     head_bytes: int
@@ -164,11 +120,9 @@ class ConnectionLimits:
     unread_seconds: float
     unsent: Unsent
     refused: Callable[[str], object] = _ignore
-    disconnected: Callable[[], object] = _ignore
 
     @classmethod
     def of(cls, server: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None) -> ConnectionLimits:
-        counts = (_ignore, _ignore) if refusals is None else (refusals.count, refusals.disconnected)
         return cls(
             server.max_connections,
             server.header_limit,
@@ -176,16 +130,13 @@ class ConnectionLimits:
             server.body_timeout,
             UNREAD_SECONDS,
             unsent or Unsent(server.max_unsent_bytes),
-            *counts,
+            _ignore if refusals is None else refusals.count,
         )
 
-    def body_deadline(self, began: float, heard: float, size: int) -> float:
+    @staticmethod
+    def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
         """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
-        return min(heard, began + size / BODY_BYTES_PER_SECOND) + self.body_seconds
-
-    def unread_deadline(self, began: float, read: float, size: int) -> float:
-        """By when more of an answer has to be read, of which `size` bytes were, the last of them when it was `read`."""
-        return min(read, began + size / BODY_BYTES_PER_SECOND) + self.unread_seconds
+        return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
 
 
 def allow_files(connections: int) -> None:

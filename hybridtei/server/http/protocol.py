@@ -2,7 +2,9 @@
 
 A head beyond the bounds, too slow or malformed is answered here, and costs no more than the bytes read until then. The parser
 collects an unfinished header or chunk extension without any event and without a bound, so bytes that are read without an event
-are counted too.
+are counted too. After a request that was refused for lack of permits a connection is not read for `PAUSE_SECONDS`: clients that
+ask again at once would fill the event loop with refusals. Clients that are slow within these bounds, and fairness among those
+that are refused, are the work of a proxy: `deploy/nginx`.
 
 A client that shuts down its sending side counts as disconnected, as in hyper: the same FIN ends a connection, and a client
 that disconnected would be noticed only once its answer is written.
@@ -10,34 +12,32 @@ that disconnected would be noticed only once its answer is written.
 
 from __future__ import annotations
 
-import re
 from asyncio import TimerHandle, Transport
 from collections import deque
-from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import (
     BROKEN_BODY,
-    CROWD,
     DISCONNECT,
+    REFUSED,
     SLOW_BODY,
+    Answering,
     ConnectionLimits,
     Disconnect,
-    GatheredTransport,
-    is_disconnected,
 )
 
 HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
-LINGER_SECONDS = 1.0  # how long a refused client may go on sending; a close in its face would destroy the answer
-UNSENT_CHECKS = 4  # at a client that reads nothing, until it is cut off
+PAUSE_SECONDS = 0.5  # after a request without a permit; a client that waits as long as `Retry-After` says never notices
+LINGER_SECONDS = 1.0  # reading goes on so long after a refusal: closing at once sends RST, and the client loses the answer
+STOP_SECONDS = 1.0  # that a body may stand still while the server stops
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
 AT_CAPACITY = b"too many connections (max-connections)"
@@ -48,35 +48,6 @@ class _Refused(Exception):
     """Raised in a callback, to stop the parser."""
 
 
-OTHER_NAME = re.compile(b"[^a-z0-9-]")  # of a header as this package and the framework write it
-
-
-class _Cycle(RequestResponseCycle):
-    """A request and its answer. Looks for bytes that no header may have once, in all of them; upstream looks twice at each."""
-
-    def send(self, message: Any) -> Coroutine[Any, Any, None]:
-        """See ASGI."""
-        if message["type"] == "http.response.start" and not (self.response_started or self.disconnected or self.access_log):
-            fields = [*self.default_headers, *message.get("headers", ())]
-            names, values = [name for name, _ in fields], [value for _, value in fields]
-            length = dict(fields).get(b"content-length", b"")
-            is_plain = length and b"connection" not in names and b"transfer-encoding" not in names
-            if is_plain and not (OTHER_NAME.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values))):
-                return self._send_head(message["status"], fields, int(length))
-        return super().send(message)
-
-    async def _send_head(self, status: int, fields: list[tuple[bytes, bytes]], length: int) -> None:
-        if self.flow.write_paused:
-            await self.flow.drain()
-            if self.disconnected:
-                return
-        self.response_started, self.waiting_for_100_continue = True, False
-        self.chunked_encoding, self.expected_content_length = False, length
-        if not self.keep_alive:
-            fields.append((b"connection", b"close"))
-        self.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], b"".join([b"%b: %b\r\n" % field for field in fields])))
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
@@ -84,6 +55,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, *args, **kwargs)
         self._limits = limits or ConnectionLimits.of(ServerConfig())
         self._open: deque[RequestResponseCycle] = deque()  # requests not yet answered, the oldest first
+        self._answering: Any = None  # the transport, as answers use it
         self._in_body = False
         self._fields = 0
         self._field_bytes = 0
@@ -92,19 +64,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._status = HTTPStatus.BAD_REQUEST
         self._final_answer: bytes | None = None  # once set, nothing more is parsed
         self._head_since: float | None = None  # when the head that has yet to come was first waited for
+        self._head_begun = False  # a head, of which the end has yet to come
         self._body_since = self._body_last = 0.0
         self._body_bytes = 0
-        self._head_begun = False  # a head, of which the end has yet to come
+        self._is_stopping = False
         self._watch: TimerHandle | None = None
-        self._unread = 0
-        self._unsent = self._unsent_first = 0  # bytes that the system has not taken: now, and when it took no more
-        self._unsent_since = self._unsent_less = 0.0
+        self._pause: TimerHandle | None = None
+        self._unsent = 0  # bytes that the system has not taken
         self._unsent_watch: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The system is offered all at once, and reports what it does not take. A bound of 0 would never be left under TLS.
-        transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
+        transport.set_write_buffer_limits(high=1)  # the system is offered all at once, and reports what it does not take
+        self._answering = Answering(transport, self._close)
         if len(self.connections) <= self._limits.connections:
             self._head_since = self.loop.time()
             self._watch_deadline()
@@ -118,12 +90,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._final_answer is not None:
-            return
-        if len(self.tasks) > CROWD and is_disconnected(self.transport):
-            self._limits.disconnected()
-            self._final_answer = b""
-            self.transport.close()  # not at once: an earlier answer may still be on its way
-            self._cut_off_unread()
             return
         self._unset_keepalive_if_required()
         if self._head_since is None and not self._in_body:
@@ -142,12 +108,104 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._in_body or self._head_since is not None:  # most requests come whole: no timer
             self._watch_deadline()
 
+    def _feed(self, data: bytes) -> None:
+        """Offers to upgrade (the JDK's client makes one with every request) are declined by reading the head without them.
+
+        The parser would take them, and the body for words of another protocol.
+        """
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = memoryview(rest)[offer.args[0] :]
+                version = self.parser.get_http_version().encode()
+                fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+                head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, fields)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
+            else:
+                return
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {DISCONNECT: Disconnect()}  # type: ignore[dict-item]
+        self._fields = self._field_bytes = 0
+        self._head_since, self._head_begun = self.loop.time(), True
+
+    def on_url(self, url: bytes) -> None:
+        self._has_event = True
+        super().on_url(url)
+        self._field_bytes += len(url)
+        if len(self.url) > min(URL_LIMIT_BYTES, self._limits.head_bytes):
+            self._limits.refused("header_limit")
+            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._has_event = True
+        self._fields += 1
+        self._field_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
+        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._limits.head_bytes:
+            self._limits.refused("header_limit")
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if not self._in_body:  # trailers are no headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._has_event = True
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
+                self._refuse(HTTPStatus.BAD_REQUEST)
+            return
+        if self.parser.get_http_version() not in VERSIONS:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        super().on_headers_complete()
+        self._in_body = True
+        self._head_since, self._head_begun = None, False
+        self._body_since = self._body_last = self.loop.time()
+        self._body_bytes = 0
+        self._fields = self._field_bytes = 0  # trailers may come
+        self.cycle.transport = self._answering
+        self._open.append(self.cycle)
+        if 0 < len(self.pipeline) < PIPELINE_LIMIT:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_event = True
+        self._body_last = self.loop.time()
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_event = True
+        if self.parser.should_upgrade():
+            return
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._answering.flush()
+        is_refused = bool(self._open) and REFUSED in self._open.popleft().scope["extensions"]
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_unsent()
+        elif self._final_answer is None:
+            if is_refused:
+                self.flow.pause_reading()
+                self._pause = self._pause or self.loop.call_later(PAUSE_SECONDS, self._read_again)
+        elif not self._open:
+            self._hang_up(self._final_answer)
+
+    def _read_again(self) -> None:
+        self._pause = None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
     def _deadline(self) -> float | None:
-        """By when more has to come, as the loop counts; None: the client owes nothing now."""
+        """By when more has to come, as the loop counts. None if no timeout applies."""
         if self._in_body:
-            if not self._limits.body_seconds:
-                return None
-            return self._limits.body_deadline(self._body_since, self._body_last, self._body_bytes)
+            seconds = STOP_SECONDS if self._is_stopping else self._limits.body_seconds
+            return self._limits.body_deadline(self._body_since, self._body_last, self._body_bytes, seconds) if seconds else None
         if self._head_since is None or not self._limits.head_seconds:
             return None
         return self._head_since + self._limits.head_seconds
@@ -186,112 +244,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._status = HTTPStatus.REQUEST_TIMEOUT
             self._stop_parsing()
 
-    def _feed(self, data: bytes) -> None:
-        """Offers to upgrade (the JDK's client makes one with every request) are declined by reading the head without them.
-
-        The parser would take them, and the body for words of another protocol.
-        """
-        rest: bytes | memoryview = data
-        while True:
-            try:
-                self.parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as offer:
-                rest = memoryview(rest)[offer.args[0] :]
-                version = self.parser.get_http_version().encode()
-                fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
-                head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, fields)
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.feed_data(head)
-            else:
-                return
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {DISCONNECT: Disconnect(len(self.tasks), self.transport)}  # type: ignore[dict-item]
-        self._fields = self._field_bytes = 0
-        self._head_since, self._head_begun = self.loop.time(), True
-
-    def on_url(self, url: bytes) -> None:
-        self._has_event = True
-        super().on_url(url)
-        self._field_bytes += len(url)
-        if len(self.url) > min(URL_LIMIT_BYTES, self._limits.head_bytes):
-            self._limits.refused("header_limit")
-            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._has_event = True
-        self._fields += 1
-        self._field_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
-        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._limits.head_bytes:
-            self._limits.refused("header_limit")
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        if not self._in_body:  # trailers are no headers
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._has_event = True
-        if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
-                self._refuse(HTTPStatus.BAD_REQUEST)
-            return
-        if self.parser.get_http_version() not in VERSIONS:
-            self._refuse(HTTPStatus.BAD_REQUEST)
-        super().on_headers_complete()
-        self._in_body = True
-        self._head_since, self._head_begun = None, False
-        self._body_since = self._body_last = self.loop.time()
-        self._body_bytes = 0
-        self._fields = self._field_bytes = 0  # trailers may come
-        self.cycle.__class__ = _Cycle  # upstream makes it, and its task has not begun
-        self.cycle.transport = GatheredTransport(self.transport, self._linger)  # type: ignore[assignment]
-        self._open.append(self.cycle)
-        if 0 < len(self.pipeline) < PIPELINE_LIMIT:
-            self.flow.resume_reading()
-
-    def on_body(self, body: bytes) -> None:
-        self._has_event = True
-        self._body_last = self.loop.time()
-        self._body_bytes += len(body)
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._has_event = True
-        if self.parser.should_upgrade():
-            return
-        self._in_body = False
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        if self._open:
-            self._open.popleft().transport.flush()  # type: ignore[attr-defined]
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._cut_off_unread()
-        elif self._final_answer is not None and not self._open:
-            self._hang_up(self._final_answer)
-
-    def _linger(self) -> bool:
-        """Whether a body is still coming: it is read and dropped then, since to close in its face would destroy the answer."""
-        if not self._in_body or self._final_answer is not None:
-            return False
-        self._final_answer = b""
-        return True
+    def shutdown(self) -> None:
+        """The server stops: upstream closes what is idle, and a body that stands still is not waited for."""
+        super().shutdown()
+        self._is_stopping = True
+        self._watch_deadline()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closing waits until the client has read what was written; one that reads nothing more is cut off."""
-        if self.transport.is_closing() and self.transport.get_write_buffer_size() == self._unread:
-            self.transport.abort()
-            return
         super().timeout_keep_alive_handler()
-        self._cut_off_unread()
+        self._watch_unsent()
 
     def pause_writing(self) -> None:
         """The system takes no more bytes until the client reads."""
         super().pause_writing()
-        self._count_unsent()
-        self._unsent_first = self._unsent
-        self._unsent_since = self._unsent_less = self.loop.time()
         self._watch_unsent()
 
     def resume_writing(self) -> None:
@@ -299,10 +264,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._forget_unsent()
 
-    def _count_unsent(self) -> None:
+    def _watch_unsent(self) -> None:
+        """Count the bytes that the client has not read, and cut it off if these do not become fewer."""
         size = self.transport.get_write_buffer_size()
         self._limits.unsent.add(size - self._unsent)
         self._unsent = size
+        if size and self._unsent_watch is None:
+            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds, self._check_unsent, size)
+
+    def _check_unsent(self, before: int) -> None:
+        self._unsent_watch = None
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unsent()
+        else:
+            self._limits.refused("unread_seconds")
+            self.transport.abort()
 
     def _forget_unsent(self) -> None:
         self._limits.unsent.add(-self._unsent)
@@ -311,32 +287,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unsent_watch.cancel()
             self._unsent_watch = None
 
-    def _watch_unsent(self) -> None:
-        if self._unsent_watch is None:
-            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds / UNSENT_CHECKS, self._check_unsent)
-
-    def _check_unsent(self) -> None:
-        self._unsent_watch = None
-        before, now = self._unsent, self.loop.time()
-        self._count_unsent()
-        if self._unsent < before:
-            self._unsent_less = now
-        if now < self._limits.unread_deadline(self._unsent_since, self._unsent_less, self._unsent_first - self._unsent):
-            self._watch_unsent()
-        else:
-            self._limits.refused("unread_seconds")
-            self.transport.abort()
-
-    def _cut_off_unread(self) -> None:
-        self._unread = self.transport.get_write_buffer_size()
-        if self._unread:
-            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._forget_unsent()
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in (self._watch, self._pause):
+            if timer is not None:
+                timer.cancel()
         self.pipeline.clear()
         for cycle in self._open:  # upstream tells only the one that came last
             cycle.disconnected = True
@@ -367,7 +323,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             headers.append((b"content-type", b"text/plain; charset=utf-8"))
         return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + text
 
+    def _close(self) -> None:
+        """After the last answer. While a body is still coming, `on_response_complete` hangs up instead."""
+        if self._in_body and self._final_answer is None:
+            self._final_answer = b""
+        else:
+            self.transport.close()
+
     def _hang_up(self, final_answer: bytes) -> None:
+        """Write, and read on for a moment: closing at once sends RST, and the client loses the answer."""
         self._unset_keepalive_if_required()
         self.transport.write(final_answer)
         if self.transport.can_write_eof():  # TLS has no half of a connection to close

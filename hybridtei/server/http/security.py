@@ -48,19 +48,6 @@ class Authenticator:
         if role is not None and role not in key.roles:
             raise RoleNeeded(role, key.name, key.roles)
 
-    def allows(self, authorization: bytes, role: Role | Literal["any"] | None) -> bool:
-        """Whether a header's key may ask for this, and is counted; of requests that are refused before they have a task.
-
-        False also where keys do not decide: whoever may write without one is known by the origin.
-        """
-        if self.keys.is_open:
-            return role != "write"
-        key = self.keys.find_in_header(authorization)
-        if key is None or not (role in (None, "any") or role in key.roles):
-            return False
-        self._counter.add(key=key.name)
-        return True
-
 
 def authenticator_of(scope: Any) -> Authenticator:
     """The authenticator of a request's application."""

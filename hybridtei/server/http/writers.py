@@ -220,6 +220,7 @@ ZSTD_FROM_BYTES = 1024
 GZIP_FROM_BYTES = 8192
 ZSTD_LEVEL = GZIP_LEVEL = 1
 GZIP_STEP = 1 << 20  # what is compressed as a whole is held three times for a moment
+MAX_FIELD_BYTES = 1000
 JSON_TYPES = frozenset({"application/json", "application/*", "*/*"})
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON, MSGPACK = b"application/json", b"application/msgpack"
@@ -238,8 +239,14 @@ FORM: ContextVar[Form] = ContextVar("form", default=PLAIN)  # of the answer to t
 
 
 def negotiate(accept: bytes | None, accept_encoding: bytes | None) -> Form:
-    """The form that two headers ask for. Few clients send both, and mostly the same values."""
-    return PLAIN if accept is None and accept_encoding is None else _negotiate(accept or b"", accept_encoding or b"")
+    """The form that two headers ask for. Few clients send both, and mostly the same values. A header of more than
+    `MAX_FIELD_BYTES` counts as absent: it would be parsed on the event loop, before the key is checked."""
+    accept, accept_encoding = _short(accept), _short(accept_encoding)
+    return _negotiate(accept, accept_encoding) if accept or accept_encoding else PLAIN
+
+
+def _short(value: bytes | None) -> bytes:
+    return b"" if value is None or len(value) > MAX_FIELD_BYTES else value
 
 
 @lru_cache(maxsize=256)

@@ -116,7 +116,6 @@ def test_a_long_list_is_not_copied_once_it_is_written():
     assert encoding.to_json(encoding.piecewise([])) == b"[]"
 
 
-@pytest.mark.xfail(strict=True, reason="part 4: values above 1,000 bytes are absent, and not cached")
 @pytest.mark.parametrize("coding", [False, True])
 def test_a_long_header_says_nothing_of_the_form(coding):
     """It would be read on the event loop, before the key is checked."""

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
-import uvloop
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.connection import TCP_INFO, is_disconnected
+from hybridtei.server.http.connection import Answering
 from hybridtei.server.http.protocol import (
     HEADER_COUNT_LIMIT,
     PIPELINE_LIMIT,
     URL_LIMIT_BYTES,
     BoundedHttpProtocol,
-    _Cycle,
 )
 from tests.server.live import HANG, Running, serving
 from tests.server.test_serve import Hold, until
@@ -324,70 +318,29 @@ def test_head_and_body_of_an_answer_come_in_one_piece(bounded):
             assert b"content-length: %d" % len(body) in head.lower()
 
 
-class Sent(asyncio.Transport):
-    """Keeps what is written."""
+def test_a_head_waits_for_its_body_and_nothing_else_waits():
+    class Written:
+        def __init__(self) -> None:
+            self.parts: list[bytes] = []
+            self.write = self.parts.append
+            self.writelines = lambda parts: self.parts.append(b"".join(parts))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
+        def is_closing(self) -> bool:
+            return False
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def written_by(kind: type[RequestResponseCycle], fields: list[tuple[bytes, bytes]], method: str, *, keep_alive: bool) -> object:
-    """What a cycle writes of an answer of four bytes, or the error that it raises."""
-
-    async def answer() -> tuple[bytes, bool]:
-        sent = Sent()
-        cycle = kind(
-            scope={"type": "http", "method": method},  # type: ignore[arg-type, typeddict-item]
-            transport=sent,
-            flow=FlowControl(sent),
-            logger=logging.getLogger("cycle"),
-            access_logger=logging.getLogger("access"),
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=True,
-            keep_alive=keep_alive,
-            on_response=lambda: None,
-        )
-        await cycle.send({"type": "http.response.start", "status": 200, "headers": fields})
-        await cycle.send({"type": "http.response.body", "body": b"four"})
-        return sent.written, sent.closed
-
-    try:
-        return asyncio.run(answer())
-    except RuntimeError as error:
-        return str(error)
-
-
-LENGTH = (b"content-length", b"4")
-FIELDS = {
-    "plain": [LENGTH, (b"content-type", b"text/plain"), (b"vary", b"a, b"), (b"vary", b"c")],
-    "no length": [(b"content-type", b"text/plain")],
-    "capitals": [(b"Content-Length", b"4"), (b"X-One", b"1")],
-    "closes": [LENGTH, (b"connection", b"close")],
-    "chunked": [(b"transfer-encoding", b"chunked"), LENGTH],
-    "wrong length": [(b"content-length", b"5")],
-    "a second answer": [LENGTH, (b"x-one", b"1\r\n\r\nHTTP/1.1 200 OK")],
-    "a name of two": [LENGTH, (b"x one", b"1")],
-    "a tab": [LENGTH, (b"x-one", b"a\tb")],
-    "no header": [],
-}
-
-
-@pytest.mark.parametrize("method", ["POST", "HEAD"])
-@pytest.mark.parametrize("keep_alive", [True, False])
-@pytest.mark.parametrize("name", FIELDS)
-def test_an_answer_is_written_as_uvicorn_writes_it(name, keep_alive, method):
-    ours, theirs = (written_by(kind, FIELDS[name], method, keep_alive=keep_alive) for kind in (_Cycle, RequestResponseCycle))
-    assert ours == theirs
+    head, body, leave = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 is a body", b"HTTP/1.1 100 Continue\r\n\r\n"
+    for given, wanted in (
+        ([head, body], [head + body]),
+        ([leave, head, memoryview(body), b"more"], [leave, head + body, b"more"]),
+        ([head], [head]),
+        ([head, b"", head, body], [head, head + body]),
+    ):
+        transport, closed = Written(), []
+        answering = Answering(transport, partial(closed.append, True))
+        for part in given:
+            answering.write(part)
+        answering.close()
+        assert (transport.parts, closed) == (wanted, [True])
 
 
 def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(bounded):
@@ -441,35 +394,3 @@ def test_a_client_may_leave_anywhere(bounded, caplog, stage):
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     bounded.is_well()
     assert [record for record in caplog.records if record.exc_info] == []
-
-
-@pytest.mark.skipif(TCP_INFO is None, reason="the system does not say how a connection stands")
-@pytest.mark.parametrize(("leave", "left"), [("stays", False), ("shuts down", True), ("closes", True), ("resets", True)])
-def test_who_is_disconnected_is_known_before_the_loop_hears_of_it(leave, left):
-    async def scene() -> tuple[bool, bool]:
-        loop = asyncio.get_running_loop()
-        reading: asyncio.Future[asyncio.Transport] = loop.create_future()
-
-        class Listening(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                transport.pause_reading()
-                reading.set_result(transport)
-
-        server = await loop.create_server(Listening, "127.0.0.1", 0)
-        client = socket.create_connection(server.sockets[0].getsockname(), timeout=HANG)
-        client.sendall(b"POST /embed HTTP/1.1\r\n")
-        transport = await reading
-        before = is_disconnected(transport)
-        if leave == "shuts down":
-            client.shutdown(socket.SHUT_WR)
-        elif leave == "resets":
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if leave in ("closes", "resets"):
-            client.close()
-        after = is_disconnected(transport)
-        transport.abort()
-        client.close()
-        server.close()
-        return before, after
-
-    assert uvloop.run(scene()) == (False, left)
