@@ -23,4 +23,3 @@ MULTIVECTOR = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2, "int8": 5e-2 
 WEIGHTS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "int8": 0.1 * INT8}
 COSINE = 0.99999
 LOGITS = {"float32": 1e-5, "bfloat16": 0.15}  # of classifiers, rerankers and taggers; scores, too
-REAL_COSINE = 0.9999  # dense vectors of all-MiniLM-L6-v2 in bfloat16, against torch in float32

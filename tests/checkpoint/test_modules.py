@@ -70,13 +70,6 @@ def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path: Path
     assert "cls" in warning
 
 
-@pytest.mark.parametrize("settings", [{}, {"pooling_mode": []}])
-def test_a_file_that_names_no_pooling_is_no_missing_file(tmp_path: Path, settings: dict[str, Any]) -> None:
-    folder = tiny.write_bert(tmp_path, pooling=None)
-    tiny.write_json(folder / "1_Pooling" / "config.json", settings)
-    assert "no pooling mode is true" in raised(LoadError, folder, "1_Pooling/config.json")
-
-
 @pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
 def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
     message = raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
@@ -100,6 +93,8 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
         ({"pooling_mode": {"mean": True}}, UnsupportedArchitecture),
         (dict.fromkeys(LEGACY_FLAGS, False), LoadError),
         ({"word_embedding_dimension": tiny.HIDDEN}, LoadError),
+        ({}, LoadError),
+        ({"pooling_mode": []}, LoadError),
     ],
 )
 def test_a_pooling_we_do_not_know_is_refused(tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]) -> None:

@@ -143,25 +143,6 @@ BOTH = (LaneKind.EXPRESS, LaneKind.BULK)
 LONG = " ".join(["a"] * 50)
 
 
-def test_a_query_does_not_wait_for_a_long_pass():
-    async def scenario() -> None:
-        gate = Gate()
-
-        def long_ones(batch: PackedBatch) -> None:
-            if len(batch.input_ids) > 48:
-                gate(batch)
-
-        async with running(small.service(lanes=BOTH, gate=long_ones)) as service:
-            bulk = asyncio.create_task(answer(service, embed(LONG)))
-            await gate.someone_waits()
-            assert len((await answer(service, embed("one"))).dense) == 1
-            assert not bulk.done()
-            gate.open()
-            await bulk
-
-    run(scenario)
-
-
 def test_bulk_lanes_give_way_and_express_lanes_do_not():
     async def scenario() -> None:
         seen: dict[int, int] = {}
@@ -322,24 +303,23 @@ def test_a_full_house_says_so_at_once_and_runs_nothing():
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("task", "error"),
-    [
-        (embed(""), EmptyInput),
-        (embed([]), EmptyInput),
-        (embed("one", dimensions=0), InvalidInput),
-        (embed("one", dimensions=small.HIDDEN + 1), InvalidInput),
-        (embed("a " * 100, truncate=False), InvalidInput),
-        (embed("one", prompt_name="nobody"), InvalidInput),
-        (embed([len(small.PIECES)]), InvalidInput),
-    ],
-)
-def test_what_is_refused_gives_its_permits_back(task, error):
+REFUSED = [
+    (embed(""), EmptyInput),
+    (embed([]), EmptyInput),
+    (embed("one", dimensions=0), InvalidInput),
+    (embed("a " * 100, truncate=False), InvalidInput),
+    (embed("one", prompt_name="nobody"), InvalidInput),
+    (embed([len(small.PIECES)]), InvalidInput),
+]
+
+
+def test_what_is_refused_gives_its_permits_back():
     async def scenario() -> None:
         async with running(small.service()) as service:
-            with pytest.raises(error):
-                await answer(service, task)
-            assert service.admission.free == service.config.max_concurrent_requests
+            for task, error in REFUSED:
+                with pytest.raises(error):
+                    await answer(service, task)
+                assert service.admission.free == service.config.max_concurrent_requests
             assert service.backend.forwards == 0
 
     run(scenario)

@@ -85,11 +85,8 @@ def test_a_prompt_stands_before_its_text_and_counts() -> None:
     reader = reader_of()
     assert ids_of(reader, ["bulo"], prompt_name="query") == [[2, *words(reader, "baka", "bake", "bulo"), 3]]
     assert ids_of(reader, ["bulo"], prompt_name="empty") == ids_of(reader, ["bulo"])
+    assert ids_of(reader_of(default="baka "), ["bulo"]) == ids_of(reader, ["baka bulo"])
     assert "tokens. Given: 9" in str(refused(reader, ["bulo " * 5], prompt_name="query"))
-
-
-def test_the_default_prompt_stands_before_every_text() -> None:
-    assert ids_of(reader_of(default="baka "), ["bulo"]) == ids_of(reader_of(), ["baka bulo"])
 
 
 def test_an_unknown_prompt_is_refused_after_emptiness() -> None:
@@ -101,18 +98,12 @@ def test_an_unknown_prompt_is_refused_after_emptiness() -> None:
 def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind: str) -> None:
     reader = reader_of(kind, limit=20)
     whole = ids_of(reader, ["baka bulo dura"])[0]
-    assert ids_of(reader, [whole, whole[1:-1]])[0] == whole
+    assert ids_of(reader, [whole, "baka bulo dura", whole[1:-1]])[:2] == [whole, whole]  # side by side with texts
 
 
 def test_ids_with_a_prompt_are_a_text_like_any() -> None:
     reader = reader_of()
     assert ids_of(reader, [words(reader, "bulo")], prompt_name="query") == ids_of(reader, ["bulo"], prompt_name="query")
-
-
-def test_ids_and_texts_may_stand_side_by_side() -> None:
-    reader = reader_of()
-    baka = words(reader, "baka")
-    assert ids_of(reader, [baka, "baka", baka]) == [baka, [2, *baka, 3], baka]
 
 
 def test_an_id_outside_the_vocabulary_is_named() -> None:

@@ -26,13 +26,9 @@ from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.batch import Encoding, Head
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.checkpoint.weights import Weights
-from hybridtei.config import ModelConfig
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
-from hybridtei.load import find_model
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
-from hybridtei.text.tokenizer import Tokenizer
-from tests import tiny, tolerances
+from tests import tiny
 from tests.backends.outputs import random_encodings, run, same, sixty_four
 from tests.sampled import sampled
 
@@ -75,34 +71,6 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
         run_time = [operation.rt_info for operation in model._model.get_runtime_model().get_ops()]
         used = {of["runtimePrecision"].astype(str) for of in run_time if of["layerType"].astype(str) == "FullyConnected"}
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
-
-
-@pytest.mark.slow
-@ABLE_ONLY
-def test_a_real_model_finds_the_same_texts_in_bfloat16() -> None:
-    model = find_model(ModelConfig())
-    graph = family_graph(model)
-    tokenizer = Tokenizer.load(model.folder / "tokenizer.json", has_token_types=True)
-    sentences = [f"{who} {does} {what}" for who in WHO for does in DOES for what in WHAT]
-    texts = [tokenizer.cut(raw, 64, "Right") for raw in tokenizer.encode(sentences)]
-    ours = unit(
-        run(OpenVinoBackend(model, graph, Weights.open(model.folder), dtype="bfloat16"), texts, frozenset({Head.DENSE}))
-    )
-    theirs = unit(run(TorchBackend(model), texts, frozenset({Head.DENSE})))
-    assert (ours * theirs).sum(axis=1).min() >= tolerances.REAL_COSINE
-    found, expected = (np.argsort(-vectors @ vectors.T, axis=1)[:, :10] for vectors in (ours, theirs))
-    overlap = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, expected, strict=True)])
-    assert overlap >= 0.97
-
-
-WHO = ("The old gardener", "A young physicist", "Our neighbour's dog", "The central bank", "Nobody in the village")
-DOES = ("quietly watched", "explained", "forgot about", "was asked to repair")
-WHAT = ("the broken pump behind the school.", "why interest rates rise.", "a letter from 1912.", "two loud geese", "it.")
-
-
-def unit(outputs: HeadOutputs) -> np.ndarray:
-    assert outputs.dense is not None
-    return outputs.dense / np.linalg.norm(outputs.dense, axis=1, keepdims=True)
 
 
 # --- laws --------------------------------------------------------------------------------------------------------------

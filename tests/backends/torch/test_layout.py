@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -37,27 +36,12 @@ def test_places_count_from_zero_in_each_sequence(lengths: list[int]) -> None:
     assert layout.counts.flatten().tolist() == lengths
 
 
-@given(LENGTHS, st.randoms())
-def test_neighbours_change_no_digit(lengths: list[int], draw: object) -> None:
-    x, layout = rows(lengths)
-    parts = torch.split(x, lengths)
-    order = draw.sample(range(len(lengths)), len(lengths))  # type: ignore[attr-defined]
-    shuffled = torch.cat([parts[i] for i in order])
-    other = PackedLayout(offsets_of([lengths[i] for i in order]))
-    for collapse in ("first", "last", "mean", "max"):
-        assert torch.equal(getattr(layout, collapse)(x)[order], getattr(other, collapse)(shuffled))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> None:
     x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones
     mean = PackedLayout(offsets_of([3000])).mean(x)
     assert mean.dtype == torch.float32
     assert torch.equal(mean, torch.ones(1, 2))
-
-
-def test_offsets_are_those_of_the_batch() -> None:
-    assert PackedLayout(np.array([0, 2, 7])).lengths == [2, 5]
 
 
 @given(LENGTHS)
