@@ -173,8 +173,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """The HTTP and gRPC servers: addresses, limits, keys, answers and logs."""
 
     hostname: Annotated[
-        str, Meta(description="IP address to listen on; any other value (containers export HOSTNAME) means all interfaces.")
-    ] = "0.0.0.0"
+        str,
+        Meta(
+            description="IP address to listen on, of all ports. With an API key, and of text-embeddings-router, the default is "
+            "0.0.0.0. A name is no address, and is ignored: containers export theirs as HOSTNAME."
+        ),
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
     grpc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")

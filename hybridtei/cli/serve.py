@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfi
 from hybridtei.errors import UsageError
 from hybridtei.observability.logs import described
 from hybridtei.system import memory
+
+EVERYWHERE, THIS_MACHINE = "0.0.0.0", "127.0.0.1"
 
 log = logging.getLogger("hybridtei")
 
@@ -56,7 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
     for warning in outdated(vars(arguments), os.environ):
         log.warning("%s", warning)
-    server = msgspec.structs.replace(server, hostname=address(server.hostname))
+    hostname, why = address(server, is_given=is_set("hostname", arguments), as_tei=arguments.as_tei)
+    log.info("address  %s: %s", hostname, why, extra={"facts": {"address": hostname}})
+    server = msgspec.structs.replace(server, hostname=hostname)
     if server.otlp_endpoint is not None:
         tracing.require()  # before minutes of loading
     fixed_permits = is_set("max_concurrent_requests", arguments)
@@ -97,15 +102,21 @@ def _check_key(flag: str, key: str | None) -> None:
         raise UsageError(f"{flag}: no header can carry it; it should be printable ASCII without a space at either end")
 
 
-def address(hostname: str) -> str:
-    """Return the address, or all interfaces for a name, as TEI does. Containers export their own name as HOSTNAME, so only
-    another name is worth a warning."""
-    try:
-        return str(ipaddress.ip_address(hostname))
-    except ValueError:
-        if hostname != socket.gethostname():
-            log.warning("hostname %r is not an IP address; listening on 0.0.0.0", hostname)
-        return "0.0.0.0"
+def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:
+    """Return the address of all ports, and why: the given one, else all interfaces as TEI's or with a key, else this machine.
+
+    A name is no address. Containers export their own as HOSTNAME, so only another name causes a warning.
+    """
+    if is_given:
+        with suppress(ValueError):
+            return str(ipaddress.ip_address(server.hostname)), "as --hostname or HOSTNAME says"
+        if server.hostname != socket.gethostname():
+            log.warning("--hostname or HOSTNAME: %r is not an IP address, and is ignored", server.hostname)
+    if as_tei:
+        return EVERYWHERE, "as TEI does"
+    if server.api_key is not None or server.api_key_file is not None:
+        return EVERYWHERE, "requests need an API key"
+    return THIS_MACHINE, f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them"
 
 
 def _shown(model_id: str, model_ids: Sequence[str]) -> str | list[str]:

@@ -207,9 +207,13 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     assert (failed["level"], failed["span"]) == ("ERROR", {"name": "embed"})
 
 
+PORTS = ("Starting HTTP server", "Starting gRPC server", "Serving metrics")
+
+
 def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
-    flags = ["--model-id", str(shipped), "--log-format", "json", "--hostname", "127.0.0.1", "--port", "0"]
-    with process(["-m", "hybridtei", "serve", *flags]) as running:
+    """And where no key is set, all ports are this machine's alone, also in a container, whose HOSTNAME is a name."""
+    flags = ["--model-id", str(shipped), "--log-format", "json", "--port", "0", "--grpc-port", "0"]
+    with process(["-m", "hybridtei", "serve", *flags], {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}) as running:
         port = int(running.wait_ready().rpartition(":")[2])
         running.terminate()
         assert running.wait() == 0
@@ -217,6 +221,9 @@ def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
     assert not entries[0]["message"].startswith("Args {")
     facts = {name: value for entry in entries for name, value in entry.get("facts", {}).items()}
     assert (facts["outputs"], facts["port"]) == (["dense", "multivector", "sparse", "tokens"], port)
+    assert (facts["address"], facts["host"]) == ("127.0.0.1", "127.0.0.1")
+    messages = [entry["message"] for entry in entries]
+    assert [sum(line.startswith(f"{what}: 127.0.0.1:") for line in messages) for what in PORTS] == [1, 1, 1]
     assert {"model_type", "dense_width", "backend", "dtype", "lanes", "max_input_length", "pass_tokens", "host"} <= set(facts)
 
 

@@ -86,7 +86,7 @@ def test_teis_names_and_defaults():
         32,
         2_000_000,
         3000,
-        "0.0.0.0",
+        "127.0.0.1",
     )
     assert engine.auto_truncate
     assert (server.uds_path, server.otlp_service_name, server.otlp_endpoint) == (
@@ -259,7 +259,32 @@ def test_every_field_is_told_and_stands_under_a_heading(capsys):
     assert "hf-api-token" not in shown
 
 
+@pytest.mark.parametrize(
+    ("flags", "variables", "as_tei", "expected"),
+    [
+        ([], {}, False, "127.0.0.1"),
+        ([], {}, True, "0.0.0.0"),
+        (["--api-key", "s3cret"], {}, False, "0.0.0.0"),
+        (["--api-key-file", "keys.txt"], {}, False, "0.0.0.0"),
+        ([], {"API_KEY": "s3cret"}, False, "0.0.0.0"),
+        (["--hostname", "0.0.0.0"], {}, False, "0.0.0.0"),
+        (["--hostname", "::1", "--api-key", "s3cret"], {}, False, "::1"),
+        (["--hostname", "127.0.0.1"], {"HOSTNAME": "0.0.0.0"}, True, "127.0.0.1"),
+        ([], {"HOSTNAME": "10.0.0.7"}, False, "10.0.0.7"),
+        ([], {"HOSTNAME": socket.gethostname()}, False, "127.0.0.1"),
+        ([], {"HOSTNAME": socket.gethostname()}, True, "0.0.0.0"),
+        ([], {"HOSTNAME": socket.gethostname(), "API_KEY": "s3cret"}, False, "0.0.0.0"),
+        (["--hostname", "localhost"], {}, False, "127.0.0.1"),
+    ],
+)
+def test_the_address_is_the_given_one_or_this_machine_unless_clients_need_a_key(flags, variables, as_tei, expected):
+    server = settings(ServerConfig, *flags, **variables)
+    given = bool(variables.get("HOSTNAME")) or "--hostname" in flags
+    assert address(server, is_given=given, as_tei=as_tei)[0] == expected
+
+
 def test_a_containers_own_name_is_no_reason_for_a_warning(caplog):
-    assert (address(socket.gethostname()), caplog.records) == ("0.0.0.0", [])
-    assert (address("another-name"), len(caplog.records)) == ("0.0.0.0", 1)
-    assert address("127.0.0.1") == "127.0.0.1"
+    address(ServerConfig(hostname=socket.gethostname()), is_given=True, as_tei=False)
+    assert not caplog.records
+    address(ServerConfig(hostname="another-name"), is_given=True, as_tei=False)
+    assert len(caplog.records) == 1

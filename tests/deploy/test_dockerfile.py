@@ -135,7 +135,8 @@ def test_what_is_compiled_for_a_gpu_is_kept_where_the_user_may_write_on_a_read_o
 
 @pytest.mark.parametrize("target", FINAL)
 def test_the_entry_point_takes_teis_flags_and_the_images_variables(target: str) -> None:
-    assert last(target, "ENTRYPOINT")[0] in PROJECT["scripts"]
+    assert last(target, "ENTRYPOINT") == ["text-embeddings-router"]  # which listens on all interfaces, as TEI's images do
+    assert "text-embeddings-router" in PROJECT["scripts"]
     variables = environment(target)
     assert (variables["PORT"], variables["HUGGINGFACE_HUB_CACHE"]) == ("80", "/data")  # as TEI's images
     assert last(target, "CMD") == ["--json-output"]

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import gc
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType, inspect
+from msgspec import UNSET, Raw, inspect
 
 from hybridtei.server.http.body import BodyError, SchemaError, SyntaxRefused
 
 LONG_BYTES = 100_000  # of a body whose decoding garbage collection would interrupt
 MAX_NAMES = 10_000  # keys of an object among which a field given twice is looked for
-SHOWN_BYTES = 40  # of a value in a sentence
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
-PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
 STEP = re.compile(r"\w+|\[[\d.]+\]")
 OURS = {"Object missing required": "missing", "Object contains unknown": "unknown", "Invalid enum value": "got"}
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -34,8 +34,8 @@ T = TypeVar("T")
 def decode(body: bytes, kind: type[T], by_field: Mapping[str, type[Any]] | None = None) -> T:
     """JSON -> `kind`, or the struct of the first field in `by_field` that the body has. Raises SyntaxRefused or SchemaError."""
     if by_field:
-        fields = keys_of(body, _optional(*by_field))
-        kind = next((by_field[name] for name in by_field if getattr(fields, name) is not UNSET), kind)
+        fields = keys_of(body, dict[str, Raw])
+        kind = next((by_field[name] for name in by_field if name in fields), kind)
     _refuse_twice(body, kind)
     try:
         return _read(body, kind)
@@ -65,12 +65,6 @@ def model_name(body: bytes, request: Any) -> str | None:
     name: Any = getattr(request, "model", UNSET)
     name = keys_of(body, _Named).model if name is UNSET else name
     return name if isinstance(name, str) else None
-
-
-@cache
-def _optional(*names: str) -> type[Any]:
-    """A struct of these fields, all optional and undecoded."""
-    return msgspec.defstruct("Fields", [(name, Raw | UnsetType, UNSET) for name in names], frozen=True)
 
 
 @cache
@@ -107,9 +101,7 @@ def _syntax(error: Exception, body: bytes) -> str:
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
     """msgspec's `message - at `$.path`` -> `path: message`, with what it leaves out."""
-    at = PATH.search(message)
-    path = at[1] if at else ""
-    text = message[: at.start()] if at else message
+    text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]  # matches all text
     text = next((ours + text.removeprefix(theirs) for theirs, ours in OURS.items() if text.startswith(theirs)), text)
     steps = STEP.findall(path)
     types = _types_at(_type_of(kind), steps)
@@ -137,8 +129,7 @@ def _value_at(body: bytes | Raw, steps: Sequence[str]) -> str:
     for step in steps:
         kind, key = (list[Raw], int(step[1:-1])) if step.startswith("[") else (dict[str, Raw], step)
         body = _decoder(kind).decode(body)[key]
-    shown = bytes(body)
-    return shown[:SHOWN_BYTES].decode(errors="ignore") + ("…" if len(shown) > SHOWN_BYTES else "")
+    return reprlib.repr(bytes(body).decode())[1:-1]
 
 
 _type_of = cache(inspect.type_info)
@@ -175,26 +166,20 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
     msgspec skips over the values, which takes half the time of decoding them.
     """
     fields = _fields(kind)
-    if not fields:
-        return
-    seen: list[str] = []
-    read = 0
+    names: list[str] = []
 
     def see(_: type, name: str) -> _Key:
-        nonlocal read
-        read += 1
-        if read > MAX_NAMES:
+        if len(names) == MAX_NAMES:
             raise msgspec.DecodeError  # to look further would hold up other requests
-        if name in fields:
-            if name in seen:
-                raise SchemaError(f"duplicate field `{path}{name}`")
-            seen.append(name)
+        if name in fields and name in names:
+            raise SchemaError(f"duplicate field `{path}{name}`")
+        names.append(name)
         return _Key(name)
 
     try:
         values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
     except UNREADABLE:
         return  # `decode` tells what is wrong
-    for name in seen:
-        for inner in fields[name]:
+    for name in names:
+        for inner in fields.get(name, ()):
             _refuse_twice(values[_Key(name)], inner, f"{path}{name}.")

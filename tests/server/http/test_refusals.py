@@ -79,7 +79,7 @@ def test_of_a_long_value_only_the_beginning_is_shown():
     body = json.dumps({"inputs": [{"text": "a", "spans": []}], "outputs": []}).encode()
     assert refusal(EmbedHybridRequest, body) == (422, "inputs[0].spans: expected `array` of length >= 1, got []")
     ids = b'{"inputs":[' + b"9" * 100 + b"]}"
-    assert refusal(EmbedRequest, ids)[1].endswith("…")
+    assert refusal(EmbedRequest, ids)[1] == "inputs[0]: expected `int` <= 4294967295, got 999999999999...9999999999999"
 
 
 @given(ANYTHING, st.sampled_from(KINDS))
