@@ -16,7 +16,7 @@ MAX_BYTES, MAX_SECONDS = 64_000_000, 0.100
 FRESH_SHARE = 0.8  # of the requests; the others are like the worst so far
 ELITE = 8  # of each route, by each measure
 REPEATS = 3
-SUSPECTS = 6  # by each measure, of different routes, that are asked again although they are within the bound
+TOLD = 6  # requests of different routes by each measure
 
 Measure = Callable[[Request], Cost]
 
@@ -36,12 +36,12 @@ class Case:
 
 @dataclass
 class Found:
-    """All requests that were sent, by route, and those that were repeated."""
+    """All requests that were sent, by route, and the most expensive, which were repeated if beyond a bound."""
 
     tried: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     cases: list[Case] = field(default_factory=list)
-    confirmed: list[Case] = field(default_factory=list)
+    worst: list[Case] = field(default_factory=list)
 
     def add(self, case: Case) -> None:
         self.tried[route_of(case.request)] += 1
@@ -67,7 +67,7 @@ def search(
         if time.monotonic() > end:
             break
         found.add(Case(request, measure(request)))
-    found.confirmed = [_again(measure, case) for case in suspects(found.cases)]
+    found.worst = [_again(measure, case) if case.excess > 1 else case for case in worst_of(found.cases)]
     return found
 
 
@@ -84,10 +84,7 @@ def _drawn(shapes: Shapes, draw: Random, found: Found, calls: Callable[[], Reque
 def _elite(cases: Sequence[Case]) -> list[Case]:
     """Return the most expensive requests by each measure, of different routes."""
     plain = [case for case in cases if case.request.method != "RPC"]
-    return [
-        *_worst(plain, lambda case: case.cost.growth_bytes, ELITE),
-        *_worst(plain, lambda case: case.cost.stall_seconds, ELITE),
-    ]
+    return [case for of in (_growth, _stall) for case in _worst(plain, of, ELITE)]
 
 
 def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> list[Case]:
@@ -99,13 +96,12 @@ def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> l
     return sorted(worst.values(), key=of, reverse=True)[:number]
 
 
-def suspects(cases: Sequence[Case]) -> list[Case]:
+def worst_of(cases: Sequence[Case]) -> list[Case]:
     """Return the most expensive request of every route above a bound, and some of other routes."""
     chosen: dict[str, Case] = {}
     for of, most in ((_growth, MAX_BYTES), (_stall, MAX_SECONDS)):
-        worst = _worst(cases, of, len(cases))
-        for place, case in enumerate(worst):
-            if place < SUSPECTS or of(case) > most:
+        for place, case in enumerate(_worst(cases, of, len(cases))):
+            if place < TOLD or of(case) > most:
                 chosen[case.request.told()] = case
     return [*chosen.values()]
 
