@@ -157,14 +157,11 @@ def check_weights(page: Any, server: Running, document: dict[int, float], query:
     (tokens,) = server.post("/tokenize", {"inputs": [DOCUMENTS[2]], "add_special_tokens": False}).json()
     shown = [token for token in tokens if token["id"] in document]
     marks = page.locator('#texts article[data-text="2"] .spelled mark')
-    assert shown
     assert marks.all_inner_texts() == [token["text"] for token in shown]
-    assert [float(mark.get_attribute("data-weight")) for mark in marks.all()] == pytest.approx(
-        [document[t["id"]] for t in shown]
-    )
+    found = [float(mark.get_attribute("data-weight")) for mark in marks.all()]
+    assert found == pytest.approx([document[token["id"]] for token in shown])
     matched = page.locator('#texts article[data-text="2"] mark.matched').all_inner_texts()
-    assert matched == [token["text"] for token in shown if token["id"] in query]
-    assert matched
+    assert matched == [token["text"] for token in shown if token["id"] in query] != []
     assert page.locator('#texts article[data-text="2"] .spelled').inner_text() == DOCUMENTS[2]
 
 
@@ -274,8 +271,7 @@ def test_terms_that_splade_adds_are_named(splade_server, visit):
         own = {token["id"] for token in tokens}
         heaviest = sorted((e for e in entries if e["index"] not in own), key=lambda e: -e["value"])[: added.count()]
         names = splade_server.post("/decode", {"ids": [[e["index"]] for e in heaviest], "skip_special_tokens": False}).json()
-        assert heaviest
-        assert added.all_inner_texts() == [name.strip() for name in names]
+        assert added.all_inner_texts() == [name.strip() for name in names] != []
 
 
 def test_a_reranker_ranks_without_vectors(reranker, visit):
@@ -309,7 +305,7 @@ def test_refusals_are_told_where_they_happened(visit):
         score(page, ["one", "two"])
         expect(page.locator("#ask-error")).to_be_hidden()
         score(page, ["  "], is_refused=True)
-        expect(page.locator("#ask-error")).to_have_text("A query and at least one document are needed.")
+        expect(page.locator("#ask-error")).to_contain_text("at least one document")
 
 
 def test_many_documents_go_in_parts_and_long_ones_are_cut(visit):
@@ -319,9 +315,7 @@ def test_many_documents_go_in_parts_and_long_ones_are_cut(visit):
         expect(page.locator("#scores-notes")).to_contain_text(f"1 texts were cut to {small.LONGEST} tokens.")
         (query,) = vectors(running, [QUERY], "query")
         (last,) = vectors(running, documents[-1:], "passage")
-        assert column(page, "dense", len(documents))[-1] == pytest.approx(
-            float(np.dot(query["dense"], last["dense"])), abs=1e-6
-        )
+        assert column(page, "dense", len(documents))[-1] == pytest.approx(np.dot(query["dense"], last["dense"]), abs=1e-6)
         page.locator("#table .pick", has_text="seven seven").click()
         expect(page.locator("#heat-map thead th.token")).to_have_count(len(last["multivector"]))
         page.click("#rerank-run")
@@ -446,9 +440,8 @@ def test_a_collection_is_searched(hybrid, visit, tmp_path):
             expect(page.locator("#hits li")).to_have_count(len(wanted))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_errors_section_is_scrolled_to(server, visit, scheme):
-    with visit(server.url + "/page/errors.html#overloaded", width=390, color_scheme=scheme) as page:
+def test_an_errors_section_is_scrolled_to(server, visit):
+    with visit(server.url + "/page/errors.html#overloaded", width=390) as page:
         assert page.locator("#overloaded").evaluate("one => one.getBoundingClientRect().top") < 800
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
