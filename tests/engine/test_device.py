@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -35,137 +34,118 @@ def new_engine(device: Device, **backend: Any) -> Engine:
     return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
-def run(scenario: Coroutine[None, None, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, HANG))
+async def test_models_share_a_device_by_tokens():
+    order: list[str] = []
+    holding, go = threading.Semaphore(0), threading.Event()
 
+    def hold(_: PackedBatch) -> None:
+        holding.release()
+        assert go.wait(HANG)
 
-def test_models_share_a_device_by_tokens():
-    async def scenario() -> None:
-        order: list[str] = []
-        holding, go = threading.Semaphore(0), threading.Event()
-
-        def hold(_: PackedBatch) -> None:
-            holding.release()
-            assert go.wait(HANG)
-
-        device = Device([LaneKind.BULK])
-        first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
-        second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
-        holder = new_engine(device, gate=hold)
-        for one in (first, second, holder):
-            await one.start()
-        device.start()
-        held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
-        await asyncio.to_thread(holding.acquire)
-        long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
-        short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
-        while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
-            await asyncio.sleep(0.001)
-        go.set()
-        await asyncio.gather(held, long, short)
-        half = order[: order.index("second") + 800]  # while both had work
-        assert abs(half.count("first") - half.count("second")) <= 80
-        for one in (first, second, holder):
-            await one.stop()
-        device.stop()
-
-    run(scenario())
-
-
-def test_an_idle_model_saves_nothing_up():
-    async def scenario() -> None:
-        order: list[str] = []
-        device = Device([LaneKind.BULK])
-        busy, late = (
-            new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
-            for name in ("busy", "late")
-        )
-        await busy.start()
-        await late.start()
-        device.start()
-        await busy.run(encodings(200, 20), DENSE, 0)
-        order.clear()
-        with device.lock:  # both wait before any lane looks
-            pass
-        both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
-        await both
-        assert "busy" in order[:25]  # it does not wait for 200 texts of the other
-        for one in (busy, late):
-            await one.stop()
-        device.stop()
-
-    run(scenario())
-
-
-def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
-    async def scenario() -> None:
-        holding, go = threading.Semaphore(0), threading.Event()
-
-        def hold(_: PackedBatch) -> None:
-            holding.release()
-            assert go.wait(HANG)
-
-        device = Device([LaneKind.BULK, LaneKind.BULK])
-        leaving, staying = new_engine(device, gate=hold), new_engine(device)
-        await leaving.start()
-        await staying.start()
-        device.start()
-        running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
-        await asyncio.to_thread(holding.acquire)
-        going = asyncio.create_task(leaving.stop())
-        await asyncio.sleep(0)
-        assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
-        assert not going.done()
-        with pytest.raises(Unhealthy):
-            await leaving.run(encodings(1, 5), DENSE, 0)
-        go.set()
-        await going
-        assert len((await running).outputs().dense) == 1
-        newcomer = new_engine(device)
-        await newcomer.start()
-        assert len((await newcomer.run(encodings(2, 10), DENSE, 0)).outputs().dense) == 2
-        for one in (staying, newcomer):
-            await one.stop()
-        device.stop()
-        assert not device.alive
-
-    run(scenario())
-
-
-def test_a_failing_model_leaves_the_others_healthy():
-    async def scenario() -> None:
-        device = Device([LaneKind.BULK])
-        bad, good = new_engine(device, fail_on=1), new_engine(device)
-        await bad.start()
-        await good.start()
-        device.start()
-        with pytest.raises(BackendError):
-            await bad.run([Encoding(np.array([1]))], DENSE, 0)
-        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
-        await good.check_health()
-        await bad.check_health()  # a probe decides, and this one passes
-        for one in (bad, good):
-            await one.stop()
-        device.stop()
-
-    run(scenario())
-
-
-def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
-    async def scenario() -> None:
-        device, held = Device([LaneKind.BULK]), list[bool]()
-
-        def seen(*arguments: Any) -> PackedBatch:
-            held.append(device.lock.locked())
-            return pack(*arguments)
-
-        monkeypatch.setattr(core_module, "pack", seen)
-        one = new_engine(device)
+    device = Device([LaneKind.BULK])
+    first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
+    second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
+    holder = new_engine(device, gate=hold)
+    for one in (first, second, holder):
         await one.start()
-        device.start()
-        await one.run(encodings(3, 10), DENSE, 0)
+    device.start()
+    held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
+    await asyncio.to_thread(holding.acquire)
+    long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
+    short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
+    while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
+        await asyncio.sleep(0.001)
+    go.set()
+    await asyncio.gather(held, long, short)
+    half = order[: order.index("second") + 800]  # while both had work
+    assert abs(half.count("first") - half.count("second")) <= 80
+    for one in (first, second, holder):
         await one.stop()
-        await asyncio.to_thread(device.stop)
-        assert held == [False]
+    device.stop()
 
-    run(scenario())
+
+async def test_an_idle_model_saves_nothing_up():
+    order: list[str] = []
+    device = Device([LaneKind.BULK])
+    busy, late = (
+        new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
+        for name in ("busy", "late")
+    )
+    await busy.start()
+    await late.start()
+    device.start()
+    await busy.run(encodings(200, 20), DENSE, 0)
+    order.clear()
+    with device.lock:  # both wait before any lane looks
+        pass
+    both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
+    await both
+    assert "busy" in order[:25]  # it does not wait for 200 texts of the other
+    for one in (busy, late):
+        await one.stop()
+    device.stop()
+
+
+async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
+    holding, go = threading.Semaphore(0), threading.Event()
+
+    def hold(_: PackedBatch) -> None:
+        holding.release()
+        assert go.wait(HANG)
+
+    device = Device([LaneKind.BULK, LaneKind.BULK])
+    leaving, staying = new_engine(device, gate=hold), new_engine(device)
+    await leaving.start()
+    await staying.start()
+    device.start()
+    running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
+    await asyncio.to_thread(holding.acquire)
+    going = asyncio.create_task(leaving.stop())
+    await asyncio.sleep(0)
+    assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
+    assert not going.done()
+    with pytest.raises(Unhealthy):
+        await leaving.run(encodings(1, 5), DENSE, 0)
+    go.set()
+    await going
+    assert len((await running).outputs().dense) == 1
+    newcomer = new_engine(device)
+    await newcomer.start()
+    assert len((await newcomer.run(encodings(2, 10), DENSE, 0)).outputs().dense) == 2
+    for one in (staying, newcomer):
+        await one.stop()
+    device.stop()
+    assert not device.alive
+
+
+async def test_a_failing_model_leaves_the_others_healthy():
+    device = Device([LaneKind.BULK])
+    bad, good = new_engine(device, fail_on=1), new_engine(device)
+    await bad.start()
+    await good.start()
+    device.start()
+    with pytest.raises(BackendError):
+        await bad.run([Encoding(np.array([1]))], DENSE, 0)
+    assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
+    await good.check_health()
+    await bad.check_health()  # a probe decides, and this one passes
+    for one in (bad, good):
+        await one.stop()
+    device.stop()
+
+
+async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
+    device, held = Device([LaneKind.BULK]), list[bool]()
+
+    def seen(*arguments: Any) -> PackedBatch:
+        held.append(device.lock.locked())
+        return pack(*arguments)
+
+    monkeypatch.setattr(core_module, "pack", seen)
+    one = new_engine(device)
+    await one.start()
+    device.start()
+    await one.run(encodings(3, 10), DENSE, 0)
+    await one.stop()
+    await asyncio.to_thread(device.stop)
+    assert held == [False]

@@ -61,37 +61,30 @@ def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> 
     return Engine(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
 
 
-def run(scenario) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), HANG))
-
-
-def test_only_the_requests_that_do_not_fit_fail():
-    async def scenario() -> None:
-        gate = Gate()
-        device = Device([LaneKind.BULK])
-        rides = new_engine(device, Narrow(SPEC, gate=gate))
-        await rides.start()
-        device.start()
-        first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
-        await asyncio.to_thread(gate.entered.acquire)
-        small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
-        large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
-        while rides.metrics.queued.value() < 8:
-            await asyncio.sleep(0.001)
-        gate.go.set()
-        await first
-        for i, one in enumerate(small_ones, start=1):
-            outputs = (await one).outputs()
-            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
-            np.testing.assert_array_equal(outputs.dense, expected.dense)
-        with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
-            await large
-        await rides.check_health()
-        assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
-        await rides.stop()
-        device.stop()
-
-    run(scenario)
+async def test_only_the_requests_that_do_not_fit_fail():
+    gate = Gate()
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Narrow(SPEC, gate=gate))
+    await rides.start()
+    device.start()
+    first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
+    await asyncio.to_thread(gate.entered.acquire)
+    small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+    large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
+    while rides.metrics.queued.value() < 8:
+        await asyncio.sleep(0.001)
+    gate.go.set()
+    await first
+    for i, one in enumerate(small_ones, start=1):
+        outputs = (await one).outputs()
+        expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
+        np.testing.assert_array_equal(outputs.dense, expected.dense)
+    with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
+        await large
+    await rides.check_health()
+    assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
+    await rides.stop()
+    device.stop()
 
 
 def packed(encodings: list[Encoding]) -> PackedBatch:
@@ -99,45 +92,38 @@ def packed(encodings: list[Encoding]) -> PackedBatch:
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
-def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
-    async def scenario() -> None:
-        gate = Gate()
-        device = Device([LaneKind.BULK])
-        rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
-        if not joins_first:
-            device.start()
-        await rides.start()
+async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
+    gate = Gate()
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
+    if not joins_first:
         device.start()
-        asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
-        await asyncio.to_thread(gate.entered.acquire)
-        await asyncio.to_thread(gate.entered.acquire)
-        while rides.metrics.queued.value() != 1:
-            await asyncio.sleep(0.001)
-        assert not gate.entered.acquire(blocking=False)
-        gate.go.set()
-        await asyncio.gather(*asked)
-        await rides.stop()
-        device.stop()
-        assert not device.alive
+    await rides.start()
+    device.start()
+    asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
+    await asyncio.to_thread(gate.entered.acquire)
+    await asyncio.to_thread(gate.entered.acquire)
+    while rides.metrics.queued.value() != 1:
+        await asyncio.sleep(0.001)
+    assert not gate.entered.acquire(blocking=False)
+    gate.go.set()
+    await asyncio.gather(*asked)
+    await rides.stop()
+    device.stop()
+    assert not device.alive
 
-    run(scenario)
 
-
-def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
+async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     """Lanes share out what waits; what is taken ahead does not halve the batches."""
-
-    async def scenario() -> None:
-        sizes: list[int] = []
-        device = Device([LaneKind.BULK])
-        rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
-        await rides.start()
-        ride = asyncio.create_task(rides.run([encoding(50, i) for i in range(10)], DENSE, 0))
-        while rides.metrics.queued.value() < 10:
-            await asyncio.sleep(0.001)
-        device.start()
-        await ride
-        assert sizes == [500]
-        await rides.stop()
-        device.stop()
-
-    run(scenario)
+    sizes: list[int] = []
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
+    await rides.start()
+    ride = asyncio.create_task(rides.run([encoding(50, i) for i in range(10)], DENSE, 0))
+    while rides.metrics.queued.value() < 10:
+        await asyncio.sleep(0.001)
+    device.start()
+    await ride
+    assert sizes == [500]
+    await rides.stop()
+    device.stop()
