@@ -7,6 +7,7 @@ Every number is a multiple of 2**-24, so sums are exact and a text's answer is t
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from hybridtei.system.machine import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24
+HANG = 120  # seconds after which what should end at once has hung
 
 
 class FakeBackend:
@@ -105,3 +107,23 @@ def _splade(batch: PackedBatch, vocab_size: int) -> SparseVectors:
     for column, ids in enumerate((batch.input_ids, (batch.input_ids + 1) % vocab_size)):
         np.maximum.at(rows, (row, ids), weights[:, column])
     return SparseVectors.from_dense(rows)
+
+
+class Held:
+    """A gate that holds every pass until it is opened, and notes what comes by."""
+
+    def __init__(self) -> None:
+        self.seen: list[PackedBatch] = []
+        self.entered = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def __call__(self, batch: PackedBatch) -> None:
+        self.seen.append(batch)
+        self.entered.release()
+        assert self._open.wait(HANG)
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def someone_waits(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, timeout=HANG)

@@ -22,7 +22,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.embed import Embed
 from tests import tolerances
 from tests.engine import small
-from tests.fake_backend import FakeBackend
+from tests.fake_backend import FakeBackend, Held
 
 SPEC = small.model_spec()
 DENSE = frozenset({Head.DENSE})
@@ -31,18 +31,6 @@ HANG = 30
 
 def batch(tokens: int) -> PackedBatch:
     return pack([Encoding(np.arange(tokens, dtype=np.int64))], DENSE, SPEC.positions)
-
-
-class Held:
-    """Holds every pass until let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def __call__(self, _: PackedBatch) -> None:
-        self.entered.release()
-        assert self.go.wait(HANG)
 
 
 @pytest.mark.parametrize(("width", "tokens"), [(32, 512), (384, 512), (512, 512), (768, 256), (1024, 256), (2048, 128)])
@@ -66,7 +54,7 @@ def test_the_replica_with_the_fewest_tokens_under_way_is_next() -> None:
         assert gates[expected].entered.acquire(timeout=HANG)
     assert [replica.running for replica in backend.replicas] == [40, 30]
     for gate in gates:
-        gate.go.set()
+        gate.open()
     for thread in threads:
         thread.join(HANG)
     assert [replica.running for replica in backend.replicas] == [0, 0]
@@ -124,7 +112,7 @@ def test_the_smallest_memory_bounds_the_pass_and_replicas_on_one_device_share_it
     assert Replicas([FakeBackend(SPEC)]).max_tokens(8000, 10, 0.5) == 8000
 
 
-def test_two_of_torch_serve_one_queue(bert: Path) -> None:
+async def test_two_of_torch_serve_one_queue(bert: Path) -> None:
     """A real engine over two real copies of a model: every answer is right, and both have worked."""
     spec = read_spec(bert)
     alone = TorchBackend(spec)
@@ -133,15 +121,10 @@ def test_two_of_torch_serve_one_queue(bert: Path) -> None:
     texts = [draw.integers(5, spec.vocab_size, int(length)).tolist() for length in draw.integers(2, 40, 60)]
     model = small.model(spec)
     service = EngineService(model, backend, EngineConfig(tokenization_workers=1), budget_tokens=64)
-
-    async def scenario() -> np.ndarray:
-        await service.start()
-        asked = [service.run(Embed([ids], DENSE, normalize=False)) for ids in texts]
-        found = await asyncio.gather(*asked)
-        await service.stop()
-        return np.concatenate([one.answer.dense for one in found])
-
-    found = asyncio.run(asyncio.wait_for(scenario(), HANG))
+    await service.start()
+    answers = await asyncio.gather(*[service.run(Embed([ids], DENSE, normalize=False)) for ids in texts])
+    await service.stop()
+    found = np.concatenate([one.answer.dense for one in answers])
     for ids, row in zip(texts, found, strict=True):
         prepared = Embed([ids], DENSE, normalize=False).prepare(model)
         expected = alone.forward(pack(prepared, DENSE, spec.positions)).dense

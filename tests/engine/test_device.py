@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
-from tests.fake_backend import FakeBackend
+from tests.fake_backend import FakeBackend, Held
 
 HANG = 120
 DENSE = frozenset({Head.DENSE})
@@ -36,26 +35,21 @@ def new_engine(device: Device, **backend: Any) -> Engine:
 
 async def test_models_share_a_device_by_tokens():
     order: list[str] = []
-    holding, go = threading.Semaphore(0), threading.Event()
-
-    def hold(_: PackedBatch) -> None:
-        holding.release()
-        assert go.wait(HANG)
-
+    gate = Held()
     device = Device([LaneKind.BULK])
     first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
     second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
-    holder = new_engine(device, gate=hold)
+    holder = new_engine(device, gate=gate)
     for one in (first, second, holder):
         await one.start()
     device.start()
     held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
-    await asyncio.to_thread(holding.acquire)
+    await gate.someone_waits()
     long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
     short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
     while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
         await asyncio.sleep(0.001)
-    go.set()
+    gate.open()
     await asyncio.gather(held, long, short)
     half = order[: order.index("second") + 800]  # while both had work
     assert abs(half.count("first") - half.count("second")) <= 80
@@ -87,26 +81,21 @@ async def test_an_idle_model_saves_nothing_up():
 
 
 async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
-    holding, go = threading.Semaphore(0), threading.Event()
-
-    def hold(_: PackedBatch) -> None:
-        holding.release()
-        assert go.wait(HANG)
-
+    gate = Held()
     device = Device([LaneKind.BULK, LaneKind.BULK])
-    leaving, staying = new_engine(device, gate=hold), new_engine(device)
+    leaving, staying = new_engine(device, gate=gate), new_engine(device)
     await leaving.start()
     await staying.start()
     device.start()
     running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
-    await asyncio.to_thread(holding.acquire)
+    await gate.someone_waits()
     going = asyncio.create_task(leaving.stop())
     await asyncio.sleep(0)
     assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
     assert not going.done()
     with pytest.raises(Unhealthy):
         await leaving.run(encodings(1, 5), DENSE, 0)
-    go.set()
+    gate.open()
     await going
     assert len((await running).outputs().dense) == 1
     newcomer = new_engine(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.engine import small
-from tests.fake_backend import FakeBackend
+from tests.fake_backend import FakeBackend, Held
 
 HANG = 120
 DENSE = frozenset({Head.DENSE})
@@ -43,16 +42,6 @@ class Ahead(FakeBackend):
     ahead = 1
 
 
-class Gate:
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def __call__(self, _: PackedBatch) -> None:
-        self.entered.release()
-        assert self.go.wait(HANG)
-
-
 def encoding(length: int, first: int = 0) -> Encoding:
     return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
 
@@ -62,18 +51,18 @@ def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> 
 
 
 async def test_only_the_requests_that_do_not_fit_fail():
-    gate = Gate()
+    gate = Held()
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Narrow(SPEC, gate=gate))
     await rides.start()
     device.start()
     first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
-    await asyncio.to_thread(gate.entered.acquire)
+    await gate.someone_waits()
     small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
     large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
     while rides.metrics.queued.value() < 8:
         await asyncio.sleep(0.001)
-    gate.go.set()
+    gate.open()
     await first
     for i, one in enumerate(small_ones, start=1):
         outputs = (await one).outputs()
@@ -93,7 +82,7 @@ def packed(encodings: list[Encoding]) -> PackedBatch:
 
 @pytest.mark.parametrize("joins_first", [True, False])
 async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
-    gate = Gate()
+    gate = Held()
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
     if not joins_first:
@@ -101,12 +90,12 @@ async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: boo
     await rides.start()
     device.start()
     asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
-    await asyncio.to_thread(gate.entered.acquire)
-    await asyncio.to_thread(gate.entered.acquire)
+    await gate.someone_waits()
+    await gate.someone_waits()
     while rides.metrics.queued.value() != 1:
         await asyncio.sleep(0.001)
     assert not gate.entered.acquire(blocking=False)
-    gate.go.set()
+    gate.open()
     await asyncio.gather(*asked)
     await rides.stop()
     device.stop()

@@ -21,7 +21,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from tests.engine import small
-from tests.fake_backend import FakeBackend
+from tests.fake_backend import FakeBackend, Held
 from tests.sampled import paired
 
 HANG = 120  # seconds after which a test that should end at once has hung
@@ -29,26 +29,6 @@ ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
-
-
-class Gate:
-    """Holds every pass until opened, and notes what comes by."""
-
-    def __init__(self) -> None:
-        self.seen: list[PackedBatch] = []
-        self.entered = threading.Semaphore(0)
-        self._open = threading.Event()
-
-    def __call__(self, batch: PackedBatch) -> None:
-        self.seen.append(batch)
-        self.entered.release()
-        assert self._open.wait(HANG)
-
-    def open(self) -> None:
-        self._open.set()
-
-    async def someone_waits(self) -> None:
-        assert await asyncio.to_thread(self.entered.acquire, timeout=HANG)
 
 
 class Switch:
@@ -99,7 +79,7 @@ async def test_an_answer_with_lengths_and_times():
 
 
 async def test_one_request_of_many_batches_wakes_every_lane():
-    gate = Gate()
+    gate = Held()
     async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
         asking = asyncio.create_task(answer(service, embed(*different(12))))
         for _ in range(3):  # three passes stand at the gate at once: nobody sleeps while there is work
@@ -208,7 +188,7 @@ async def test_health_flips_and_comes_back_by_a_one_token_probe():
 
 
 async def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
-    gate = Gate()
+    gate = Held()
     registry = Registry()
     async with running(small.service(gate=gate, config={"max_concurrent_requests": 50}, registry=registry)) as service:
         held = asyncio.create_task(answer(service, embed("one")))
@@ -232,7 +212,7 @@ async def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
 
 
 async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
-    gate = Gate()
+    gate = Held()
     async with running(small.service(gate=gate)) as service:
         going = asyncio.create_task(answer(service, embed("one")))
         await gate.someone_waits()
@@ -245,7 +225,7 @@ async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
 
 
 async def test_a_full_house_says_so_at_once_and_runs_nothing():
-    gate = Gate()
+    gate = Held()
     async with running(small.service(gate=gate, config={"max_concurrent_requests": 3})) as service:
         held = asyncio.create_task(answer(service, embed("one", "two")))
         await gate.someone_waits()
@@ -283,7 +263,7 @@ async def test_what_is_refused_gives_its_permits_back():
 
 async def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
     before = set(threading.enumerate())
-    gate = Gate()
+    gate = Held()
     service = small.service(gate=gate)
     with pytest.raises(Unhealthy):
         await service.check_health()
@@ -338,7 +318,7 @@ class LaneDeath(BaseException):
 
 
 async def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
-    gate = Gate()
+    gate = Held()
 
     def die(batch: PackedBatch) -> None:
         gate(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +89,7 @@ def test_texts_and_pairs_are_classified_side_by_side_best_label_first():
     assert sum(scores) == pytest.approx(1)
 
 
-def test_the_service_answers_every_kind_of_task():
+async def test_the_service_answers_every_kind_of_task():
     tagger = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", ("O", "B-X")))
     documents = [f"one {word}" for word in small.WORDS] * 30
 
@@ -104,11 +103,11 @@ def test_the_service_answers_every_kind_of_task():
 
     for spec in (SPEC, small.model_spec()):
         task = rerank_task(spec, "one two", documents)
-        scored = asyncio.run(served(spec, task))
+        scored = await served(spec, task)
         np.testing.assert_allclose(scored.scores, answer(task, small.model(spec)).scores, rtol=1e-6)  # sums in another order
-    classified = asyncio.run(served(SPEC, Classify(documents)))
+    classified = await served(SPEC, Classify(documents))
     assert classified.scores.shape == (len(documents), 1)
-    tagged = asyncio.run(served(tagger, Tag(documents)))
+    tagged = await served(tagger, Tag(documents))
     assert [one.text for one in tagged] == documents
     looked_up = small.model_spec(sparse=SparseHead("splade", queries=Path("table")), multivector=None, pooling=())
     task = Embed(["one two"], frozenset({Head.SPARSE}), input_type="query").for_model(looked_up)

@@ -3,10 +3,8 @@ is real: the backend, the engine, its lanes."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,36 +111,23 @@ def test_which_errors_are_for_want_of_memory(error: Exception, short: bool) -> N
     assert is_out_of_memory(error) is short
 
 
-def served(backend: TorchBackend, scenario: Callable[[EngineService], Awaitable[None]]) -> None:
-    service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
-
-    async def run() -> None:
-        await service.start()
-        try:
-            await scenario(service)
-        finally:
-            await service.stop()
-
-    asyncio.run(asyncio.wait_for(run(), HANG))
-
-
 def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
 
 
-def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
+async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(service: EngineService) -> None:
-        await service.run(Embed([ids(backend, 9, 0)], DENSE))
-        monkeypatch.setattr(backend, "answers", lambda: False)
-        backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
-        with pytest.raises(BackendError, match="the engine stopped: cpu answers no more; a restart is needed"):
-            await service.run(Embed([ids(backend, 9, 1)], DENSE))
-        with pytest.raises(Unhealthy):
-            await service.check_health()
-
-    served(backend, scenario)
+    service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
+    await service.start()
+    await service.run(Embed([ids(backend, 9, 0)], DENSE))
+    monkeypatch.setattr(backend, "answers", lambda: False)
+    backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(BackendError, match="the engine stopped: cpu answers no more; a restart is needed"):
+        await service.run(Embed([ids(backend, 9, 1)], DENSE))
+    with pytest.raises(Unhealthy):
+        await service.check_health()
+    await service.stop()
     assert "a lane died" in caplog.text
 
 
