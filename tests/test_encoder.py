@@ -22,7 +22,6 @@ from hybridtei.errors import (
     EmptyInput,
     InvalidInput,
     LoadError,
-    UnsupportedArchitecture,
     UnsupportedHead,
     UsageError,
 )
@@ -168,14 +167,6 @@ def test_a_checkpoint_may_ask_for_lower_case(tmp_path: Path) -> None:
         dense_of(Encoder.load(str(folder)), texts, normalize=False),
         SentenceTransformer(str(folder), device="cpu").encode(texts),
     )
-
-
-def test_modules_in_an_order_that_is_not_run_are_refused(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, TANH)], normalize=True)
-    modules = json.loads((folder / "modules.json").read_text())
-    tiny.write_json(folder / "modules.json", [*modules[:2], modules[3], modules[2]])
-    with pytest.raises(UnsupportedArchitecture, match=r"modules\.json.*order"):
-        Encoder.load(str(folder))
 
 
 # --- sparse and multi-vectors ------------------------------------------------------------------------------------------

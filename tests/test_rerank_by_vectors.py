@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput, LoadError, UnsupportedHead
+from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.tasks.rerank import PRESETS, RerankByVectors, Weights, preset, rerank_task
 from tests import tiny, vocabulary
 from tests.sampled import sampled
@@ -99,12 +99,6 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
     assert encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0)) == encoder.rerank(QUERY, DOCUMENTS)
     with pytest.raises(InvalidInput, match="`multivector`"):
         encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0.5))
-
-
-def test_one_dense_vector_is_no_reranker(bert: Path) -> None:
-    encoder = Encoder.load(str(bert))
-    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
-        encoder.rerank(QUERY, DOCUMENTS)
 
 
 def test_only_what_counts_is_computed(encoder: Encoder) -> None:

@@ -105,13 +105,6 @@ def test_weights_by_name_in_order_or_as_a_preset():
         weights_of("1,much")
 
 
-def test_another_model_may_not_search_it(evaluated, bert, capsys, monkeypatch):
-    place, _ = evaluated
-    monkeypatch.chdir(place)
-    assert main(["search", "wings", "wing", "--model-id", str(bert)]) == 1
-    assert "model_id" in capsys.readouterr().err
-
-
 def test_eval_needs_judgements_before_it_does_anything(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text("")

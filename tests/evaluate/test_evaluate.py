@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
@@ -154,21 +152,6 @@ def test_an_evaluation_is_what_searching_gives(encoder, tmp_path):
     for name, begins in (("chart.png", b"\x89PNG"), ("chart.svg", b"<?xml")):
         write_chart(evaluation, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(begins)
-
-
-def test_a_charts_legends_hide_no_bar_and_no_number(encoder, tmp_path, monkeypatch):
-    evaluation, drawn = evaluated(encoder, last_first)[0], []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
-    for count in (1, 2, len(evaluation.results)):
-        write_chart(replace(evaluation, results=evaluation.results[:count]), tmp_path / "chart.png")
-        figure = drawn.pop()
-        figure.canvas.draw()
-        shown = [one.get_window_extent() for axes in figure.axes for one in (*axes.patches, *axes.texts)]
-        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend() is not None)]
-        assert len(legends) == 2
-        for legend in (one.get_window_extent() for one in legends):
-            assert not [one for one in shown if legend.overlaps(one)]
-            assert figure.bbox.contains(*legend.min)
 
 
 def test_a_chart_of_an_unknown_kind_or_place_is_refused_before_the_work(tmp_path):

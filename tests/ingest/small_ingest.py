@@ -7,6 +7,7 @@ stands still, for ever, once it has embedded so many.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -103,6 +104,12 @@ async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
         records += page
         if offset is None:
             return records
+
+
+def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
+    """A JSON Lines file of these texts by id. `more`: of each record."""
+    path.write_text("".join(json.dumps({"id": name, "text": text, **more}) + "\n" for name, text in texts.items()))
+    return path
 
 
 def standing_still(after: int) -> Callable[[Any], None]:

@@ -16,7 +16,7 @@ from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
 from hybridtei.ingest.embedders import RemoteEmbedder
 from tests.engine import small
-from tests.ingest.small_ingest import Ingest, points
+from tests.ingest.small_ingest import Ingest, points, write
 from tests.server.live import serving
 from tests.stand_in import Answer, answering
 from tests.store.memory_store import MemoryStore
@@ -48,11 +48,6 @@ def proxied(server_url: str) -> Iterator[Proxy]:
     proxy = Proxy(server_url)
     with answering(proxy.answer) as proxy.url:
         yield proxy
-
-
-def write(path: Path, texts: dict[str, str]) -> Path:
-    path.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()))
-    return path
 
 
 def texts_of(count: int, word: str) -> dict[str, str]:

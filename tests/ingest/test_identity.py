@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,7 +28,7 @@ from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
 from hybridtei.store import CollectionPlan, collection_state_folder, state_folder
 from hybridtei.store.server import ServerStore
-from tests.ingest.small_ingest import Ingest, points
+from tests.ingest.small_ingest import Ingest, points, write
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, serving_grpc, serving_rest
 from tests.store.test_nodes import Node
@@ -76,11 +75,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write(tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)})
-
-
-def write(path: Path, texts: dict[str, str]) -> Path:
-    path.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()))
-    return path
 
 
 def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Summary:
@@ -297,15 +291,12 @@ def test_a_large_run_leaves_the_threshold_as_it_was(
     assert told[-1] == "indexed   0 vectors, the collection is green"
 
 
-@pytest.mark.parametrize(("plan", "made"), [({}, (3, 2)), ({"shards": 6, "replicas": 1}, (6, 1))])
-def test_a_collection_on_a_cluster_gets_copies(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, int], made: tuple[int, int]
-) -> None:
-    node, told = Node(peers=3), list[str]()
+def test_a_collection_on_a_cluster_gets_copies(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, told, plan = Node(peers=3), list[str](), CollectionPlan(shards=6, replicas=1)
     with serving_rest(node) as port:
-        run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=CollectionPlan(**plan), tell=told.append)
-    assert node.made["c"] == {"shard_number": made[0], "replication_factor": made[1]}
-    assert f"cluster   3 nodes: {made[0]} shards, {made[1]} copies of each" in told
+        run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=plan, tell=told.append)
+    assert node.made["c"] == {"shard_number": 6, "replication_factor": 1}
+    assert "cluster   3 nodes: 6 shards, 1 copies of each" in told
     node.local.close()
 
 

@@ -25,7 +25,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.server import ServerStore
 from tests.engine import small
-from tests.ingest.small_ingest import NAME, Ingest, points, raw, written
+from tests.ingest.small_ingest import NAME, Ingest, points, raw, write, written
 from tests.server.test_serve import until
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, speaking
@@ -42,12 +42,6 @@ def small_batches(monkeypatch):
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write(tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)})
-
-
-def write(path: Path, texts: dict[str, str], title: str | None = None) -> Path:
-    more = {} if title is None else {"title": title}
-    path.write_text("".join(json.dumps({"id": name, "text": text, **more}) + "\n" for name, text in texts.items()))
-    return path
 
 
 def ids_of(records) -> Counter:
@@ -131,7 +125,7 @@ async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_beh
         payload = record.payload
         assert whole[payload[START] :].startswith(payload[TEXT])
         assert (payload[TITLE], payload[SOURCE]) == ("a search engine", "in.jsonl")
-    outcome = await ingest.run(write(source, {"long": "one sentence", "other": "one two"}, "a search engine"), store)
+    outcome = await ingest.run(write(source, {"long": "one sentence", "other": "one two"}, title="a search engine"), store)
     assert ids_of(await points(store)) == Counter([("long", 0), ("other", 0)])
     assert (outcome.points, outcome.expected) == (2, 2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow
@@ -149,14 +148,6 @@ def test_what_is_no_parquet(tmp_path):
     documents, rejected = read(read_parquet, path)
     assert documents == []
     assert "not readable as parquet" in rejected["after row 0"]
-
-
-def test_bytes_behind_a_document_only_grow(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(50)))
-    places = [place for _, place in read_jsonl(path, "s", SMALL)]
-    assert places == sorted(places)
-    assert places[-1] <= path.stat().st_size
 
 
 def test_a_row_of_many_lines_is_bounded(tmp_path):

@@ -44,12 +44,6 @@ def test_one_fatal_text_is_left_out_and_its_neighbours_are_embedded():
     assert deaths == 3
 
 
-def test_several_are_left_out():
-    found, reasons, _ = until_ended(Attempts(), engine("b", "d"), ["a", "b", "c", "d"])
-    assert reasons == [None, FATAL, None, FATAL]
-    assert len(found) == 2
-
-
 def test_a_death_of_another_cause_costs_nothing():
     attempts = Attempts()
     assert attempts.begin((0, 3)) == (1, [])

@@ -85,11 +85,6 @@ def test_classes_and_tags_in_chunks():
         assert near(one, two)
 
 
-def test_without_the_flag_it_is_refused(server):
-    answer = server.post("/embed", {"inputs": ["one"] * 33})
-    assert answer.json() == {"error": "batch size 33 > maximum allowed batch size 32", "error_type": "Validation"}
-
-
 @pytest.mark.parametrize("place", [0, 7, 24])
 def test_a_wrong_input_fails_the_whole(split, place):
     inputs = [*TEXTS]
@@ -98,10 +93,6 @@ def test_a_wrong_input_fails_the_whole(split, place):
     assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
     assert f"`inputs[{place}]` cannot be empty" in split.post("/embed_hybrid", {"inputs": inputs}).json()["error"]
     assert split.service.admission.free == PERMITS
-
-
-def test_an_ordinary_request_takes_its_permits_as_ever(split):
-    assert split.post("/embed", {"inputs": TEXTS[:4]}).status_code == 200
 
 
 def test_a_large_answer_is_refused_before_or_in_between(monkeypatch, split):
@@ -185,12 +176,3 @@ def test_order_and_the_first_failure_by_place():
     with pytest.raises(ValueError, match="2"):
         asyncio.run(in_order(starts(10), 2))
     assert max(started) <= 4
-
-
-@pytest.mark.parametrize(
-    ("inputs", "largest", "permits", "expected"),
-    [(100, 32, 512, (32, 2, 64)), (100, 32, 40, (30, 1, 30)), (40, 64, 40, (40, 1, 40)), (100, 32, 2, (2, 1, 2))],
-)
-def test_bounds_for_few_permits(inputs, largest, permits, expected):
-    made = Bounds.of(inputs, largest=largest, permits=permits)
-    assert (made.chunk, made.at_once, made.permits) == expected

@@ -145,14 +145,11 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
         running.is_well()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "serve"), [pytest.param("grpc", serving_grpc, marks=pytest.mark.slow), ("http", serving_rest)]
-)
-def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path, scheme: str, serve: Serve) -> None:
-    state = Qdrant()
+def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path) -> None:
+    state, serve = Qdrant(), serving_rest
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
-    with served(hybrid, "--qdrant-url", f"{scheme}://127.0.0.1:{port}") as client:
+    with served(hybrid, "--qdrant-url", f"http://127.0.0.1:{port}") as client:
         down = "it does not answer: is it running, and is the address right?"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)

@@ -5,6 +5,7 @@ kept in its local mode, and answered in its own words. It can be told to be slow
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -147,39 +148,35 @@ def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
         server.stop(None).wait()
 
 
-def answered(
-    state: Qdrant, call: str, request: Any, context: Any, work: Callable[[QdrantClient], Any], *, write: bool = False
-) -> Any:
-    key = dict(context.invocation_metadata()).get("api-key")
-    try:
-        return state.do(call, key, request.ByteSize(), work, write=write)
-    except Failure as failure:
-        if failure.retry_after is not None:
-            context.set_trailing_metadata([("retry-after", failure.retry_after)])
-        context.abort(CODE_OF[failure.status], failure.message)
+class Servicer:
+    """What both services share."""
 
-
-class Collections(CollectionsServicer):
     def __init__(self, state: Qdrant) -> None:
         self.state = state
 
+    def ask(self, call: str, request: Any, context: Any, work: Callable[[QdrantClient], Any], *, write: bool = False) -> Any:
+        key = dict(context.invocation_metadata()).get("api-key")
+        try:
+            return self.state.do(call, key, request.ByteSize(), work, write=write)
+        except Failure as failure:
+            if failure.retry_after is not None:
+                context.set_trailing_metadata([("retry-after", failure.retry_after)])
+            context.abort(CODE_OF[failure.status], failure.message)
+
+
+class Collections(Servicer, CollectionsServicer):
     def List(self, request: Any, context: Any) -> Any:
-        found = answered(self.state, "list", request, context, lambda local: local.get_collections())
+        found = self.ask("list", request, context, lambda local: local.get_collections())
         names = [messages.CollectionDescription(name=each.name) for each in found.collections]
         return messages.ListCollectionsResponse(collections=names)
 
     def CollectionExists(self, request: Any, context: Any) -> Any:
-        exists = answered(
-            self.state, "exists", request, context, lambda local: local.collection_exists(request.collection_name)
-        )
+        exists = self.ask("exists", request, context, lambda local: local.collection_exists(request.collection_name))
         return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
 
     def Get(self, request: Any, context: Any) -> Any:
-        info = answered(
-            self.state, "describe", request, context, lambda local: self.state.describe(local, request.collection_name)
-        )
-        converted = RestToGrpc.convert_collection_info(info)
-        return messages.GetCollectionInfoResponse(result=converted)
+        info = self.ask("describe", request, context, lambda local: self.state.describe(local, request.collection_name))
+        return messages.GetCollectionInfoResponse(result=RestToGrpc.convert_collection_info(info))
 
     def Create(self, request: Any, context: Any) -> Any:
         vectors = GrpcToRest.convert_vectors_config(request.vectors_config)
@@ -192,7 +189,7 @@ class Collections(CollectionsServicer):
         def work(local: QdrantClient) -> Any:
             return self.state.create(local, request.collection_name, made, **arguments)
 
-        answered(self.state, "create", request, context, work, write=True)
+        self.ask("create", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def Update(self, request: Any, context: Any) -> Any:
@@ -203,44 +200,35 @@ class Collections(CollectionsServicer):
         def work(local: QdrantClient) -> Any:
             return self.state.update(local, request.collection_name, metadata, diff)
 
-        answered(self.state, "update", request, context, work, write=True)
+        self.ask("update", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def UpdateAliases(self, request: Any, context: Any) -> Any:
         actions = [GrpcToRest.convert_alias_operations(action) for action in request.actions]
         work = partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions)
-        answered(self.state, "alias", request, context, work, write=True)
+        self.ask("alias", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def ListAliases(self, request: Any, context: Any) -> Any:
-        found = answered(self.state, "aliases", request, context, QdrantClient.get_aliases)
+        found = self.ask("aliases", request, context, QdrantClient.get_aliases)
         return messages.ListAliasesResponse(aliases=[RestToGrpc.convert_alias_description(each) for each in found.aliases])
 
     def Delete(self, request: Any, context: Any) -> Any:
-        answered(
-            self.state, "drop", request, context, lambda local: local.delete_collection(request.collection_name), write=True
-        )
+        self.ask("drop", request, context, lambda local: local.delete_collection(request.collection_name), write=True)
         return messages.CollectionOperationResponse(result=True)
 
 
-class Points(PointsServicer):
-    def __init__(self, state: Qdrant) -> None:
-        self.state = state
-
+class Points(Servicer, PointsServicer):
     def Upsert(self, request: Any, context: Any) -> Any:
         points = [GrpcToRest.convert_point_struct(point) for point in request.points]
         work = self.state.upsert(request.collection_name, points, request.wait)
-        return operated(answered(self.state, "upsert", request, context, work, write=True))
+        return operated(self.ask("upsert", request, context, work, write=True))
 
     def Delete(self, request: Any, context: Any) -> Any:
         selector = GrpcToRest.convert_points_selector(request.points)
         return operated(
-            answered(
-                self.state,
-                "delete",
-                request,
-                context,
-                lambda local: local.delete(request.collection_name, selector, wait=request.wait),
+            self.ask(
+                "delete", request, context, lambda local: local.delete(request.collection_name, selector, wait=request.wait)
             )
         )
 
@@ -254,19 +242,13 @@ class Points(PointsServicer):
             "offset": request.offset or None,
             **selectors(request),
         }
-        found = answered(
-            self.state, "query", request, context, lambda local: local.query_points(request.collection_name, **arguments)
-        )
+        found = self.ask("query", request, context, lambda local: local.query_points(request.collection_name, **arguments))
         return messages.QueryResponse(result=[RestToGrpc.convert_scored_point(point) for point in found.points])
 
     def Get(self, request: Any, context: Any) -> Any:
         ids = [GrpcToRest.convert_point_id(given) for given in request.ids]
-        found = answered(
-            self.state,
-            "retrieve",
-            request,
-            context,
-            lambda local: local.retrieve(request.collection_name, ids, **selectors(request)),
+        found = self.ask(
+            "retrieve", request, context, lambda local: local.retrieve(request.collection_name, ids, **selectors(request))
         )
         result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in found]
         return messages.GetResponse(result=result)
@@ -278,8 +260,8 @@ class Points(PointsServicer):
             "limit": request.limit,
             **selectors(request),
         }
-        records, following = answered(
-            self.state, "scroll", request, context, lambda local: local.scroll(request.collection_name, **arguments)
+        records, following = self.ask(
+            "scroll", request, context, lambda local: local.scroll(request.collection_name, **arguments)
         )
         result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in records]
         if following is None:
@@ -288,12 +270,8 @@ class Points(PointsServicer):
 
     def Count(self, request: Any, context: Any) -> Any:
         given = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
-        found = answered(
-            self.state,
-            "count",
-            request,
-            context,
-            lambda local: local.count(request.collection_name, given, exact=request.exact),
+        found = self.ask(
+            "count", request, context, lambda local: local.count(request.collection_name, given, exact=request.exact)
         )
         return messages.CountResponse(result=messages.CountResult(count=found.count))
 
@@ -353,8 +331,6 @@ class Rest:
         except ValidationError as error:
             answer = 400, {"result": None, "status": {"error": f"Format error in JSON body: {error}"}, "time": 0.0}, None
         status, content, retry_after = answer
-        import json
-
         out = [(b"content-type", b"application/json")]
         if retry_after is not None:
             out.append((b"retry-after", retry_after.encode()))

@@ -17,7 +17,6 @@ from grpc.aio import AioRpcError
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
 from hybridtei.store import nodes as addresses
-from hybridtei.store.failures import retry_unavailable
 from hybridtei.store.nodes import urls_of
 from hybridtei.store.server import ServerStore
 from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
@@ -216,18 +215,6 @@ def test_a_server_that_comes_back_at_another_address_is_found() -> None:
 
         asyncio.run(asyncio.wait_for(run(), 20))
     node.local.close()
-
-
-def test_a_failure_has_one_account_of_its_tries() -> None:
-    async def away() -> None:
-        raise StoreUnavailable("down")
-
-    async def run() -> None:
-        await retry_unavailable(lambda: retry_unavailable(away, 0.01), 0.0)
-
-    with pytest.raises(StoreUnavailable) as raised:
-        asyncio.run(run())
-    assert str(raised.value).count("tried") == 1
 
 
 def test_addresses_are_those_of_one_protocol() -> None:

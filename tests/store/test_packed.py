@@ -122,13 +122,6 @@ def test_a_filter_holds_for_candidates(filled: tuple[Asked, dict[Any, float]]) -
     assert {point.id for point in given.run(given.store.query(given.name, request))} == set(IDS[:5])
 
 
-def test_exact_scores_of_points(filled: tuple[Asked, dict[Any, float]]) -> None:
-    given, truth = filled
-    request = score_requests(QUERY, IDS[:7], legs=["multivector"])["multivector"]
-    points = given.run(given.store.query(given.name, request))
-    assert {point.id: point.score for point in points} == pytest.approx({one: truth[one] for one in IDS[:7]}, abs=1e-5)
-
-
 def test_alone_they_find_nothing(filled: tuple[Asked, dict[Any, float]]) -> None:
     given, _ = filled
     legs = ("dense", "multivector")

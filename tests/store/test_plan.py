@@ -62,12 +62,6 @@ def test_a_change_is_refused_with_the_difference(spec: Any) -> None:  # noqa: F8
     ]
 
 
-@pytest.mark.parametrize("chosen", [{"dense_dim": 0}, {"dense_dim": 33}, {"multivector_dim": 25}])
-def test_widths_that_cannot_be(spec: Any, chosen: dict[str, Any]) -> None:  # noqa: F811
-    with pytest.raises(InvalidInput, match="_dim"):
-        planned_schema(settled(CollectionPlan(**chosen), None, ALL, "c"), spec, "org/model")
-
-
 def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:  # noqa: F811
     made = planned_schema(settled(CollectionPlan(), None, ALL, "c"), spec, "org/model")
     fields = schema_to_dict(made)

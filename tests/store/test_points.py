@@ -15,7 +15,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.store.points import MAX_MULTIVECTOR_FLOATS, as_lists, batches, check_points, point_id, size_of, to_points
+from hybridtei.store.points import MAX_MULTIVECTOR_FLOATS, batches, check_points, point_id, size_of, to_points
 from tests.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
@@ -58,13 +58,6 @@ def test_counts_must_agree() -> None:
         to_points(embeddings(3), [1, 2])
 
 
-def test_points_of_lists_pass_qdrants_own_check_and_json() -> None:
-    for made in to_points(embeddings(4), [1, 2, 3, 4]):
-        listed = as_lists(made)
-        again = models.PointStruct.model_validate_json(listed.model_dump_json())
-        assert check_points([again], plan())[0].vector["dense"] == pytest.approx(made.vector["dense"])
-
-
 BAD: list[tuple[models.PointStruct, str]] = [
     (point(identity=-1), "point -1: `id` should be between 0 and"),
     (point(identity=2**64), "`id` should be between"),
@@ -93,10 +86,8 @@ BAD: list[tuple[models.PointStruct, str]] = [
     ),
     (point(sparse=[1.0, 2.0]), "`sparse`: should be a SparseVector"),
     (point(sparse=sparse([1, 2], [1.0])), "2 indices and 1 values"),
-    (point(sparse=sparse([], [1.0])), "0 indices and 1 values"),
     (point(sparse=sparse([1, 1], [1.0, 2.0])), "index 1 is there 2 times"),
     (point(sparse=sparse([-1], [1.0])), "between 0 and 4294967295"),
-    (point(sparse=sparse([2**32], [1.0])), "between 0 and 4294967295"),
     (point(sparse=sparse([2**70], [1.0])), "between 0 and 4294967295"),
     (point(sparse=sparse([1.5], [1.0])), "should be integers"),
     (point(sparse=sparse([1], [math.nan])), "`values`: number 0 is not finite"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,18 @@ def store_of(state: Qdrant, protocol: str, **settings: Any) -> ServerStore:
     return ServerStore(StoreConfig(qdrant_url=url_of(state, protocol), **settings))
 
 
-def story(state: Qdrant, protocol: str, tell: Callable[[ServerStore], Any], **settings: Any) -> Any:
-    async def told() -> Any:
-        store = store_of(state, protocol, **settings)
-        try:
-            async with asyncio.timeout(HANG):
-                return await tell(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(told())
+@asynccontextmanager
+async def telling(state: Qdrant, protocol: str, **settings: Any) -> AsyncIterator[ServerStore]:
+    store = store_of(state, protocol, **settings)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> None:
-    async def tell(store: ServerStore) -> None:
+async def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
         wanted = plan(model_id="tiny", tokenizer_sha256="ab")
         assert await store.describe("c") is None
         await store.create("c", wanted)
@@ -89,8 +87,6 @@ def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> 
         with pytest.raises(StoreError, match=r"no such collection|no collection 'c'"):
             await store.upsert("c", POINTS)
 
-    story(qdrant, protocol, tell)
-
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
@@ -104,13 +100,13 @@ def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> 
     ],
     ids=str,
 )
-def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, asked: dict[str, Any]) -> None:
+async def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, asked: dict[str, Any]) -> None:
     from tests.store.memory_store import MemoryStore
 
     only = models.Filter(must=[models.FieldCondition(key="number", range=models.Range(gte=3))])
     request = hybrid_query(embeddings(1, seed=9), limit=5, offset=2, query_filter=only, **asked)
 
-    async def tell(store: ServerStore) -> None:
+    async with telling(qdrant, protocol) as store:
         beside = MemoryStore()
         for each in (store, beside):
             await each.create("c", plan())
@@ -121,22 +117,18 @@ def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, aske
         assert found[0].payload == wanted[0].payload
         await beside.close()
 
-    story(qdrant, protocol, tell)
-
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> None:
+async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> None:
     """Five multi-vectors of 2 MB each by gRPC, and five times that as JSON."""
     rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
     count = 5 if protocol == "grpc" else 2
     big = to_points(Embeddings(multivector=Ragged(rows, np.arange(6) * 500)), list(range(5)))[:count]
     wide = {"multivector": plan().vectors["multivector"].model_copy(update={"size": 1_000})}
 
-    async def tell(store: ServerStore) -> None:
+    async with telling(qdrant, protocol) as store:
         await store.create("c", CollectionSchema(wide, {}))
         await store.upsert("c", big)
-
-    story(qdrant, protocol, tell)
     assert qdrant.local.count("c").count == count
     assert qdrant.calls.count("upsert") == 2
     assert 2_000_000 < qdrant.largest < (MAX_BATCH_BYTES if protocol == "grpc" else 32 * 2**20)
@@ -153,10 +145,10 @@ def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> No
         (Failure(429, "Rate limiter: too fast"), "slow down"),
     ],
 )
-def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
+async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
     qdrant: Qdrant, protocol: str, failure: Failure, advice: str
 ) -> None:
-    async def tell(store: ServerStore) -> None:
+    async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         qdrant.failures = [failure] * 2
         await store.upsert("c", POINTS)
@@ -168,12 +160,10 @@ def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
         qdrant.failures = []
         await store.upsert("c", POINTS)
 
-    story(qdrant, protocol, tell)
-
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, protocol: str) -> None:
-    async def tell(store: ServerStore) -> None:
+async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         qdrant.failures = [Failure(429, "Rate limiter", "3600")]
         with pytest.raises(StoreUnavailable, match=r"slow down.*tried once") as refused:
@@ -181,12 +171,10 @@ def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, protocol:
         assert refused.value.retry_after_s == 3600
         assert qdrant.calls.count("upsert") == 1
 
-    story(qdrant, protocol, tell)
-
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, protocol: str) -> None:
-    async def tell(store: ServerStore) -> None:
+async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
         qdrant.lost = 1
         await store.create("c", plan(model_id="tiny"))
         qdrant.lost = 2
@@ -195,12 +183,10 @@ def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, protocol: s
         with pytest.raises(StoreError, match="one of that name"):
             await store.create("c", plan(model_id="tiny"))
 
-    story(qdrant, protocol, tell)
-
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protocol: str) -> None:
-    async def tell(store: ServerStore) -> None:
+async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         store._timeout_s, store._patience_s = 0.1, 0.0
         qdrant.held.clear()
@@ -210,8 +196,6 @@ def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protoco
         store._timeout_s = HANG
         await store.upsert("c", POINTS)
         assert await store.count("c") == 30
-
-    story(qdrant, protocol, tell)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -237,33 +221,26 @@ async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> None:
+async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> None:
     with speaking(KEY) as state:
-
-        async def right(store: ServerStore) -> None:
+        async with telling(state, protocol, qdrant_api_key=KEY) as store:
             await store.create("c", plan())
-
-        async def wrong(store: ServerStore) -> None:
+        async with telling(state, protocol, qdrant_api_key="another") as store:
             with pytest.raises(StoreError, match="set `qdrant_api_key`") as refused:
                 await store.collections()
             assert not isinstance(refused.value, StoreUnavailable)
             assert "another" not in str(refused.value)
-
-        story(state, protocol, right, qdrant_api_key=KEY)
-        story(state, protocol, wrong, qdrant_api_key="another")
         assert state.calls == ["create", "list"]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
-    async def tell(store: ServerStore) -> None:
+async def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         bad = models.PointStruct.model_construct(id=99, vector={"dense": [1.0]}, payload={})
         with pytest.raises(InvalidPoint, match="point 99"):
             await store.upsert("c", [*POINTS, bad])
         assert "upsert" not in qdrant.calls
-
-    story(qdrant, protocol, tell)
 
 
 async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:

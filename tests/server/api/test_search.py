@@ -15,7 +15,6 @@ from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.migration import Migration, record_of
 from hybridtei.store.plan import FINGERPRINT, schema_for, signed
-from tests.engine import small
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.server.live import serving
 from tests.store.memory_store import MemoryStore
@@ -335,13 +334,6 @@ def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
         answer = running.post("/collections/papers/points", {"points": points}).json()
     assert answer["ids"] == [0]
     assert "`payload.multivector_base64`" in answer["failed"][0]["error"]
-
-
-def test_not_among_teis_routes():
-    with serving(small.model_spec(), server={"only_tei_routes": True}) as running:
-        for path in ("/search", "/collections/papers/points", "/qdrant/inference"):
-            assert running.post(path, {}).status_code == 404
-            assert not running.post(path, {}).content
 
 
 @pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
