@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.server import run
 from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, ConnectionLimits, allow_files
-from tests.engine import small
 from tests.server.clock import SteppedClock
 from tests.server.http.test_protocol import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Running, serving
@@ -160,26 +157,6 @@ def test_zero_is_no_bound():
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_slow_clients_by_the_hundred_harm_nobody():
-    clock = SteppedClock()
-    with serving(server={"header_timeout": 10, "body_timeout": 10}, clock=clock) as running, ExitStack() as stack:
-        clients = [stack.enter_context(connected(running)) for _ in range(300)]
-        for number, client in enumerate(clients):
-            client.sendall(GET if number % 2 else CHUNKED + b"fffff\r\n")
-        for number, client in enumerate(clients):
-            client.sendall(b"a" if number % 2 else b" ")
-        sent = 150 * (len(GET) + len(CHUNKED + b"fffff\r\n") + 2)
-        addresses = {client.getsockname() for client in clients}
-        until(lambda: sum(one.bytes_read for one in [*running.connections] if one.client in addresses) == sent)
-        for _ in range(3):
-            clock.advance(3)
-            running.is_well()
-        clock.advance(1)
-        assert {tuple(statuses(heard(client))) for client in clients} == {(408,)}
-        assert (refusals(running, "header_timeout"), refusals(running, "body_timeout")) == (150, 150)
-        running.is_well()
-
-
 def test_connections_beyond_the_most_are_told_so_and_a_place_that_is_free_is_given():
     with serving(server={"max_connections": 3}) as running, ExitStack() as stack:
         first, second = (stack.enter_context(connected(running)) for _ in range(2))  # the third is the test's own
@@ -216,20 +193,6 @@ def test_beyond_twice_as_many_nobody_is_told():
         assert any(one.startswith(b"HTTP/1.1 503") for one in said)
         assert b"" in said
         assert refusals(running, "max_connections") == 6
-
-
-@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
-def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, close):
-    monkeypatch.setattr(run, "KEEP_ALIVE_SECONDS", SOON)
-    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", SOON)
-    body = json.dumps({"inputs": ["one two three " * 20] * 32}).encode()
-    head = POST.replace(b"/embed ", b"/embed_all ") + close + b"content-length: %d\r\n\r\n" % len(body)
-    large = small.model_spec(hidden_size=1024)  # of whose states an answer has some 20 MB: no kernel takes all of it
-    with serving(large) as running, connected(running) as client:
-        client.sendall(head + body)
-        until(lambda: running.backend.forwards > 0)
-        until(lambda: client.getsockname() not in [connection.client for connection in running.connections])
-        assert running.post("/embed", {"inputs": "one"}).status_code == 200
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 10**9))

@@ -139,12 +139,6 @@ def test_a_head_within_the_bounds_passes_however_it_is_cut(bounded, head):
     assert statuses(told(bounded, *(head[start : start + step] for start in range(0, len(head), step)))) == [200]
 
 
-def test_byte_by_byte(bounded):
-    plain = told(bounded, LAST)
-    assert statuses(plain) == [200]
-    assert told(bounded, *(LAST[i : i + 1] for i in range(len(LAST))))[0][2] == plain[0][2]
-
-
 def test_what_is_read_of_an_endless_head_is_bounded(bounded, monkeypatch):
     read = []
     feed = BoundedHttpProtocol._feed

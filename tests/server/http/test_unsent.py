@@ -145,9 +145,11 @@ def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch
         until(lambda: unsent(running) == 0)
 
 
-def test_a_client_that_reads_nothing_is_cut_off_by_name(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 0.2, raising=False)
-    with serving(WIDE) as running, unread(running, 1) as (client,):
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+def test_a_client_that_reads_nothing_is_cut_off_by_name(monkeypatch, close):
+    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 0.2)
+    with serving(WIDE) as running, connected(running) as client:
+        client.sendall(asking("/embed_all", TEXTS).replace(b"host: x\r\n", b"host: x\r\n" + close))
         name = client.getsockname()
         until(lambda: running.backend.forwards >= 1)
         until(lambda: name not in [connection.client for connection in running.connections])
