@@ -8,7 +8,7 @@ from conformance.structure.source import Module
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
-LINES, STATEMENTS, MODULES = 42_995, 24_950, 186
+LINES, STATEMENTS, MODULES = 43_064, 25_081, 190
 SLACK = 300  # lines fewer that a change may leave here before it has to lower the numbers
 
 

@@ -81,6 +81,14 @@ class Context:
         prompt = config.default_prompt or config.default_prompt_name
         return begin(service, service.model.spec, dtype=service.backend.dtype, default_prompt=prompt)
 
+    @property
+    def fingerprint_header(self) -> tuple[bytes, bytes] | None:
+        """`x-hybridtei-fingerprint`; None while the weights are read for it."""
+        reading = self.fingerprint
+        found = reading.result() if reading.done() else None
+        identity = None if found is None else found["id"]
+        return None if identity is None else (b"x-hybridtei-fingerprint", identity.encode())
+
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""
         return self.service.config.auto_truncate if option is None else option

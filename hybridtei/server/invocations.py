@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
+from litestar import Response
+from litestar.params import JSONBody
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from hybridtei.batch import Head
@@ -12,12 +15,14 @@ from hybridtei.errors import RequestRefused, TooManyInputs
 from hybridtei.observability.tracing import handler, passes_on
 from hybridtei.server.api import tei
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
+from hybridtei.server.api.pages import INDEX, page_file, wants_page
 from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.error_handlers import StatusOnly
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
 from hybridtei.server.http.decoding import decode, keys_of
-from hybridtei.server.routing import Route
 
 
 class _Fields(Struct, frozen=True):
@@ -82,7 +87,24 @@ async def _instance(context: Context, data: bytes) -> Reply:
         raise RequestRefused(error.detail) from None
 
 
-ROUTES = (
-    Route(path="/invocations", handler=by_model, request=(), is_tei=True),
-    Route(path="/vertex", handler=vertex, request=tei.VertexRequest, is_tei=True),
-)
+class InvocationController(Dialect):
+    """What SageMaker and Vertex AI send, and `/` of TEI."""
+
+    @get("/", in_schema=False, role=None, is_tei=True)
+    async def root(self, request: ApiRequest, model: Model) -> Response[bytes]:
+        """The page for browsers; a health check for all else"""
+        has_page = request.method == "GET" and not model.server.only_tei_routes
+        if has_page and wants_page(request.scope["headers"]):
+            return page_file(INDEX)
+        await model.service.check_health()
+        return StatusOnly(200)
+
+    @post(["/", "/invocations"], in_schema=False, is_tei=True)
+    async def invocations(self, request: ApiRequest, model: Model) -> Answer[Any]:
+        """What the keys of the body say, or the model"""
+        return await request.answer(by_model(model, await request.body()))
+
+    @post("/vertex", in_schema=False, is_tei=True)
+    async def vertex(self, request: ApiRequest, data: JSONBody[tei.VertexRequest], model: Model) -> Answer[Any]:
+        """A list of instances"""
+        return await request.answer(vertex(model, data))

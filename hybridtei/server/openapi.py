@@ -1,4 +1,4 @@
-"""OpenAPI's document, from the table of routes and their structs; and bounds that are no types of the structs.
+"""OpenAPI's document: Litestar's, with msgspec's schemas of the structs, and bounds that are no types of the structs.
 
 msgspec would refuse empty texts and mixed lists in words of its own, and TEI's clients know TEI's: handlers refuse these, and
 the document says so. What JSON Schema cannot say is not here: that an id is in a vocabulary, that two lists are of one length.
@@ -6,15 +6,21 @@ the document says so. What JSON Schema cannot say is not here: that an id is in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
+from litestar import Litestar, MediaType, Request, Router, route
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import License
 
 from hybridtei import __version__
+from hybridtei.server.answer import Answer
 from hybridtei.server.api.qdrant_inference import InferenceError
-from hybridtei.server.routing import ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse, Route
+from hybridtei.server.endpoint import ENDPOINT
+from hybridtei.server.routing import Endpoint, ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse
 
 ERRORS = {
     "400": "Empty input",
@@ -32,7 +38,7 @@ BODY_ERRORS = {
     "422": "JSON of another shape",
 }  # plain text
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
-PARAMETERS = re.compile(r"\{(\w+):\w+\}")  # of a path: name and kind
+TAG = "Text Embeddings Inference"
 
 
 def _of(**fields: dict[str, Any]) -> dict[str, Any]:
@@ -63,32 +69,88 @@ FIELDS = {
 }
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document of some routes as a plain dictionary. TEI's schemas go by TEI's names."""
-    routes = [route for route in routes if route.summary]
-    named = [kind for route in routes for kind in (route.request, route.response) if kind]
-    named += [route.error for route in routes if route.request]
-    types = [kind for one in named for kind in (one if isinstance(one, tuple) else (one,))]
-    schemas, components = msgspec.json.schema_components(types, ref_template=f"{REFERENCE}{{name}}")
-    schema_of = {_key(kind): schema for kind, schema in zip(types, schemas, strict=True)}
-    paths: dict[str, Any] = {}
-    for route in routes:
-        path = PARAMETERS.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of, components)
+AnyRequest = Request[Any, Any, Any]
+
+TEI_RESPONSES = {  # TEI's names for answers
+    "/embed": "EmbedResponse",
+    "/embed_all": "EmbedAllResponse",
+    "/embed_sparse": "EmbedSparseResponse",
+    "/similarity": "SimilarityResponse",
+    "/predict": "PredictResponse",
+    "/rerank": "RerankResponse",
+    "/tokenize": "TokenizeResponse",
+    "/decode": "DecodeResponse",
+}
+
+
+class Document(JsonRenderPlugin):
+    """Serves Litestar's document with our schemas in it."""
+
+    _written = b""
+
+    def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
+        """The document as JSON."""
+        self._written = self._written or msgspec.json.encode(document(request.app))
+        return self._written
+
+    def receive_router(self, router: Router) -> None:
+        """Answer HEAD too; the framework answers GET alone."""
+
+        @route("/openapi.json", http_method=["HEAD"], media_type=MediaType.JSON, sync_to_thread=False)
+        def head(request: AnyRequest) -> bytes:
+            return self.render(request, {})
+
+        router.register(head)
+
+
+def openapi_config() -> OpenAPIConfig:
+    """Of the application."""
+    return OpenAPIConfig(
+        "Text Embeddings Inference",
+        __version__,
+        description="hybridtei: TEI's API, and dense, sparse and multi-vectors from one forward pass.",
+        license=License("Apache 2.0", url="https://www.apache.org/licenses/LICENSE-2.0"),
+        path="/api-doc",
+        render_plugins=[Document(path="/openapi.json", media_type=MediaType.JSON)],
+    )
+
+
+def document(app: Litestar) -> dict[str, Any]:
+    """Litestar's document, with msgspec's schemas, their bounds, and each route's errors. TEI's schemas go by TEI's names."""
+    handlers = [
+        (one.path_format, handler)
+        for one in sorted(app.routes, key=lambda one: one.path)
+        for handler in getattr(one, "route_handlers", ())
+        if handler.include_in_schema and ENDPOINT in handler.opt
+    ]
+    kinds = [kind for _, handler in handlers for kind in (*_requests(handler), *_answers(handler))]
+    kinds += [handler.opt[ENDPOINT].error for _, handler in handlers]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
+    schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    whole: dict[str, Any] = app.openapi_schema.to_schema()
+    paths = {}
+    for path, handler in handlers:
+        method = "post" if "POST" in handler.http_methods else "get"
+        native = whole["paths"][path][method]
+        paths[path] = {method: native | _operation(path, handler, schema_of, components)}
     narrow(components)
     _name_fields(components)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Text Embeddings Inference",
-            "description": "hybridtei: TEI's API, and dense, sparse and multi-vectors from one forward pass.",
-            "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-            "version": __version__,
-        },
-        "paths": paths,
-        "components": {"schemas": components},
-        "tags": [{"name": "Text Embeddings Inference"}],
-    }
+    return {**whole, "paths": paths, "components": {"schemas": components}, "tags": [{"name": TAG}]}
+
+
+def _requests(handler: Any) -> Sequence[Any]:
+    """The structs of a handler's body."""
+    field = handler.parsed_data_field
+    return handler.opt[ENDPOINT].reads if field is None else (field.annotation,)
+
+
+def _answers(handler: Any) -> Sequence[Any]:
+    """The types of a handler's answer."""
+    field = handler.parsed_return_field
+    if not field.is_subclass_of(Answer):
+        return ()
+    (answer,) = field.args
+    return get_args(answer) if get_origin(answer) in (Union, UnionType) else (answer,)
 
 
 def _name_fields(components: dict[str, Any]) -> None:
@@ -104,40 +166,40 @@ def _name_fields(components: dict[str, Any]) -> None:
     components["Input"] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
-def _operation(route: Route, schema_of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    answers: dict[str, Any] = {"200": {"description": route.summary}}
-    if route.response is not None:
-        schema = _schema(route.response, schema_of)
-        if route.response_name is not None:
-            components[route.response_name], schema = schema, {"$ref": REFERENCE + route.response_name}
-        answers["200"]["content"] = _json(schema)
-    described: dict[str, Any] = {"tags": ["Text Embeddings Inference"], "summary": route.summary, "responses": answers}
-    if route.request is not None:
-        described["requestBody"] = {"required": True, "content": _json(_schema(route.request, schema_of))}
-        for status, meaning in ERRORS.items():
-            schema = OTHERS[route.error] if status == "404" else _schema(route.error, schema_of)
-            answers[status] = {"description": meaning, "content": _json(schema)}
-        answers["401"] = {"description": NO_KEY} | ({} if route.is_tei else {"content": _json(OTHERS[route.error])})
-        refused = _json(_schema(route.error, schema_of)) if route.error.takes_body_errors else PLAIN_TEXT
-        for status, meaning in BODY_ERRORS.items():
-            known = answers.setdefault(status, {"description": meaning, "content": {}})
-            known["content"] = {**known["content"], **refused}
-    if names := PARAMETERS.findall(route.path):
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+def _operation(path: str, handler: Any, schema_of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    endpoint: Endpoint = handler.opt[ENDPOINT]
+    summary = handler.fn.__doc__
+    responses: dict[str, Any] = {"200": {"description": summary}}
+    if kinds := _answers(handler):
+        schema = _one_of(kinds, schema_of)
+        if (name := TEI_RESPONSES.get(path)) is not None:
+            components[name], schema = schema, {"$ref": REFERENCE + name}
+        responses["200"]["content"] = _json(schema)
+    described = {"tags": [TAG], "summary": summary, "responses": responses}
+    if kinds := _requests(handler):
+        described["requestBody"] = {"required": True, "content": _json(_one_of(kinds, schema_of))}
+        responses |= _errors(endpoint, schema_of)
     return described
 
 
-def _schema(kind: Any, schema_of: dict[str, Any]) -> Any:
-    if not isinstance(kind, tuple):
-        return schema_of[_key(kind)]
-    schemas = [schema_of[_key(one)] for one in kind]
+def _errors(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
+    """Status -> what is answered."""
+    error, other = schema_of[repr(endpoint.error)], OTHERS[endpoint.error]
+    answers: dict[str, Any] = {
+        status: {"description": meaning, "content": _json(other if status == "404" else error)}
+        for status, meaning in ERRORS.items()
+    }
+    answers["401"] = {"description": NO_KEY} | ({} if endpoint.is_tei else {"content": _json(other)})
+    refused = _json(error) if endpoint.error.takes_body_errors else PLAIN_TEXT
+    for status, meaning in BODY_ERRORS.items():
+        known = answers.setdefault(status, {"description": meaning, "content": {}})
+        known["content"] = {**known["content"], **refused}
+    return answers
+
+
+def _one_of(kinds: Sequence[Any], schema_of: dict[str, Any]) -> Any:
+    schemas = [schema_of[repr(kind)] for kind in kinds]
     return schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
-
-
-def _key(kind: Any) -> str:
-    return repr(kind)
 
 
 def _json(schema: Any) -> dict[str, Any]:

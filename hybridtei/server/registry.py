@@ -23,7 +23,7 @@ from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, Overloaded, UnknownModel
 from hybridtei.observability.metrics import Gauge, Registry
 from hybridtei.server.context import Context
-from hybridtei.server.routing import Route
+from hybridtei.server.routing import Endpoint
 
 if TYPE_CHECKING:
     from hybridtei.store.base import CollectionSchema
@@ -246,12 +246,12 @@ class StoreBounds:
             return await asyncio.to_thread(work)
 
 
-def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
+def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store: StoreBounds) -> None:
     """Raises Overloaded while no permit is free for any model that a request can reach; its body need not be read for that.
     `alias`: the model that the path names, if any."""
-    if not route.takes_permits:
+    if not endpoint.takes_permits:
         return
-    if route.target == "store":
+    if endpoint.needs_store:
         if store.admission.free <= 0:
             raise Overloaded
         return

@@ -1,13 +1,11 @@
-"""What a route is, and how its errors look on the wire. From routes come Litestar's routes, methods, roles of keys and
-OpenAPI.
+"""What a route needs, and how its errors look on the wire.
 
-Imports no web framework, so that the request structs, which stand beside their routes, can be used without one. One table maps
-exceptions to status, wire name, and the words that TEI puts before the message.
+One table maps exceptions to status, wire name, and the words that TEI puts before the message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -123,40 +121,30 @@ def _row_and_message(error: Exception) -> tuple[Row, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One path, and what answers it.
+class Endpoint:
+    """What a route needs before its handler runs, and how its errors look.
 
-    `handler`: a coroutine function that returns a `Reply`, or a `Content`. It is called with what `target` says, the path's
-    parameters, and the request; that of a GET with the scope alone.
-    `target`: model: the `Context` that `capability` chooses; models: `Models`, and the alias in the path, if any; store: the
-    vector store, without which the route is refused.
-    `request`: the struct that the body is decoded to. A tuple of structs: the handler is given the bytes, and chooses.
-    `response`: a type, or several, one of which it is; `response_name`: TEI's name for it.
-    `role`: that the key should have; any: every key will do; None: none is needed.
-    `summary`: of OpenAPI's document, which leaves out a route that has none.
+    `capability`: of the model that answers where the request names none.
+    `role`: of the key; any: every key will do; None: no key is needed.
+    `error`: the struct of its errors, such as `ErrorResponse`.
+    `reads`: structs of which the body is one, where the handler itself decodes it.
     """
 
-    path: str
-    handler: Callable[..., Any]
-    method: Literal["GET", "POST"] = "POST"
-    request: Any = None
-    response: Any = None
-    response_name: str | None = None
-    summary: str = ""
-    target: Literal["model", "models", "store"] = "model"
     capability: Sequence[Able] = ()
     role: Role | Literal["any"] | None = "infer"
     error: Any = ErrorResponse
+    reads: Sequence[type[Struct]] = ()
     is_tei: bool = False  # TEI has it too: it is there with --only-tei-routes
     needs_content_type: bool = True  # False: a missing one passes, because some clients of this route send none
+    needs_store: bool = False
     key_in_body: bool = False  # a client may send its key as `token` of the body
     outlives_client: bool = False  # what was begun is finished even if the client disconnects
     takes_permits: bool = True  # False: answered also while no permit is free; so is every GET
 
 
-def asks_to_wait(route: Route, *, only_tei_routes: bool) -> bool:
+def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
     """Whether the answer at capacity has `Retry-After`, which TEI's has not; clients of OpenAI's obey it."""
-    return not route.is_tei or (route.error is OpenAICompatErrorResponse and not only_tei_routes)
+    return not endpoint.is_tei or (endpoint.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
 def help_link(error: Exception) -> tuple[str, str]:
@@ -164,22 +152,8 @@ def help_link(error: Exception) -> tuple[str, str]:
     return "link", f'<{PAGE}/errors.html#{errors.anchor_of(error)}>; rel="help"'
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """An answer of bytes, whose form the client does not choose."""
-
-    body: bytes = b""
-    media_type: str | None = None
-    status: int = 200
-    headers: Sequence[tuple[bytes, bytes]] = ()
-
-
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
 BELOW = "/m/"  # each model has all routes below its alias there
-ALIASES = {
-    ("POST", "/"): "/invocations",
-    ("GET", "/docs/"): "/docs/index.html",  # without its slash it would be the redirect to it
-}
 
 
 def split_alias(path: str) -> tuple[str | None, str]:

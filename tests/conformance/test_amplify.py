@@ -17,7 +17,7 @@ from conformance.amplify.shapes import BODY_BYTES, Shapes, fitted, placed
 from conformance.amplify.target import Target, running
 from conformance.fuzz.bodies import Draw
 from conformance.processes import free_port
-from hybridtei.server.app import ROUTES
+from hybridtei.server.app import framework
 from hybridtei.server.openapi import document
 from tests.conformance.costly_app import STALL_SECONDS, TAKEN_BYTES
 
@@ -60,7 +60,7 @@ def test_the_search_finds_what_costs_too_much(costly: Target) -> None:
 def test_requests_are_drawn_for_every_route_and_can_be_sent_again() -> None:
     draw = Draw(3)
     draw.longest = 3
-    shapes = Shapes(document(ROUTES), "small", draw)
+    shapes = Shapes(document(framework()), "small", draw)
     for route in shapes.routes:
         for request in (fresh := shapes.fresh(route), shapes.changed(fresh)):
             again = Request.read(request.told())

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from conformance.quiet import example
 from conformance.quiet_trace import CALLS, Finding, findings
-from hybridtei.server.app import ROUTES
+from hybridtei.server.app import framework
 from hybridtei.server.openapi import document
 from tests.server.live import HANG, ROOT
 
@@ -72,7 +72,7 @@ def test_files_that_the_readme_names() -> None:
 
 
 def test_examples_are_as_their_schemas_say() -> None:
-    whole = document(ROUTES)
+    whole = document(framework())
     for path, methods in whole["paths"].items():
         for operation in methods.values():
             if "requestBody" in operation:

@@ -145,7 +145,7 @@ def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
 
     async def scenario() -> None:
         models = Models({"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener)
-        await ops.load(models, None, {"model_id": "later"})
+        await ops.load(models, {"model_id": "later"})
         assert (loaded[0].trust_remote_code, loaded[0].hf_token) == (False, None)
         await models.stop()
 

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from hybridtei.server.app import ROUTES
-from hybridtei.server.openapi import FIELDS, document
+from hybridtei.server.app import framework
+from hybridtei.server.openapi import FIELDS, TEI_RESPONSES, document
 
-OF_TEI = [route for route in ROUTES if route.is_tei]
+WHOLE, OF_TEI = document(framework()), document(framework(only_tei_routes=True))
 TEI_PATHS = {
     *("/decode", "/embed", "/embed_all", "/embed_sparse", "/health", "/info", "/metrics", "/predict", "/rerank"),
     *("/similarity", "/tokenize", "/v1/embeddings"),
@@ -20,18 +20,17 @@ TEI_PATHS = {
 
 @pytest.fixture(params=[False, True])
 def paper(request: pytest.FixtureRequest) -> Any:
-    return document(OF_TEI if request.param else ROUTES)
+    return OF_TEI if request.param else WHOLE
 
 
 def test_every_reference_leads_somewhere(paper):
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', orjson.dumps(paper).decode()))
     assert names <= paper["components"]["schemas"].keys()
-    answers = {route.response_name for route in ROUTES if route.response_name is not None}
-    assert {*answers, *FIELDS.values(), "InputType", "Info", "ModelType"} <= names
+    assert {*TEI_RESPONSES.values(), *FIELDS.values(), "InputType", "Info", "ModelType"} <= names
 
 
 def test_teis_alone_has_teis_paths_and_no_more():
-    assert set(document(OF_TEI)["paths"]) == TEI_PATHS < set(document(ROUTES)["paths"])
+    assert set(OF_TEI["paths"]) == TEI_PATHS < set(WHOLE["paths"])
 
 
 def test_fields_keep_their_defaults_and_descriptions(paper):
@@ -50,7 +49,7 @@ def test_answers_are_named(paper):
 
 
 def test_every_part_of_a_path_is_a_parameter():
-    for path, methods in document(ROUTES)["paths"].items():
+    for path, methods in WHOLE["paths"].items():
         for described in methods.values():
             names = [one["name"] for one in described.get("parameters", ()) if one["in"] == "path" and one["required"]]
             assert names == re.findall(r"\{(\w+)\}", path)
@@ -58,7 +57,7 @@ def test_every_part_of_a_path_is_a_parameter():
 
 def test_refusals_are_of_the_types_that_are_told(server):
     asked = {"400": b"{", "415": b"{}", "422": b"{}"}
-    for path, methods in document(ROUTES)["paths"].items():
+    for path, methods in WHOLE["paths"].items():
         for status, body in asked.items() if "post" in methods else ():
             headers = {"content-type": "text/plain" if status == "415" else "application/json"}
             response = server.client.post(path.replace("{name}", "x"), content=body, headers=headers)
@@ -68,6 +67,6 @@ def test_refusals_are_of_the_types_that_are_told(server):
 
 def test_what_a_qdrant_server_is_told_is_an_error_alone(server):
     response = server.client.post("/qdrant/inference", content=b"{}")
-    told = document(ROUTES)["paths"]["/qdrant/inference"]["post"]["responses"][str(response.status_code)]["content"]
+    told = WHOLE["paths"]["/qdrant/inference"]["post"]["responses"][str(response.status_code)]["content"]
     name = told["application/json"]["schema"]["$ref"].rpartition("/")[2]
-    assert response.json().keys() == document(ROUTES)["components"]["schemas"][name]["properties"].keys()
+    assert response.json().keys() == WHOLE["components"]["schemas"][name]["properties"].keys()

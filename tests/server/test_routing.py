@@ -8,14 +8,17 @@ import weakref
 
 import httpx
 import pytest
-from litestar import Litestar, get
+from litestar import Litestar, Request, get
+from litestar.datastructures import State
 
 from hybridtei import errors
+from hybridtei.config import ServerConfig
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.app import HANDLERS, error_handler
+from hybridtei.server.endpoint import ENDPOINT
+from hybridtei.server.error_handlers import HANDLERS
 from hybridtei.server.http.body import BodyError, SchemaError
-from hybridtei.server.routing import TABLE, ErrorResponse, OpenAICompatErrorResponse, row_of
+from hybridtei.server.routing import TABLE, Endpoint, ErrorResponse, OpenAICompatErrorResponse, row_of
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403, "Unauthorized": 401}  # of several models and of keys, which TEI does not know
@@ -90,11 +93,12 @@ def test_the_nearest_row_counts():
 def ask(error: Exception, shape) -> httpx.Response:
     """A route that raises, behind our handlers."""
 
-    @get("/")
+    @get("/", opt={ENDPOINT: Endpoint(error=shape)})
     async def route() -> None:
         raise error
 
-    app = Litestar([route], exception_handlers={**HANDLERS, errors.HybridTeiError: error_handler(shape)}, openapi_config=None)
+    state = State({"server": ServerConfig()})
+    app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None, state=state)
 
     async def call() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
@@ -116,5 +120,5 @@ def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
     kept: list[weakref.ref] = []
     with pytest.raises(type(error)) as caught:
         handle()
-    HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](None, caught.value)
+    HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](Request({"type": "http"}), caught.value)
     assert kept[0]() is None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -14,10 +14,11 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.registry import EMBED
-from hybridtei.server.routing import OpenAICompatErrorResponse, Route
+from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import Quantise, quantiser
 from hybridtei.tasks.embed import Embed, InputType
 
@@ -145,15 +146,19 @@ def _texts(rows: Floats) -> list[str]:
     return [as_base64(row) for row in rows]
 
 
-V2 = Route(
-    path="/v2/embed",
-    handler=embed,
-    request=CohereEmbedRequest,
-    response=CohereEmbedResponse,
-    summary="Cohere embeddings",
-    capability=EMBED,
-    error=OpenAICompatErrorResponse,
-    needs_content_type=False,
-)
-V1 = replace(V2, path="/v1/embed", handler=embed_v1, response=CohereEmbedV1Response, summary="Cohere embeddings, version 1")
-ROUTES = (V1, V2)
+class CohereController(Dialect):
+    """Cohere's embeddings."""
+
+    @post("/v2/embed", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
+    async def v2_embed(
+        self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model
+    ) -> Answer[CohereEmbedResponse]:
+        """Cohere embeddings"""
+        return await request.answer(embed(model, data))
+
+    @post("/v1/embed", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
+    async def v1_embed(
+        self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model
+    ) -> Answer[CohereEmbedV1Response]:
+        """Cohere embeddings, version 1"""
+        return await request.answer(embed_v1(model, data))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head, Ragged
@@ -27,9 +28,9 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
-from hybridtei.server.routing import Route
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -275,60 +276,45 @@ def _dense(answer: Embeddings) -> Floats:
     return answer.dense
 
 
-EMBED_ROUTE = Route(
-    path="/embed",
-    handler=embed,
-    request=EmbedRequest,
-    response=list[Vector],
-    response_name="EmbedResponse",
-    summary="Dense vectors",
-    capability=EMBED,
-    is_tei=True,
-)
-ROUTES = (
-    EMBED_ROUTE,
-    replace(
-        EMBED_ROUTE,
-        path="/embed_all",
-        handler=embed_all,
-        request=EmbedAllRequest,
-        response=list[list[Vector]],
-        response_name="EmbedAllResponse",
-        summary="A raw vector for each token",
-    ),
-    replace(
-        EMBED_ROUTE,
-        path="/embed_sparse",
-        handler=embed_sparse,
-        request=EmbedSparseRequest,
-        response=list[list[SparseValue]],
-        response_name="EmbedSparseResponse",
-        summary="Sparse vectors",
-        capability=EMBED_SPARSE,
-    ),
-    replace(
-        EMBED_ROUTE,
-        path="/similarity",
-        handler=similarity,
-        request=SimilarityRequest,
-        response=Vector,
-        response_name="SimilarityResponse",
-        summary="Cosine of one sentence to many",
-    ),
-    Route(
-        path="/embed_multivector",
-        handler=embed_multivector,
-        request=EmbedMultivectorRequest,
-        response=list[list[list[float | Vector] | PackedVectors] | PackedVectors],  # with spans a list of those
-        summary="A unit vector for each token, or fewer",
-        capability=EMBED_MULTIVECTOR,
-    ),
-    Route(
-        path="/embed_hybrid",
-        handler=embed_hybrid,
-        request=EmbedHybridRequest,
-        response=list[HybridEmbedding | list[HybridEmbedding]],
-        summary="Several outputs of one forward pass",
-        capability=EMBED_HYBRID,
-    ),
-)
+class EmbedController(Dialect):
+    """TEI's embeddings."""
+
+    @post("/embed", capability=EMBED, is_tei=True)
+    async def embed(self, request: ApiRequest, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
+        """Dense vectors"""
+        return await request.answer(embed(model, data))
+
+    @post("/embed_all", capability=EMBED, is_tei=True)
+    async def embed_all(self, request: ApiRequest, data: JSONBody[EmbedAllRequest], model: Model) -> Answer[list[list[Vector]]]:
+        """A raw vector for each token"""
+        return await request.answer(embed_all(model, data))
+
+    @post("/embed_sparse", capability=EMBED_SPARSE, is_tei=True)
+    async def embed_sparse(
+        self, request: ApiRequest, data: JSONBody[EmbedSparseRequest], model: Model
+    ) -> Answer[list[list[SparseValue]]]:
+        """Sparse vectors"""
+        return await request.answer(embed_sparse(model, data))
+
+    @post("/similarity", capability=EMBED, is_tei=True)
+    async def similarity(self, request: ApiRequest, data: JSONBody[SimilarityRequest], model: Model) -> Answer[Vector]:
+        """Cosine of one sentence to many"""
+        return await request.answer(similarity(model, data))
+
+
+class HybridController(Dialect):
+    """Multi-vectors, and several outputs of one forward pass."""
+
+    @post("/embed_multivector", capability=EMBED_MULTIVECTOR)
+    async def embed_multivector(
+        self, request: ApiRequest, data: JSONBody[EmbedMultivectorRequest], model: Model
+    ) -> Answer[list[list[list[float | Vector] | PackedVectors] | PackedVectors]]:  # with spans a list of those
+        """A unit vector for each token, or fewer"""
+        return await request.answer(embed_multivector(model, data))
+
+    @post("/embed_hybrid", capability=EMBED_HYBRID)
+    async def embed_hybrid(
+        self, request: ApiRequest, data: JSONBody[EmbedHybridRequest], model: Model
+    ) -> Answer[list[HybridEmbedding | list[HybridEmbedding]]]:
+        """Several outputs of one forward pass"""
+        return await request.answer(embed_hybrid(model, data))

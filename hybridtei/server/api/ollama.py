@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from time import perf_counter_ns
 from typing import Annotated, Any
 
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import NoInputs, UnsupportedHead
+from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.registry import ANY, EMBED, Models
-from hybridtei.server.routing import ALIAS, Route
+from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.registry import ANY, EMBED
 from hybridtei.server.vectors import SPLADE_NORMALIZE
 from hybridtei.tasks.embed import Embed
 
@@ -41,6 +42,7 @@ class OllamaEmbedResponse(Struct, frozen=True):
     prompt_eval_count: int
 
 
+@handler("ollama_embed")
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """`/api/embed`: of unit length, and a list even for one text; what is too long is cut unless `truncate` is false."""
     texts = [request.input] if isinstance(request.input, str) else request.input
@@ -79,6 +81,7 @@ class OllamaPromptResponse(Struct, frozen=True):
     embedding: list[float]
 
 
+@handler("ollama_embeddings")
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """`/api/embeddings`: of one text, as the model gives it, without scaling to length 1; what is too long is cut."""
     if not request.prompt:
@@ -144,19 +147,7 @@ class OllamaShowResponse(Struct, frozen=True):
 STARTED_AT = datetime.now(UTC).isoformat()
 
 
-async def tags(scope: Any) -> Reply:
-    """`/api/tags`: the models that are ready, or the one that the path names."""
-    models: Models = scope["app"].state.models
-    alias = scope.get(ALIAS)
-    contexts = models.ready if alias is None else [models.named(alias)]
-    return Reply(OllamaModels([_listed(context) for context in contexts]))
-
-
-async def version(scope: Any) -> Reply:
-    """`/api/version`: our release in whole numbers. Open WebUI asks for it to see whether a server is there."""
-    return Reply(OllamaVersion(__version__.partition(".dev")[0]))
-
-
+@handler("show")
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
     """`/api/show`: Open WebUI reads `capabilities`, other clients the context's length."""
     spec, length = context.service.model.spec, context.service.reader.max_input_length
@@ -186,50 +177,33 @@ def _file_bytes(context: Context) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-EMBED_ROUTE = Route(
-    path="/api/embed",
-    handler=ollama_embed,
-    request=OllamaEmbedRequest,
-    response=OllamaEmbedResponse,
-    summary="Ollama embeddings",
-    capability=EMBED,
-    needs_content_type=False,
-)
-ROUTES = (
-    EMBED_ROUTE,
-    replace(
-        EMBED_ROUTE,
-        path="/api/embeddings",
-        handler=ollama_embeddings,
-        request=OllamaPromptRequest,
-        response=OllamaPromptResponse,
-        summary="Ollama embeddings of one text",
-    ),
-    Route(
-        path="/api/show",
-        handler=show,
-        request=OllamaShowRequest,
-        response=OllamaShowResponse,
-        summary="Facts of a model, as Ollama tells them",
-        capability=ANY,
-        role="any",
-        needs_content_type=False,
-        takes_permits=False,
-    ),
-    Route(
-        method="GET",
-        path="/api/tags",
-        handler=tags,
-        response=OllamaModels,
-        summary="The models, as Ollama lists them",
-        role="any",
-    ),
-    Route(
-        method="GET",
-        path="/api/version",
-        handler=version,
-        response=OllamaVersion,
-        summary="The version, as Ollama tells it",
-        role="any",
-    ),
-)
+class OllamaController(Dialect):
+    """Ollama's embeddings, and what its clients ask of models."""
+
+    @post("/api/embed", capability=EMBED, needs_content_type=False)
+    async def embed(self, request: ApiRequest, data: JSONBody[OllamaEmbedRequest], model: Model) -> Answer[OllamaEmbedResponse]:
+        """Ollama embeddings"""
+        return await request.answer(ollama_embed(model, data))
+
+    @post("/api/embeddings", capability=EMBED, needs_content_type=False)
+    async def embeddings(
+        self, request: ApiRequest, data: JSONBody[OllamaPromptRequest], model: Model
+    ) -> Answer[OllamaPromptResponse]:
+        """Ollama embeddings of one text"""
+        return await request.answer(ollama_embeddings(model, data))
+
+    @post("/api/show", capability=ANY, role="any", needs_content_type=False, takes_permits=False)
+    async def show(self, request: ApiRequest, data: JSONBody[OllamaShowRequest], model: Model) -> Answer[OllamaShowResponse]:
+        """Facts of a model, as Ollama tells them"""
+        return await request.answer(show(model, data))
+
+    @get("/api/tags")
+    async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[OllamaModels]:
+        """The models, as Ollama lists them"""
+        contexts = models.ready if request.alias is None else [models.named(request.alias)]
+        return Answer(Reply(OllamaModels([_listed(context) for context in contexts])))
+
+    @get("/api/version")
+    async def version(self) -> Answer[OllamaVersion]:
+        """The version in whole numbers: Open WebUI asks for it to see whether a server is there"""
+        return Answer(Reply(OllamaVersion(__version__.partition(".dev")[0])))

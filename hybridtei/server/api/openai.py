@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -24,10 +24,11 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED
-from hybridtei.server.routing import OpenAICompatErrorResponse, Route
+from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -301,24 +302,30 @@ def _as_it_is(row: Any) -> Any:
     return row
 
 
-OPENAI = Route(
-    path="/v1/embeddings",
-    handler=openai_embed,
-    request=OpenAICompatRequest,
-    response=OpenAICompatResponse,
-    summary="OpenAI embeddings",
-    capability=EMBED,
-    error=OpenAICompatErrorResponse,
-    is_tei=True,
-    needs_content_type=False,
-)
-CONTEXTUALIZED = replace(
-    OPENAI,
-    path="/v1/contextualizedembeddings",
-    handler=contextualized_embed,
-    request=ContextualizedRequest,
-    response=ContextualizedResponse,
-    summary="Embeddings of documents' chunks",
-    is_tei=False,
-)
-ROUTES = (OPENAI, replace(OPENAI, path="/embeddings", summary="", needs_content_type=True), CONTEXTUALIZED)
+class OpenAIController(Dialect):
+    """OpenAI's embeddings, which TEI serves too."""
+
+    @post("/v1/embeddings", capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True, needs_content_type=False)
+    async def v1_embeddings(
+        self, request: ApiRequest, data: JSONBody[OpenAICompatRequest], model: Model
+    ) -> Answer[OpenAICompatResponse]:
+        """OpenAI embeddings"""
+        return await request.answer(openai_embed(model, data))
+
+    @post("/embeddings", in_schema=False, capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True)
+    async def embeddings(
+        self, request: ApiRequest, data: JSONBody[OpenAICompatRequest], model: Model
+    ) -> Answer[OpenAICompatResponse]:
+        """OpenAI embeddings"""
+        return await request.answer(openai_embed(model, data))
+
+
+class VoyageController(Dialect):
+    """Voyage's embeddings of chunks."""
+
+    @post("/v1/contextualizedembeddings", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
+    async def contextualized(
+        self, request: ApiRequest, data: JSONBody[ContextualizedRequest], model: Model
+    ) -> Answer[ContextualizedResponse]:
+        """Embeddings of documents' chunks"""
+        return await request.answer(contextualized_embed(model, data))

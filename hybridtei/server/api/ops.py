@@ -1,14 +1,13 @@
-"""Health, facts, metrics and documentation; the models there are, and how they are loaded and unloaded at run time."""
+"""Health, facts and metrics; the models there are, and how they are loaded and unloaded at run time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
-from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any, Literal
 
+from litestar import Response
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei import __version__
@@ -17,10 +16,12 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.load import named_model
+from hybridtei.server.answer import Answer
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.registry import ANY, Entry, Models
-from hybridtei.server.routing import ALIAS, PAGE, Content, Route
+from hybridtei.server.endpoint import AllModels, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.error_handlers import StatusOnly
+from hybridtei.server.registry import Entry, Models
 
 
 class ModelItem(Struct, frozen=True, omit_defaults=True):
@@ -47,38 +48,14 @@ FINGERPRINT_WAIT_S = 0.5  # of the first requests; half a gigabyte is read meanw
 POOLING_NAMES = {"lasttoken": "last_token"}
 
 
-async def health(scope: Any) -> Content:
-    """200 without a body, or 503."""
-    await _context_of(scope).service.check_health()
-    return Content()
-
-
-async def info(scope: Any) -> Reply:
-    """TEI's keys in TEI's order, then ours: `fingerprint` is null while the weights are read for it; `store`: whether there
-    is a vector store."""
-    context = _context_of(scope)
+async def with_fingerprint(context: Context, *, has_store: bool) -> dict[str, Any]:
+    """`/info`: TEI's keys in TEI's order, then ours: `fingerprint` is null while the weights are read for it."""
     answer = facts(context)
     reading = asyncio.wrap_future(context.fingerprint)
     await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
     answer["hybridtei"]["fingerprint"] = reading.result() if reading.done() else None
-    answer["hybridtei"]["store"] = scope["app"].state.schemas is not None
-    return Reply(answer)
-
-
-async def models(scope: Any) -> Reply:
-    """As OpenAI lists them; at `/models` as infinity does, whose client takes no other owner than itself."""
-    infinity = scope["path"] == "/models"
-    data = [_listed(context, infinity=infinity) for context in _models_of(scope).ready]
-    return Reply(ModelList("list", data))
-
-
-def _models_of(scope: Any) -> Models:
-    return scope["app"].state.models  # type: ignore[no-any-return]
-
-
-def _context_of(scope: Any) -> Context:
-    """Of the model that the path names, or the first. Raises UnknownModel."""
-    return _models_of(scope).choose(scope.get(ALIAS), None, ANY)
+    answer["hybridtei"]["store"] = has_store
+    return answer
 
 
 def _listed(context: Context, *, infinity: bool) -> ModelItem:
@@ -95,23 +72,6 @@ def capabilities(heads: frozenset[Head]) -> list[str]:
     names = ["embed"] * bool(heads & EMBEDDINGS)
     ranks = Head.SCORES in heads or Head.MULTIVECTOR in heads or {Head.DENSE, Head.SPARSE} <= heads
     return [*names, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
-
-
-async def metrics(scope: Any) -> Content:
-    """Prometheus' text, of the model that the path names, or of all."""
-    models, alias = _models_of(scope), scope.get(ALIAS)
-    text = models.metrics() if alias is None else models.named(str(alias)).registry.text()
-    return Content(text.encode(), "text/plain; charset=utf-8")
-
-
-async def openapi(scope: Any) -> Content:
-    """OpenAPI's document, which the application makes of its routes."""
-    return Content(scope["app"].state.openapi(), "application/json")
-
-
-async def docs(scope: Any) -> Content:
-    """Redirect to `/docs/`, where relative links work."""
-    return Content(media_type="text/plain; charset=utf-8", status=303, headers=[(b"location", b"/docs/")])
 
 
 def facts(context: Context) -> dict[str, Any]:
@@ -160,73 +120,6 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
     return {"reranker" if spec.kind == "reranker" else "classifier": labels}
 
 
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-}
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
-PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
-DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI writes markup, and its style sheet holds pictures
-HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-cache"),
-    (b"vary", b"accept"),
-]
-INDEX = "index.html"
-FOLDER = files("hybridtei.server").joinpath("page")
-FILES = sorted(file.name for file in FOLDER.iterdir() if file.name.rpartition(".")[2] in TYPES)
-DOCS_FILES = sorted(file.name for file in FOLDER.joinpath("docs").iterdir() if file.name.rpartition(".")[2] in TYPES)
-
-
-async def page(scope: Any) -> Content:
-    """The page itself, or a file that it loads."""
-    return _content(scope["path"].removeprefix(PAGE).strip("/") or INDEX, PAGE_POLICY)
-
-
-async def docs_file(scope: Any) -> Content:
-    """Swagger UI, or a file that it loads."""
-    name = str(scope["path_params"]["name"]).strip("/")
-    return _content(f"docs/{name}", DOCS_POLICY) if name in DOCS_FILES else Content(status=404)
-
-
-@cache
-def _content(name: str, policy: str) -> Content:
-    headers = [(b"content-security-policy", policy.encode()), *HEADERS]
-    return Content(FOLDER.joinpath(name).read_bytes(), TYPES[name.rpartition(".")[2]], headers=headers)
-
-
-HEALTH = Route(method="GET", path="/health", handler=health, summary="Health check", role=None, is_tei=True)
-MODELS = Route(
-    method="GET",
-    path="/v1/models",
-    handler=models,
-    response=ModelList,
-    summary="The models",
-    role="any",
-    needs_content_type=False,
-)
-ROUTES = (
-    HEALTH,
-    replace(HEALTH, path="/", summary=""),
-    replace(HEALTH, path="/ping", summary=""),
-    Route(method="GET", path="/info", handler=info, response=Info, summary="The model and the limits", role="any", is_tei=True),
-    replace(HEALTH, path="/metrics", handler=metrics, summary="Prometheus metrics"),
-    replace(HEALTH, path="/api-doc/openapi.json", handler=openapi, summary=""),
-    replace(HEALTH, path="/docs", handler=docs, summary=""),
-    replace(HEALTH, path="/docs/{name:path}", handler=docs_file, summary=""),
-    replace(MODELS, path="/models", summary="The models, with what infinity's clients look for"),
-    MODELS,
-    *(
-        Route(method="GET", path=path, handler=page, role=None)
-        for path in (PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX))
-    ),
-)
-
-
 class UnloadRequest(Struct, frozen=True):
     """`/models/unload`."""
 
@@ -242,6 +135,12 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
+MANAGED: dict[str, Any] = {
+    "role": "manage",
+    "takes_permits": False,
+    "needs_content_type": False,
+    "outlives_client": True,
+}
 Table = dict[str, Any]  # the keys of `config.NamedModel`
 
 
@@ -249,16 +148,16 @@ Table = dict[str, Any]  # the keys of `config.NamedModel`
 OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
 
 
-async def load(models: Models, alias: str | None, request: Table) -> Reply:
-    """`/models/load`: answers when the model does, or cannot. Raises InvalidInput."""
+async def load(models: Models, request: Table) -> Reply:
+    """`/models/load`. Raises InvalidInput."""
     try:
         return Reply(_state(await models.load(_configuration(request, models.flags))))
     except LoadError as error:
         raise InvalidInput(str(error)) from error
 
 
-async def unload(models: Models, alias: str | None, request: UnloadRequest) -> Reply:
-    """`/models/unload`: answers once its memory is free. Raises UnknownModel, InvalidInput."""
+async def unload(models: Models, request: UnloadRequest) -> Reply:
+    """`/models/unload`. Raises UnknownModel, InvalidInput."""
     await models.unload(request.model)
     return Reply(ModelState(request.model, "unloaded"))
 
@@ -286,25 +185,52 @@ def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
         raise InvalidInput(str(error)) from None
 
 
-MANAGEMENT_ROUTES = (
-    Route(
-        path="/models/load",
-        handler=load,
-        request=Table,
-        target="models",
-        role="manage",
-        takes_permits=False,
-        needs_content_type=False,
-        outlives_client=True,
-    ),
-    Route(
-        path="/models/unload",
-        handler=unload,
-        request=UnloadRequest,
-        target="models",
-        role="manage",
-        takes_permits=False,
-        needs_content_type=False,
-        outlives_client=True,
-    ),
-)
+class OperationController(Dialect):
+    """TEI's health, facts and metrics."""
+
+    @get("/health", role=None, is_tei=True)
+    async def health(self, model: Model) -> Response[bytes]:
+        """Health check"""
+        await model.service.check_health()
+        return StatusOnly(200)
+
+    @get("/ping", in_schema=False, role=None, is_tei=True)
+    async def ping(self, model: Model) -> Response[bytes]:
+        """Health check"""
+        await model.service.check_health()
+        return StatusOnly(200)
+
+    @get("/info", is_tei=True)
+    async def info(self, request: ApiRequest, model: Model) -> Answer[Info]:
+        """The model and the limits"""
+        return Answer(Reply(await with_fingerprint(model, has_store=request.app.state.schemas is not None)))
+
+    @get("/metrics", role=None, is_tei=True)
+    async def metrics(self, request: ApiRequest, models: AllModels) -> Response[bytes]:
+        """Prometheus metrics"""
+        text = models.metrics() if request.alias is None else models.named(request.alias).registry.text()
+        return Response(text.encode(), media_type="text/plain")
+
+
+class ModelController(Dialect):
+    """The models there are, and how they are loaded and unloaded at run time."""
+
+    @get("/v1/models")
+    async def listed(self, models: AllModels) -> Answer[ModelList]:
+        """The models"""
+        return Answer(Reply(ModelList("list", [_listed(context, infinity=False) for context in models.ready])))
+
+    @get("/models")
+    async def listed_for_infinity(self, models: AllModels) -> Answer[ModelList]:
+        """The models, with what infinity's clients look for"""
+        return Answer(Reply(ModelList("list", [_listed(context, infinity=True) for context in models.ready])))
+
+    @post("/models/load", in_schema=False, **MANAGED)
+    async def load(self, request: ApiRequest, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:
+        """Load a model, and answer when it answers, or cannot"""
+        return await request.answer(load(models, data))
+
+    @post("/models/unload", in_schema=False, **MANAGED)
+    async def unload(self, request: ApiRequest, data: JSONBody[UnloadRequest], models: AllModels) -> Answer[ModelState]:
+        """Unload a model, and answer once its memory is free"""
+        return await request.answer(unload(models, data))

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.checkpoint.fingerprint import model_hash
-from hybridtei.errors import InvalidPoint, NoStore, RequestError, UnknownCollection
+from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.security import check_key
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Store, get, post
 from hybridtei.server.registry import StoreContext
-from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 
 if TYPE_CHECKING:
@@ -254,33 +254,19 @@ async def _embedded(
     return good, Embeddings.concat(parts) if parts else None, last
 
 
-async def collections(scope: Any) -> Reply:
-    """The names that `/search` takes. Raises NoKey, RoleNeeded, NoStore, StoreError."""
-    check_key(scope, "search")
-    schemas = scope["app"].state.schemas
-    if schemas is None:
-        raise NoStore
-    return Reply(CollectionList(sorted({*await schemas.store.collections(), *await schemas.store.aliases()})))
+class PointsController(Dialect):
+    """The collections, and writes to them."""
 
+    @get("/collections", role="search", needs_store=True)
+    async def collections(self, store: Store) -> Answer[CollectionList]:
+        """The collections of the vector store"""
+        names = {*await store.schemas.store.collections(), *await store.schemas.store.aliases()}
+        return Answer(Reply(CollectionList(sorted(names))))
 
-ROUTES = (
-    Route(
-        method="GET",
-        path="/collections",
-        handler=collections,
-        response=CollectionList,
-        summary="The collections of the vector store",
-        target="store",
-        role="search",
-    ),
-    Route(
-        path="/collections/{name:str}/points",
-        handler=upsert,
-        request=PointsRequest,
-        response=PointsResponse,
-        summary="Embed texts and store them",
-        target="store",
-        role="write",
-        outlives_client=True,  # it will ask again, for the same ids
-    ),
-)
+    # A client that disconnected will ask again, for the same ids.
+    @post("/collections/{name:str}/points", role="write", needs_store=True, outlives_client=True)
+    async def upsert(
+        self, request: ApiRequest, name: FromPath[str], data: JSONBody[PointsRequest], store: Store
+    ) -> Answer[PointsResponse]:
+        """Embed texts and store them"""
+        return await request.answer(upsert(store, name, data))

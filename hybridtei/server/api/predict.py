@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
@@ -25,11 +26,12 @@ from hybridtei.server.api.tei import (
     parse_predict,
 )
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
-from hybridtei.server.routing import ListedErrorResponse, Route
+from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.tasks import label
 from hybridtei.text.tokenizer import Text
 
@@ -295,42 +297,35 @@ async def _tag(context: Context, task: label.Tag, write: Write[list[label.Tagged
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
 
 
-ROUTES = (
-    Route(
-        path="/predict",
-        handler=predict,
-        request=PredictRequest,
-        response=(list[Prediction], list[list[Prediction]]),
-        response_name="PredictResponse",
-        summary="Classification",
-        capability=CLASSIFY,
-        is_tei=True,
-    ),
-    Route(
-        path="/classify",
-        handler=classify,
-        request=(ClassifyRequest,),
-        response=(ClassifyResponse, VllmClassifyResponse),
-        summary="Classification for infinity's clients",
-        capability=CLASSIFY,
-        error=ListedErrorResponse,
-    ),
-    Route(
-        path="/v1/classify",
-        handler=vllm_classify,
-        request=VllmClassifyRequest,
-        response=VllmClassifyResponse,
-        summary="Classification for vLLM's clients",
-        capability=CLASSIFY,
-        error=ListedErrorResponse,
-        needs_content_type=False,
-    ),
-    Route(
-        path="/predict_tokens",
-        handler=predict_tokens,
-        request=PredictTokensRequest,
-        response=list[list[TokenPrediction]],
-        summary="Labels of tokens, or entities",
-        capability=TAG,
-    ),
-)
+class PredictController(Dialect):
+    """TEI's classification."""
+
+    @post("/predict", capability=CLASSIFY, is_tei=True)
+    async def predict(
+        self, request: ApiRequest, data: JSONBody[PredictRequest], model: Model
+    ) -> Answer[list[Prediction] | list[list[Prediction]]]:
+        """Classification"""
+        return await request.answer(predict(model, data))
+
+
+class ClassifyController(Dialect):
+    """Classification as infinity's and vLLM's clients ask for it, and labels of tokens."""
+
+    @post("/classify", capability=CLASSIFY, error=ListedErrorResponse, reads=(ClassifyRequest,))
+    async def classify(self, request: ApiRequest, model: Model) -> Answer[ClassifyResponse | VllmClassifyResponse]:
+        """Classification for infinity's clients"""
+        return await request.answer(classify(model, await request.body()))
+
+    @post("/v1/classify", capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
+    async def v1_classify(
+        self, request: ApiRequest, data: JSONBody[VllmClassifyRequest], model: Model
+    ) -> Answer[VllmClassifyResponse]:
+        """Classification for vLLM's clients"""
+        return await request.answer(vllm_classify(model, data))
+
+    @post("/predict_tokens", capability=TAG)
+    async def predict_tokens(
+        self, request: ApiRequest, data: JSONBody[PredictTokensRequest], model: Model
+    ) -> Answer[list[list[TokenPrediction]]]:
+        """Labels of tokens, or entities"""
+        return await request.answer(predict_tokens(model, data))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -19,10 +20,11 @@ from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestErro
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, post
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
-from hybridtei.server.routing import Route, row_of
+from hybridtei.server.routing import row_of
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.pooling import MultivectorBudget
 
@@ -316,16 +318,12 @@ def _size(vector: Any) -> int:
     return int(np.size(vector["indices"]) * 2 if isinstance(vector, dict) else np.size(vector))
 
 
-ROUTES = (
-    Route(
-        path="/qdrant/inference",
-        handler=inference,
-        request=InferenceRequest,
-        response=InferenceResponse,
-        summary="Embeddings for a Qdrant server",
-        target="models",
-        error=InferenceError,
-        needs_content_type=False,
-        key_in_body=True,
-    ),
-)
+class InferenceController(Dialect):
+    """Embeddings as a Qdrant server asks for them."""
+
+    @post("/qdrant/inference", error=InferenceError, needs_content_type=False, key_in_body=True)
+    async def inference(
+        self, request: ApiRequest, data: JSONBody[InferenceRequest], models: AllModels
+    ) -> Answer[InferenceResponse]:
+        """Embeddings for a Qdrant server"""
+        return await request.answer(inference(models, request.alias, data))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
+from litestar.params import JSONBody
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.batch import Head
@@ -33,9 +33,10 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.decoding import decode
 from hybridtei.server.registry import RANK
-from hybridtei.server.routing import ListedErrorResponse, Route
+from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.tasks.label import best_first
 from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
@@ -302,28 +303,26 @@ def _task(
     )
 
 
-TEI = Route(
-    path="/rerank",
-    handler=rerank_by_fields,
-    request=(RerankRequest, DocumentsRequest),
-    response=(list[Rank], DocumentsResponse),
-    response_name="RerankResponse",
-    summary="Reranking of documents; `texts` or `documents`",
-    capability=RANK,
-    is_tei=True,
-)
-V1 = Route(
-    path="/v1/rerank",
-    handler=rerank_documents,
-    request=DocumentsRequest,
-    response=DocumentsResponse,
-    summary="Reranking of documents",
-    capability=RANK,
-    error=ListedErrorResponse,
-    needs_content_type=False,
-)
-# Where only TEI's routes are served.
-TEI_ALONE = replace(
-    TEI, handler=rerank, request=RerankRequest, response=list[Rank], response_name=None, summary="Reranking of documents"
-)
-ROUTES = (TEI, V1, replace(V1, path="/v2/rerank"))
+class RerankController(Dialect):
+    """Reranking in every dialect."""
+
+    @post("/rerank", capability=RANK, is_tei=True, reads=(RerankRequest, DocumentsRequest))
+    async def rerank(self, request: ApiRequest, model: Model) -> Answer[list[Rank] | DocumentsResponse]:
+        """Reranking of documents; `texts` or `documents`"""
+        return await request.answer(rerank_by_fields(model, await request.body()))
+
+    @post(["/v1/rerank", "/v2/rerank"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
+    async def rerank_documents(
+        self, request: ApiRequest, data: JSONBody[DocumentsRequest], model: Model
+    ) -> Answer[DocumentsResponse]:
+        """Reranking of documents"""
+        return await request.answer(rerank_documents(model, data))
+
+
+class TeiRerankController(Dialect):
+    """Reranking where only TEI's routes are served."""
+
+    @post("/rerank", capability=RANK, is_tei=True)
+    async def rerank(self, request: ApiRequest, data: JSONBody[RerankRequest], model: Model) -> Answer[list[Rank]]:
+        """Reranking of documents"""
+        return await request.answer(rerank(model, data))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
-from hybridtei.server.routing import ListedErrorResponse, Route
+from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.server.vectors import pooled, pooled_head
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
@@ -114,14 +115,15 @@ def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
     return {**envelope(context, "list", "score"), "data": data, "usage": usage_of(usage)}
 
 
-V1 = Route(
-    path="/v1/score",
-    handler=score,
-    request=ScoreRequest,
-    response=ScoreResponse,
-    summary="Scores of pairs",
-    capability=RANK,
-    error=ListedErrorResponse,
-    needs_content_type=False,
-)
-ROUTES = (replace(V1, path="/score", needs_content_type=True), V1)
+class ScoreController(Dialect):
+    """Scores of pairs, as vLLM's clients ask for them."""
+
+    @post("/score", capability=RANK, error=ListedErrorResponse)
+    async def score(self, request: ApiRequest, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
+        """Scores of pairs"""
+        return await request.answer(score(model, data))
+
+    @post("/v1/score", capability=RANK, error=ListedErrorResponse, needs_content_type=False)
+    async def v1_score(self, request: ApiRequest, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
+        """Scores of pairs"""
+        return await request.answer(score(model, data))

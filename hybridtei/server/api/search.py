@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from litestar.params import JSONBody
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
@@ -21,8 +22,8 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Store, post
 from hybridtei.server.registry import Models, StoreContext
-from hybridtei.server.routing import Route
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
 from hybridtei.tasks.rerank import Weights, rerank_task
@@ -273,14 +274,12 @@ def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | 
             hit["relevant_spans"] = spans
 
 
-ROUTES = (
-    Route(
-        path="/search",
-        handler=search,
-        request=SearchRequest,
-        response=(SearchResponse, SearchesResponse),
-        summary="Search a collection of the vector store",
-        target="store",
-        role="search",
-    ),
-)
+class SearchController(Dialect):
+    """Search of the vector store."""
+
+    @post("/search", role="search", needs_store=True)
+    async def search(
+        self, request: ApiRequest, data: JSONBody[SearchRequest], store: Store
+    ) -> Answer[SearchResponse | SearchesResponse]:
+        """Search a collection of the vector store"""
+        return await request.answer(search(store, data))

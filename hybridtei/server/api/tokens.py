@@ -7,14 +7,16 @@ from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
+from litestar.params import JSONBody
+
 from hybridtei.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_msgpack, write_json
-from hybridtei.server.routing import Route
 
 ANSWER_BYTES = 200_000_000
 
@@ -71,25 +73,17 @@ def _append(written: BytesIO, items: Sequence[T], make: Callable[[T], Any], pack
             write_json(make(item), written)
 
 
-ROUTES = (
-    Route(
-        path="/tokenize",
-        handler=tokenize,
-        request=TokenizeRequest,
-        response=list[list[SimpleToken]],
-        response_name="TokenizeResponse",
-        summary="Tokens with their places",
-        takes_permits=False,
-        is_tei=True,
-    ),
-    Route(
-        path="/decode",
-        handler=decode_ids,
-        request=DecodeRequest,
-        response=list[str],
-        response_name="DecodeResponse",
-        summary="Ids back to text",
-        takes_permits=False,
-        is_tei=True,
-    ),
-)
+class TokenController(Dialect):
+    """TEI's tokens."""
+
+    @post("/tokenize", takes_permits=False, is_tei=True)
+    async def tokenize(
+        self, request: ApiRequest, data: JSONBody[TokenizeRequest], model: Model
+    ) -> Answer[list[list[SimpleToken]]]:
+        """Tokens with their places"""
+        return await request.answer(tokenize(model, data))
+
+    @post("/decode", takes_permits=False, is_tei=True)
+    async def decode(self, request: ApiRequest, data: JSONBody[DecodeRequest], model: Model) -> Answer[list[str]]:
+        """Ids back to text"""
+        return await request.answer(decode_ids(model, data))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hybridtei.server.api.ops import FILES
+from hybridtei.server.api.pages import FILES
 from tests.server.live import serving
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

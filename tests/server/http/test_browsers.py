@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtei.server.dispatch import wants_page
+from hybridtei.server.api.pages import wants_page
 
 BROWSERS = {
     "chrome": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8",

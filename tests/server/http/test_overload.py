@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridtei.server.app import ROUTES
+from hybridtei.server.app import endpoints_of, framework
 from hybridtei.server.http import protocol
 from tests.server.clock import SteppedClock
 from tests.server.http.test_protocol import BODY, CHUNKED, POST, WHOLE, connected
@@ -64,16 +64,17 @@ def answers(client: socket.socket, count: int, *, heads: Sequence[int] = ()) -> 
     return found
 
 
-OF_MODELS = [route for route in ROUTES if route.method == "POST" and route.takes_permits and route.target != "store"]
+ENDPOINTS = endpoints_of(framework())
+OF_MODELS = [path for path, needs in ENDPOINTS.items() if needs.takes_permits and not needs.needs_store]
 
 
-@pytest.mark.parametrize("route", OF_MODELS, ids=lambda route: route.path)
-def test_every_route_is_refused_before_its_body_comes(full, route):
+@pytest.mark.parametrize("path", OF_MODELS)
+def test_every_route_is_refused_before_its_body_comes(full, path):
     with connected(full) as client:
-        client.sendall(POST.replace(b"/embed", route.path.encode()) + b"content-length: 100\r\n\r\n")
+        client.sendall(POST.replace(b"/embed", path.encode()) + b"content-length: 100\r\n\r\n")
         ((status, headers, body),) = answers(client, 1)
         assert (status, "Model is overloaded" in body.decode()) == (429, True)
-        assert ("retry-after" in headers) == (not route.is_tei or route.path in ("/v1/embeddings", "/embeddings"))
+        assert ("retry-after" in headers) == (not ENDPOINTS[path].is_tei or path in ("/v1/embeddings", "/embeddings"))
 
 
 def test_with_teis_routes_only_the_answers_are_teis():
@@ -83,7 +84,7 @@ def test_with_teis_routes_only_the_answers_are_teis():
 
 
 def test_what_needs_no_permit_is_answered(full):
-    exempt = {route.path for route in ROUTES if route.method == "POST" and not route.takes_permits}
+    exempt = {path for path, needs in ENDPOINTS.items() if not needs.takes_permits}
     assert exempt == {"/tokenize", "/decode", "/api/show", "/models/load", "/models/unload"}
     assert full.post("/api/show", {}).status_code == 200
     assert full.post("/tokenize", {"inputs": "one"}).status_code == 200

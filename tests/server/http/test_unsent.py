@@ -108,7 +108,7 @@ def test_long_texts_are_packed_beside_the_event_loop(path, body, tmp_path, monke
         if path == "/search":
             points = [{"text": "one two", "payload": {"long": "x" * 200_000}}]
             assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
-        monkeypatch.setattr("hybridtei.server.dispatch.encode", noting)
+        monkeypatch.setattr("hybridtei.server.answer.encode", noting)
         assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
         answer = running.post(path, body, headers={**JSON, "accept-encoding": "gzip"})
         assert (answer.status_code, answer.headers.get("content-encoding")) == (200, "gzip"), answer.text

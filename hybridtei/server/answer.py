@@ -1,0 +1,104 @@
+"""What a handler replied -> the response, in the form that the client wants; and work that ends when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+from litestar import Response
+from litestar.types import ASGIApp
+
+from hybridtei.engine.service import BYTES_PER_NUMBER
+from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
+from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
+from hybridtei.server.http.writers import FORM, Form, encode, piecewise
+
+T = TypeVar("T")
+
+COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
+SLICE_BYTES = 262_144
+
+
+class Answer(Response[T], Generic[T]):
+    """A reply of type `T`, written in the form that the client wants, within the bound of unsent bytes."""
+
+    def __init__(self, reply: Reply, *headers: tuple[bytes, bytes]) -> None:
+        self.reply = reply
+        self._headers = headers
+
+    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
+        """See Litestar."""
+        return self._respond
+
+    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
+        """200, with timing headers if a model ran. Raises AnswersUnsent, ClientDisconnected."""
+        reply = self.reply
+        del self.reply  # its numbers need not wait for the client, too
+        unsent: Unsent = scope["app"].state.unsent
+        estimate = reply.numbers * BYTES_PER_NUMBER
+        reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
+        try:
+            body, headers = await _encode(reply, FORM.get())
+            unsent.add(len(body))
+        finally:
+            unsent.add(-reserved)
+        timing = [] if reply.usage is None else headers_of(reply.usage)
+        headers = [*self._headers, *reply.headers, *timing, *headers]
+        del reply
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await _send_body(b"" if scope["method"] == "HEAD" else body, send)
+        finally:
+            unsent.add(-len(body))
+
+
+async def _send_body(body: bytes, send: Any) -> None:
+    """A large body slice by slice: `send` waits until the system took the slice before, so that no second copy is kept."""
+    rest: Any = body
+    if len(body) > SLICE_BYTES:
+        rest = memoryview(body)
+        while len(rest) > SLICE_BYTES:
+            await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
+            await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
+            rest = rest[SLICE_BYTES:]
+    await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _encode(reply: Reply, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
+        return await asyncio.to_thread(_encode_piecewise, reply.answer, form)
+    return encode(reply.answer, form)
+
+
+def _encode_piecewise(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    return encode(answer if form.msgpack else piecewise(answer), form)
+
+
+def disconnect_of(scope: Any) -> Disconnect | None:
+    """Whether the client disconnected, from our protocol; None under another server."""
+    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
+    return disconnect
+
+
+async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected then.
+
+    ASGI servers report a disconnect in `receive` only, for which each request would need a task of its own; our protocol puts
+    it into the scope. Under another server the work goes on.
+    """
+    disconnect = disconnect_of(scope)
+    if disconnect is None:
+        return await work
+    running = asyncio.current_task()
+    assert running is not None
+    disconnect.on_disconnect = running.cancel
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not disconnect.happened:
+            raise
+        running.uncancel()
+        raise ClientDisconnected from None
+    finally:
+        disconnect.on_disconnect = None

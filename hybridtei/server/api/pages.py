@@ -1,0 +1,103 @@
+"""What browsers open: the page at `/`, and `/docs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from litestar import Response
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath
+
+from hybridtei.server.endpoint import ApiRequest, Dialect, get
+from hybridtei.server.routing import PAGE
+
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
+DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI writes markup, and its style sheet holds pictures
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+    "vary": "accept",
+}
+INDEX = "index.html"
+FOLDER = files("hybridtei.server").joinpath("page")
+
+
+def _served(folder: Traversable) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.name.rpartition(".")[2] in TYPES)
+
+
+FILES, DOCS_FILES = _served(FOLDER), _served(FOLDER.joinpath("docs"))
+
+
+class PageController(Dialect):
+    """The page."""
+
+    @get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)], in_schema=False, role=None)
+    async def page(self, request: ApiRequest) -> Response[bytes]:
+        """The page itself, or a file that it loads."""
+        return page_file(request.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
+
+
+class DocsController(Dialect):
+    """Swagger UI, from files of this package: it works without a network."""
+
+    @get("/docs", in_schema=False, role=None, is_tei=True)
+    async def docs(self, request: ApiRequest) -> Response[bytes]:
+        """Redirect to `/docs/`, where relative links work."""
+        if request.scope["raw_path"].endswith(b"/"):
+            return _file(f"docs/{INDEX}", DOCS_POLICY)
+        return Response(b"", status_code=303, media_type="text/plain", headers={"location": "/docs/"})
+
+    @get("/docs/{name:str}", in_schema=False, role=None, is_tei=True)
+    async def docs_file(self, name: FromPath[str]) -> Response[bytes]:
+        """A file that Swagger UI loads."""
+        if name not in DOCS_FILES:
+            raise NotFoundException
+        return _file(f"docs/{name}", DOCS_POLICY)
+
+
+def page_file(name: str) -> Response[bytes]:
+    """The page, or one of its files."""
+    return _file(name, PAGE_POLICY)
+
+
+def _file(name: str, policy: str) -> Response[bytes]:
+    headers = {"content-security-policy": policy, **HEADERS}
+    return Response(_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
+
+
+@cache
+def _read(name: str) -> bytes:
+    return FOLDER.joinpath(name).read_bytes()
+
+
+HTML, XHTML = "text/html", "application/xhtml+xml"
+BROWSERS_OWN = (HTML, XHTML, "image/", "*/*")  # what may be valued as much as HTML
+
+
+def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether `accept` names HTML, and nothing that is no browser's before it or beside it."""
+    accept = b",".join(value for name, value in headers if name == b"accept")
+    if b"text/html" not in accept.lower():  # health probes end here
+        return False
+    qualities = dict(_quality(item) for item in accept.decode("latin-1").lower().split(","))
+    html = qualities.get(HTML, 0.0)
+    rivals = [name for name, quality in qualities.items() if quality >= html and name not in (HTML, XHTML)]
+    if not rivals:
+        return html > 0
+    return html > 0 and XHTML in qualities and all(name.startswith(BROWSERS_OWN) and qualities[name] <= html for name in rivals)
+
+
+def _quality(item: str) -> tuple[str, float]:
+    name, *parameters = (part.strip() for part in item.split(";"))
+    value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, 0.0

@@ -1,0 +1,244 @@
+"""How a route is written: what it needs, its request, the model that answers it, and its answer.
+
+    class Embeddings(Dialect):
+        @post("/embed", capability=EMBED, is_tei=True)
+        async def embed(self, request: ApiRequest, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
+            \"\"\"Dense vectors\"\"\"
+            return await request.answer(embed(model, data))
+
+Litestar routes, injects and documents. Here is what costs a short request too much in its general form: one middleware in
+place of guards, `ApiRequest.body` for bounded and compressed bodies, `Body` for decoding, `Answer` for writing. CONTRIBUTING.md
+has the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import litestar
+from litestar import Controller, Request
+from litestar.di import NamedDependency
+from litestar.dto import AbstractDTO, DTOConfig, DTOFieldDefinition
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import SkipValidation
+from litestar.types import ASGIApp, Empty, Receive, Scope, Send
+from litestar.typing import FieldDefinition
+from msgspec import Struct
+
+from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.observability.tracing import arrived
+from hybridtei.server.answer import Answer, while_connected
+from hybridtei.server.context import Context, Reply
+from hybridtei.server.http.body import SyntaxRefused, first_fields, read_plain
+from hybridtei.server.http.connection import ClientDisconnected
+from hybridtei.server.http.decoding import decode, keys_of, model_name
+from hybridtei.server.http.security import check_key, check_origin, is_keyless
+from hybridtei.server.http.writers import FORM, Form, negotiate
+from hybridtei.server.registry import Models, StoreContext, check_capacity
+from hybridtei.server.routing import ALIAS, Endpoint
+
+Model = NamedDependency[SkipValidation[Context]]
+AllModels = NamedDependency[SkipValidation[Models]]
+Store = NamedDependency[SkipValidation[StoreContext]]
+
+
+__all__ = ["AllModels", "Answer", "ApiRequest", "Dialect", "Model", "Store", "get", "post"]
+
+ENDPOINT = "endpoint"  # in a handler's `opt`
+Decorator = Callable[[Callable[..., Any]], HTTPRouteHandler]
+
+
+def post(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decorator:
+    """Decorate a method of a `Dialect`. `needs`: fields of `Endpoint`."""
+    return litestar.post(path, status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)})
+
+
+def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decorator:
+    """Decorate a method that answers GET and HEAD. `needs`: fields of `Endpoint`."""
+    needs = {"role": "any", **needs, "takes_permits": False}
+    return litestar.route(
+        path, http_method=["GET", "HEAD"], status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)}
+    )
+
+
+def endpoint_of(scope: Any) -> Endpoint | None:
+    """The needs of the route that a request reached; None where it reached none, or one of the framework's."""
+    handler = scope.get("route_handler")
+    return None if handler is None else handler.opt.get(ENDPOINT)
+
+
+class _Token(Struct):
+    """The API key of a body."""
+
+    token: str | None = None
+
+
+class ApiRequest(Request[Any, Any, Any]):
+    """A request whose body is bounded in size and time, and may be compressed."""
+
+    __slots__ = ("decoded", "model")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.decoded: Any = None  # the body as a struct
+        self.model: Context | None = None  # that answers
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What the route needs."""
+        return self.route_handler.opt[ENDPOINT]  # type: ignore[no-any-return]
+
+    @property
+    def alias(self) -> str | None:
+        """The model that the path names, if it does."""
+        return self.scope.get(ALIAS)  # type: ignore[return-value]
+
+    async def body(self) -> bytes:
+        """Return the bytes, out of their codings. Raises BodyError, ClientDisconnected, NoKey."""
+        if self._body is Empty:
+            self._body = await self._read()
+        return self._body
+
+    async def _read(self) -> bytes:
+        scope, state = self.scope, self.scope["app"].state
+        if not (self.endpoint.key_in_body and is_keyless(scope)):
+            return await self._read_connected(self.receive)
+        async with state.keyless.bounded(scope, self.receive) as receive:
+            body = await self._read_connected(receive)
+        check_key(scope, "infer", keys_of(body, _Token).token)
+        return body
+
+    async def _read_connected(self, receive: Receive) -> bytes:
+        """`read_plain`, unless the client disconnected by then, which is counted."""
+        state = self.scope["app"].state
+        try:
+            limit, needs_type = state.server.payload_limit, self.endpoint.needs_content_type
+            body = await read_plain(self.scope, receive, limit=limit, type_required=needs_type)
+        except ClientDisconnected:
+            state.models.default.metrics.disconnected()
+            raise
+        if not body:
+            raise SyntaxRefused("it ends too early (byte 0)")
+        return body
+
+    async def answer(self, work: Coroutine[Any, Any, Reply]) -> Answer[Any]:
+        """Run the handler's work while the client is connected. Raises ClientDisconnected, and what `work` raises."""
+        endpoint = self.endpoint
+        reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(self.scope, work))
+        if self.model is not None and not endpoint.is_tei and (fingerprint := self.model.fingerprint_header) is not None:
+            return Answer(reply, fingerprint)
+        return Answer(reply)
+
+
+class Body(AbstractDTO[Struct]):
+    """Decodes bodies with `decoding`, which reports mistakes by the field's path; Litestar documents the struct itself."""
+
+    config = DTOConfig()
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """Raises BodyError."""
+        request: Any = self.asgi_connection
+        request.decoded = decode(value, request.route_handler.parsed_data_field.annotation)
+        return request.decoded
+
+    @classmethod
+    def create_for_field_definition(cls, field_definition: FieldDefinition, handler_id: str, backend_cls: Any = None) -> None:
+        """Nothing is made for a handler: `decoding` keeps a decoder for each struct."""
+
+    @classmethod
+    def create_openapi_schema(cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any) -> Any:
+        """The struct's."""
+        return schema_creator.for_field_definition(field_definition)
+
+    @classmethod
+    def generate_field_definitions(cls, model_type: type[Any]) -> Generator[DTOFieldDefinition, None, None]:
+        """None: structs are not taken apart."""
+        yield from ()
+
+    @classmethod
+    def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:
+        """False: structs are not taken apart."""
+        return False
+
+
+async def served_model(request: ApiRequest) -> Context:
+    """The model that the path or the body names; else the first with the route's capability. Raises UnknownModel."""
+    models: Models = request.scope["app"].state.models
+    alias = request.alias
+    context = models.only
+    if context is None or alias is not None:
+        name = None
+        if alias is None and not models.is_one and request.method == "POST":
+            name = model_name(await request.body(), request.decoded)
+        context = models.choose(alias, name, request.endpoint.capability)
+    request.model = context
+    return context
+
+
+async def all_models(request: ApiRequest) -> Models:
+    """Every model of the server."""
+    return request.scope["app"].state.models  # type: ignore[no-any-return]
+
+
+async def vector_store(request: ApiRequest) -> StoreContext:
+    """The vector store, and the model that the path or the body names, if any. Raises UnknownModel."""
+    state, alias = request.scope["app"].state, request.alias
+    if alias is not None:
+        state.models.named(alias)
+    named = alias or getattr(request.decoded, "model", None)
+    return StoreContext(state.models, state.schemas, state.server, state.store_bounds, named)
+
+
+def admitted(app: ASGIApp) -> ASGIApp:
+    """A middleware: check key, limits and capacity before the body is read, and note the form of the answer."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = endpoint_of(scope)
+        if endpoint is not None:
+            _admit(endpoint, scope)
+        FORM.set(form_of(scope))
+        state = scope["app"].state
+        if state.recorder is not None:
+            arrived(state.recorder, scope["headers"])
+        await app(scope, receive, send)
+
+    return handle
+
+
+def _admit(endpoint: Endpoint, scope: Any) -> None:
+    """Raises NoKey, RoleNeeded, OtherOrigin, KeyNeeded, NoStore, AnswersUnsent, Overloaded."""
+    state, role = scope["app"].state, endpoint.role
+    if role is None:
+        return
+    if endpoint.key_in_body and is_keyless(scope):
+        state.unsent.check()
+        return
+    if not state.authenticator.keys.is_open:
+        check_key(scope, None if role == "any" else role)
+    elif role == "write":
+        check_origin(scope, state.server.cors_allow_origin)
+    elif role == "manage":
+        raise KeyNeeded
+    if endpoint.needs_store and state.schemas is None:
+        raise NoStore
+    if scope["method"] != "POST":
+        return
+    if role != "manage":
+        state.unsent.check()
+    check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
+
+
+def form_of(scope: Any) -> Form:
+    """The form of an answer that a request's headers ask for."""
+    fields = first_fields(scope)
+    return negotiate(fields.get(b"accept"), fields.get(b"accept-encoding"))
+
+
+class Dialect(Controller):
+    """The routes of one dialect."""
+
+    middleware = (admitted,)
+    request_class = ApiRequest
+    dto, return_dto = Body, None
