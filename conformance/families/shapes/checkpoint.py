@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
+from safetensors.torch import save_file
 
-from conformance.families.shapes.layouts import LAYOUTS, Shapes, linear
-from conformance.families.shapes.tensors import write_safetensors, write_torch_zip
+from conformance.families.shapes.layouts import Shapes, linear, shapes_of
 from conformance.families.shapes.words import write_tokenizer
 
 Route = Literal["embed", "rerank", "embed_hybrid"]
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SCALE = 0.02  # of the weights, as most makers draw them
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +38,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def shapes(self) -> Shapes:
         """Of the trunk's file."""
-        return LAYOUTS[self.layout](self.config)
+        return shapes_of(self.layout, self.config)
 
     @property
     def width(self) -> int:
@@ -68,14 +71,28 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     _write_json(folder / "tokenizer_config.json", {"model_max_length": _tokens(checkpoint.config)})
     write_tokenizer(folder, checkpoint.tokenizer, checkpoint.config["vocab_size"])
     if checkpoint.bin:
-        write_torch_zip(folder / "pytorch_model.bin", checkpoint.shapes, checkpoint.dtype)
+        torch.save(drawn(checkpoint.shapes, checkpoint.dtype), folder / "pytorch_model.bin")
     else:
-        write_safetensors(folder / "model.safetensors", checkpoint.shapes, checkpoint.dtype)
+        _save(folder / "model.safetensors", checkpoint.shapes, checkpoint.dtype)
     if checkpoint.m3_heads:
         for name, width in (("sparse_linear", 1), ("colbert_linear", checkpoint.width)):
-            write_torch_zip(folder / f"{name}.pt", {"weight": (width, checkpoint.width), "bias": (width,)}, "F16")
+            torch.save(drawn(linear("", width, checkpoint.width), "F16"), folder / f"{name}.pt")
     if checkpoint.pooling is not None:
         _write_modules(folder, checkpoint, checkpoint.pooling)
+
+
+def drawn(shapes: Shapes, dtype: str) -> dict[str, torch.Tensor]:
+    """Random tensors: norms are near one, all else near zero."""
+    torch.manual_seed(0)
+    found = {}
+    for name, shape in shapes.items():
+        around = 1.0 if name.endswith(".weight") and len(shape) == 1 else 0.0
+        found[name.lstrip(".")] = torch.empty(shape, dtype=DTYPES[dtype]).normal_(around, SCALE)
+    return found
+
+
+def _save(file: Path, shapes: Shapes, dtype: str) -> None:
+    save_file(drawn(shapes, dtype), file, metadata={"format": "pt"})
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
@@ -99,7 +116,7 @@ def _write_modules(folder: Path, checkpoint: Checkpoint, pooling: str) -> None:
         out, width = shapes["linear.weight"]
         settings = {"in_features": width, "out_features": out, "bias": False}
         _write_json(folder / path / "config.json", {**settings, "activation_function": "torch.nn.modules.linear.Identity"})
-        write_safetensors(folder / path / "model.safetensors", shapes, "F32")
+        _save(folder / path / "model.safetensors", shapes, "F32")
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -1,13 +1,15 @@
-"""Names and shapes of the tensors that makers write, by the sizes of a config.json: one function a layout.
+"""Names and shapes of the tensors that makers write, by the sizes of a config.json.
 
-Sources: the class of transformers that a checkpoint declares, else the modelling code that its makers published. A test holds
-those that transformers has against it.
+Sources: transformers' own class, or else the modelling code that the makers published, one function a layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+import transformers
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -30,52 +32,6 @@ def _bert_embeddings(c: Config, *tables: str) -> Shapes:
     return shapes | norm("embeddings.LayerNorm", width)
 
 
-def bert(c: Config) -> Shapes:
-    """BERT and XLM-RoBERTa, with the pooler."""
-    h, wide, shapes = c["hidden_size"], c["intermediate_size"], _bert_embeddings(c, "word", "position", "token_type")
-    for i in range(c["num_hidden_layers"]):
-        layer = f"encoder.layer.{i}."
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes |= linear(f"{layer}attention.{part}", h, h)
-        shapes |= norm(f"{layer}attention.output.LayerNorm", h) | linear(f"{layer}intermediate.dense", wide, h)
-        shapes |= linear(f"{layer}output.dense", h, wide) | norm(f"{layer}output.LayerNorm", h)
-    return shapes | linear("pooler.dense", h, h)
-
-
-def xlm_roberta_ranker(c: Config) -> Shapes:
-    """`XLMRobertaForSequenceClassification`: no pooler, a head of two layers."""
-    h = c["hidden_size"]
-    trunk = {f"roberta.{name}": shape for name, shape in bert(c).items() if not name.startswith("pooler.")}
-    return trunk | linear("classifier.dense", h, h) | linear("classifier.out_proj", 1, h)
-
-
-def mpnet(c: Config) -> Shapes:
-    """`MPNetModel`."""
-    h, wide, shapes = c["hidden_size"], c["intermediate_size"], _bert_embeddings(c, "word", "position")
-    for i in range(c["num_hidden_layers"]):
-        layer = f"encoder.layer.{i}."
-        for part in "qkvo":
-            shapes |= linear(f"{layer}attention.attn.{part}", h, h)
-        shapes |= norm(f"{layer}attention.LayerNorm", h) | linear(f"{layer}intermediate.dense", wide, h)
-        shapes |= linear(f"{layer}output.dense", h, wide) | norm(f"{layer}output.LayerNorm", h)
-    shapes["encoder.relative_attention_bias.weight"] = (c["relative_attention_num_buckets"], c["num_attention_heads"])
-    return shapes | linear("pooler.dense", h, h)
-
-
-def deberta_ranker(c: Config) -> Shapes:
-    """`DebertaV2ForSequenceClassification` as v3 is laid out: shared projections, distances with a norm, no positions."""
-    h, wide, shapes = c["hidden_size"], c["intermediate_size"], _bert_embeddings(c, "word")
-    for i in range(c["num_hidden_layers"]):
-        layer = f"encoder.layer.{i}."
-        for part in ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense"):
-            shapes |= linear(f"{layer}attention.{part}", h, h)
-        shapes |= norm(f"{layer}attention.output.LayerNorm", h) | linear(f"{layer}intermediate.dense", wide, h)
-        shapes |= linear(f"{layer}output.dense", h, wide) | norm(f"{layer}output.LayerNorm", h)
-    shapes |= {"encoder.rel_embeddings.weight": (2 * c["position_buckets"], h)} | norm("encoder.LayerNorm", h)
-    trunk = {f"deberta.{name}": shape for name, shape in shapes.items()}
-    return trunk | linear("pooler.dense", h, h) | linear("classifier", 1, h)
-
-
 def gte(c: Config) -> Shapes:
     """Alibaba's `NewForTokenClassification`, as gte-multilingual-base is stored."""
     h, wide = c["hidden_size"], c["intermediate_size"]
@@ -86,19 +42,6 @@ def gte(c: Config) -> Shapes:
         shapes |= linear(f"{layer}mlp.up_gate_proj", 2 * wide, h, bias=False) | linear(f"{layer}mlp.down_proj", h, wide)
         shapes |= norm(f"{layer}attn_ln", h) | norm(f"{layer}mlp_ln", h)
     return {f"new.{name}": shape for name, shape in shapes.items()} | linear("classifier", 1, h)
-
-
-def modernbert(c: Config) -> Shapes:
-    """`ModernBertModel`."""
-    h, wide = c["hidden_size"], c["intermediate_size"]
-    shapes = {"embeddings.tok_embeddings.weight": (c["vocab_size"], h)} | norm("embeddings.norm", h, bias=False)
-    for i in range(c["num_hidden_layers"]):
-        layer = f"layers.{i}."
-        shapes |= norm(f"{layer}attn_norm", h, bias=False) if i else {}
-        shapes |= linear(f"{layer}attn.Wqkv", 3 * h, h, bias=False) | linear(f"{layer}attn.Wo", h, h, bias=False)
-        shapes |= norm(f"{layer}mlp_norm", h, bias=False)
-        shapes |= linear(f"{layer}mlp.Wi", 2 * wide, h, bias=False) | linear(f"{layer}mlp.Wo", h, wide, bias=False)
-    return shapes | norm("final_norm", h, bias=False)
 
 
 def nomic(c: Config) -> Shapes:
@@ -159,50 +102,14 @@ def jina_v3(c: Config) -> Shapes:
     return {f"roberta.{name}": shape for name, shape in (shapes | norm("emb_ln", h)).items()}
 
 
-def qwen3(c: Config) -> Shapes:
-    """`Qwen3Model`."""
-    return _decoder(c, ("input_layernorm", "post_attention_layernorm"))
+OWN: Mapping[str, Callable[[Config], Shapes]] = {"gte": gte, "jina_v2": jina_v2, "jina_v3": jina_v3, "nomic": nomic}
 
 
-def qwen3_ranker(c: Config) -> Shapes:
-    """`Qwen3ForCausalLM`, whose head is the table of words."""
-    return {f"model.{name}": shape for name, shape in qwen3(c).items()}
-
-
-def gemma3(c: Config) -> Shapes:
-    """`Gemma3TextModel`."""
-    around = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-    return _decoder(c, around)
-
-
-def _decoder(c: Config, norms: tuple[str, ...]) -> Shapes:
-    h, wide, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    shapes: Shapes = {"embed_tokens.weight": (c["vocab_size"], h)}
-    queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    for i in range(c["num_hidden_layers"]):
-        layer = f"layers.{i}."
-        for part, out in (("q", queries), ("k", keys), ("v", keys)):
-            shapes |= linear(f"{layer}self_attn.{part}_proj", out, h, bias=False)
-        shapes |= linear(f"{layer}self_attn.o_proj", h, queries, bias=False)
-        shapes |= {f"{layer}self_attn.{part}_norm.weight": (dim,) for part in "qk"}
-        for part in ("gate", "up"):
-            shapes |= linear(f"{layer}mlp.{part}_proj", wide, h, bias=False)
-        shapes |= linear(f"{layer}mlp.down_proj", h, wide, bias=False)
-        shapes |= {f"{layer}{name}.weight": (h,) for name in norms}
-    return shapes | norm("norm", h, bias=False)
-
-
-LAYOUTS: Mapping[str, Callable[[Config], Shapes]] = {
-    "bert": bert,
-    "deberta_ranker": deberta_ranker,
-    "gemma3": gemma3,
-    "gte": gte,
-    "jina_v2": jina_v2,
-    "jina_v3": jina_v3,
-    "modernbert": modernbert,
-    "mpnet": mpnet,
-    "nomic": nomic,
-    "qwen3": qwen3,
-    "qwen3_ranker": qwen3_ranker,
-    "xlm_roberta_ranker": xlm_roberta_ranker,
-}
+def shapes_of(layout: str, config: Config) -> Shapes:
+    """`layout`: a key of OWN, or a class of transformers."""
+    if layout in OWN:
+        return OWN[layout](config)
+    settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        model = getattr(transformers, layout)(transformers.AutoConfig.for_model(config["model_type"], **settings))
+    return {name: tuple(one.shape) for name, one in model.named_parameters()}
