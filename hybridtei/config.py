@@ -184,7 +184,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
     ] = None
     reuse_port: Annotated[
-        bool, Meta(description="Let several servers listen on the same --port: the kernel spreads connections over them.")
+        bool, Meta(description="Let several servers share --port and --grpc-port: the kernel spreads connections over them.")
     ] = False
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0

@@ -22,7 +22,7 @@ HybridTeiError
 │   ├─ OtherOrigin           a page of another origin may not write
 │   ├─ NoStore               the server has no vector store
 │   ├─ NoKey                 the server has keys, and the request has none of them
-│   └─ Garbage, Ended        over gRPC: undecodable bytes, a status of its own
+│   └─ Ended                 over gRPC: a status of its own
 ├─ Overloaded                no permit left: try again later
 ├─ TimedOut                  admitted, and not answered in time
 │   └─ AnswersUnsent         too many answers wait for clients that do not read them
@@ -194,10 +194,6 @@ class NoStore(RequestError):
 
 class NoKey(RequestError):
     """The request carries no key, or one that the server does not know."""
-
-
-class Garbage(RequestError):
-    """The bytes of a gRPC message cannot be decoded as its type."""
 
 
 class Ended(RequestError):

@@ -93,7 +93,7 @@ class EngineService:
         self._closing = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
-        self._beside = Admission(MAX_ASIDE)
+        self.beside = Admission(MAX_ASIDE)
         self._deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
@@ -200,7 +200,7 @@ class EngineService:
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work that needs no pass on a thread of its own, so that it delays no pass. Raises Overloaded if `MAX_ASIDE`
         pieces are inside, and TimedOut."""
-        with self._beside.inside(1):
+        with self.beside.inside(1):
             return await self._deadlines.within(self._in(self._side_pool, work))
 
     async def look_up(self, task: LookUp, characters: int) -> tuple[Embeddings, list[int], Timings]:

@@ -1,306 +1,315 @@
-"""Which calls may be open, and for how long: a call is authenticated and counted when its headers arrive.
+"""A call from its headers to its end: the key, how many are open and for how long, the servicer of `tei.v1`, the status.
 
-gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and never ends one. Here a call without the key is
-refused before it counts, services that need no key have bounds of their own, and at a bound the call ends that has waited
-longest for its client.
-
-gRPC's handlers read the message of a unary call before they call ours, so unary calls are served as streams of one message:
-only what is read here can have a time limit and a status.
-
-A status waits behind the answers that a client has not read, and gRPC keeps these as long as the connection lives, so the
-connection of a client that reads nothing is closed. gRPC reports that a message was read only when all of it was.
+gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key; and its handlers wait for the message of a unary
+call without a limit, so all are served as streams, whose messages are read here. A client that reads nothing is bounded by
+flow control, by `Unsent` and by the age of its connection: a status would wait behind the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
-import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
+from inspect import isasyncgenfunction
 from math import inf
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import grpc
-from grpc.aio import EOF
+from google.protobuf.message import DecodeError
 
-from hybridtei.errors import Ended, Garbage, HybridTeiError
-from hybridtei.rpc.answers import abort_on_error
-from hybridtei.server.http import connection
+from hybridtei.errors import Ended, HybridTeiError, NoKey, WrongModel
+from hybridtei.observability.tracing import Recorder, arrived
+from hybridtei.rpc import messages
+from hybridtei.rpc.answers import METHODS, Method
+from hybridtei.server.context import Context, headers_of
+from hybridtei.server.http.connection import SMALL_BYTES, Unsent
+from hybridtei.server.http.security import Authenticator
+from hybridtei.server.registry import Models
+from hybridtei.server.routing import row_of
 
-LOOK_SECONDS = 1.0  # between checks for calls that have waited too long
-DRAIN_SECONDS = 1.0  # how long a stopping server waits for the next message of an open call
-UNREAD_BYTES_PER_SECOND = 1_000_000  # at least, of a large answer
-TOO_SLOW = "the client took too long over its next message"
-UNREAD = "the client took too long to read its answer"
-OPEN_FILES = "/dev/fd"  # of this process, on Linux and macOS
+MAX_CALLS, MAX_KEYLESS_CALLS = 2048, 256  # open at once: of `tei.v1`; of health and reflection, which need no key
+IDLE_SECONDS = 600.0  # between two messages of a stream; all the time of a call that needs no key
+MAX_UNSENT_BYTES = 16_000_000  # of one stream's finished answers that wait for the client, or for an earlier answer
+DRAIN_SECONDS = 1.0  # for which a stopping server waits for a client
+DETAIL_CHARACTERS = 600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
+
+STATUS = grpc.StatusCode
+CODES: Mapping[str, grpc.StatusCode] = {
+    **dict.fromkeys(("Validation", "Empty"), STATUS.INVALID_ARGUMENT),
+    **dict.fromkeys(("Backend", "Tokenizer"), STATUS.FAILED_PRECONDITION),
+    **dict.fromkeys(("Unhealthy", "Store"), STATUS.UNAVAILABLE),
+    **{"Overloaded": STATUS.RESOURCE_EXHAUSTED, "NotFound": STATUS.NOT_FOUND},
+    **{"Unauthorized": STATUS.UNAUTHENTICATED, "Forbidden": STATUS.PERMISSION_DENIED},
+}
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of some services' calls: how many are open; seconds until the first message, between two, and in all."""
-
-    calls: int
-    first_seconds: float = 10.0
-    idle_seconds: float = 60.0
-    age_seconds: float = inf
-
-
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """A task that waits for its client, its deadline, and why it was ended."""
-
-    task: asyncio.Task[Any]
-    deadline: float
-    reads: bool
-    reason: Ended | None = None
-
-    def end(self, code: grpc.StatusCode, message: str) -> None:
-        self.reason = Ended(code, message)
-        self.task.cancel()
 
 
 class OpenCalls:
-    """The open calls of some services. Used from the event loop's thread."""
+    """The open calls of some services, and those of them that wait for their clients, the longest wait first."""
 
-    def __init__(self, bounds: Bounds, *, look_seconds: float = LOOK_SECONDS) -> None:
-        self.bounds = bounds
-        self._look_seconds = look_seconds
-        self._open = 0
-        self._waits: dict[_Wait, None] = {}  # the oldest first
-        self._timer: asyncio.TimerHandle | None = None
-        self._draining = False
+    def __init__(self, most: int) -> None:
+        self._most, self._open, self._draining = most, 0, False
+        self._waits: dict[asyncio.Timeout, None] = {}
 
-    def begin(self) -> None:
-        """Count the running task as a call until it is done. Raises Ended if there is no room for it."""
-        if self._open >= self.bounds.calls:
-            self._make_room()
+    def enter(self) -> None:
+        """Count the running task as a call until it is done. At the bound, end the call that has waited longest for its client;
+        raise Ended if none waits."""
+        if self._open >= self._most:
+            longest = next((wait for wait in self._waits if not wait.expired()), None)
+            if longest is None:
+                raise Ended(STATUS.RESOURCE_EXHAUSTED, f"{self._most} calls are open already")
+            longest.reschedule(0)
+            del self._waits[longest]
         self._open += 1
-        _this_task().add_done_callback(self._close)
+        asyncio.current_task().add_done_callback(self._leave)  # type: ignore[union-attr]
 
-    async def wait(self, awaitable: Awaitable[T], deadline: float, *, reads: bool) -> T:
-        """Wait for the client until `deadline`, in the loop's time. Raises Ended.
+    def _leave(self, _: Any) -> None:
+        self._open -= 1
 
-        `reads`: no answer is on its way to the client, so a status would reach it at once.
-        """
-        task = _this_task()
-        if self._draining and reads:
-            deadline = min(deadline, _now() + DRAIN_SECONDS)
-        wait = self._watch(_Wait(task, deadline, reads))
+    async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
+        """Wait for a client. Raises Ended after `seconds`, or earlier if another call needs the place or the server stops."""
+        seconds = min(seconds, DRAIN_SECONDS) if self._draining else seconds
         try:
-            return await awaitable
-        except asyncio.CancelledError:
-            if wait.reason is not None and task.uncancel() == 0:
-                raise wait.reason from None
-            raise
+            async with asyncio.timeout(None if seconds == inf else seconds) as wait:
+                self._waits[wait] = None
+                return await awaitable
+        except TimeoutError:
+            if self._draining:
+                raise Ended(STATUS.UNAVAILABLE, "the server stops") from None
+            if wait in self._waits:
+                raise Ended(STATUS.DEADLINE_EXCEEDED, "the client took too long over its next message") from None
+            raise Ended(STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, this one waited longest") from None
         finally:
             self._waits.pop(wait, None)
 
-    def end_after(self, deadline: float, done: Callable[[Ended | None], object]) -> None:
-        """End the running task at `deadline`. `done` is called when it ends: with the reason, or None if that was before."""
-        wait = self._watch(_Wait(_this_task(), deadline, reads=False))
+    def drain(self) -> None:
+        """Let calls wait for their clients no longer than DRAIN_SECONDS."""
+        self._draining = True
+        soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(min(wait.when() or inf, soon))
 
-        def ended(_: Any) -> None:
-            self._waits.pop(wait, None)
-            done(wait.reason)
 
-        wait.task.add_done_callback(ended)
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses a call without a key before it counts; bounds the open calls of `tei.v1` and, apart, those that need no key."""
+
+    def __init__(self, authenticator: Authenticator, message_seconds: float) -> None:
+        self._authenticator = authenticator
+        self._message_seconds = message_seconds
+        self._keyed, self._keyless = OpenCalls(MAX_CALLS), OpenCalls(MAX_KEYLESS_CALLS)
+        self._handlers: dict[str, Any] = {}  # by the full names of methods
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Called by gRPC in the call's own task, once its headers are there; None: there is no such method."""
+        method, has_key = details.method, details.method.startswith(f"/{messages.PACKAGE}.")
+        calls = self._keyed if has_key else self._keyless
+        if method not in self._handlers:
+            if (found := await continuation(details)) is None:
+                return None
+            self._handlers[method] = _bounded(found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS)
+        try:
+            if has_key and not self._authenticator.keys.is_open:
+                self._authenticate(method, details.invocation_metadata)
+            calls.enter()
+        except HybridTeiError as error:
+            return grpc.stream_unary_rpc_method_handler(partial(_abort, error))
+        return self._handlers[method]
+
+    def _authenticate(self, method: str, metadata: Any) -> None:
+        """Raises NoKey, RoleNeeded. Any key may ask for Info."""
+        header = (_text(metadata, "authorization") or "").encode("utf-8", "replace")
+        key = self._authenticator.keys.find_in_header(header)
+        try:
+            self._authenticator.authenticate(key, None if method.endswith("/Info") else "infer")
+        except NoKey:
+            raise NoKey("No valid auth token") from None
 
     def drain(self) -> None:
-        """End calls whose clients send nothing within DRAIN_SECONDS."""
-        self._draining = True
-        soon = _now() + DRAIN_SECONDS
-        for wait in self._waits:
-            if wait.reads:
-                wait.deadline = min(wait.deadline, soon)
-
-    def _watch(self, wait: _Wait) -> _Wait:
-        self._waits[wait] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._look_seconds, self._end_overdue)
-        return wait
-
-    def _make_room(self) -> None:
-        oldest = next((wait for wait in self._waits if wait.reads), None)
-        limit = self.bounds.calls
-        if oldest is None:
-            raise Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are open already")
-        del self._waits[oldest]
-        message = f"more than {limit} calls are open, and this one has waited longest for its client"
-        oldest.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-
-    def _close(self, _: asyncio.Task[Any]) -> None:
-        self._open -= 1
-
-    def _end_overdue(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for wait in [wait for wait in self._waits if wait.deadline <= now]:
-            del self._waits[wait]
-            if wait.reads and self._draining:
-                wait.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
-            else:
-                wait.end(grpc.StatusCode.DEADLINE_EXCEEDED, TOO_SLOW if wait.reads else UNREAD)
-        self._timer = loop.call_later(self._look_seconds, self._end_overdue) if self._waits else None
+        """See `OpenCalls.drain`."""
+        self._keyed.drain()
+        self._keyless.drain()
 
 
-def _this_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
+def _text(metadata: Any, name: str) -> str | None:
+    return next((value for key, value in metadata or () if key == name and isinstance(value, str)), None)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
+    """The handler that was found, with its messages read within their time, and its errors told as statuses."""
+    behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
 
+    async def read(call: Any) -> AsyncIterator[Any]:
+        seconds = message_seconds
+        while (message := await calls.within(seconds, call.read())) is not grpc.aio.EOF:
+            seconds = IDLE_SECONDS if found.response_streaming else message_seconds
+            yield message
 
-class Exchange:
-    """One call, as its handler sees it: messages are bytes. `context`: gRPC's own."""
+    async def answer(call: Any) -> Any:
+        given = read(call) if found.request_streaming else await calls.within(message_seconds, call.read())
+        if given is grpc.aio.EOF:
+            raise Ended(STATUS.INTERNAL, "the call ended without a message")
+        if not isasyncgenfunction(behaviour):
+            return await behaviour(given, call)
+        async for reply in behaviour(given, call):
+            await call.write(reply)
 
-    __slots__ = ("_began", "_calls", "context")
-
-    def __init__(self, calls: OpenCalls, context: Any) -> None:
-        self.context = context
-        self._calls = calls
-        self._began = _now()
-
-    async def wait(self, awaitable: Awaitable[T], seconds: float, *, reads: bool = True) -> T:
-        """Wait for the client, at most `seconds`. Raises Ended."""
-        deadline = min(_now() + seconds, self._began + self._calls.bounds.age_seconds)
-        return await self._calls.wait(awaitable, deadline, reads=reads)
-
-    async def read(self) -> bytes:
-        """Return the one message of a unary call. Raises Garbage if the client sends none, Ended."""
-        data = await self.wait(self.context.read(), self._calls.bounds.first_seconds)
-        if data is EOF:
-            raise Garbage("the call ended without a message")
-        return bytes(data)
-
-    async def messages(self, idle_seconds: float | None = None) -> AsyncIterator[bytes]:
-        """Yield the client's messages. `idle_seconds` replaces the bound between two. Raises Ended."""
-        seconds = self._calls.bounds.first_seconds
-        while (data := await self.wait(self.context.read(), seconds)) is not EOF:
-            seconds = self._calls.bounds.idle_seconds if idle_seconds is None else idle_seconds
-            yield data
-
-    async def write(self, data: bytes) -> None:
-        """Send one message; return when the client has read enough of it. Raises Ended, and then closes the connection."""
+    async def serve(_: Any, call: Any) -> Any:
         try:
-            await self.wait(self.context.write(data), _unread_seconds(len(data)), reads=False)
-        except Ended:
-            # Not before gRPC has the call's status: it would report a connection that closes earlier as an error.
-            _this_task().add_done_callback(lambda _: self._close())
+            return await (answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call)))
+        except grpc.aio.BaseError:  # gRPC's own: aborted already, or the client is gone
             raise
+        except Exception as error:
+            await _abort(error, None, call)
 
-    def hand_over(self, size: int, done: Callable[[], object]) -> None:
-        """Announce an answer of `size` bytes that the handler returns; `done` is called when it is sent, or never will be."""
-
-        def ended(reason: Ended | None) -> None:
-            done()
-            if reason is not None:
-                self._close()
-
-        self._calls.end_after(_now() + _unread_seconds(size), ended)
-
-    def _close(self) -> None:
-        log.warning("%s; the connection is closed", UNREAD)
-        asyncio.get_running_loop().run_in_executor(None, close_connection, self.context.peer())
+    make = grpc.stream_stream_rpc_method_handler if found.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(serve, found.request_deserializer, found.response_serializer)
 
 
-def _unread_seconds(size: int) -> float:
-    """How long a client may take to read an answer of `size` bytes."""
-    return connection.UNREAD_SECONDS + size / UNREAD_BYTES_PER_SECOND
+async def _abort(error: Exception, _: Any, call: Any) -> None:
+    code, details = status_of(error)
+    if isinstance(error, HybridTeiError | DecodeError):
+        log.error("%.1000s", details)
+    else:
+        log.critical("unforeseen error in a gRPC call", exc_info=error)
+    await call.abort(code, details if len(details) <= DETAIL_CHARACTERS else f"{details[:DETAIL_CHARACTERS]}…")
 
 
-Handle = Callable[[Exchange], Awaitable[bytes | None]]  # returns the answer of a call that has one
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Return (code, details) of an error: HTTP's message; INTERNAL for bytes that are no message, as gRPC has it."""
+    if isinstance(error, Ended):
+        return error.code, str(error)
+    if isinstance(error, HybridTeiError):
+        row = row_of(error)
+        return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
+    return STATUS.INTERNAL, str(error) if isinstance(error, DecodeError) else f"internal error: {type(error).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What serves a method. `authenticate` gets the call's metadata before the call counts, and raises if it is not allowed."""
+class Held:
+    """The bytes of one call's answers that wait for its client, among those of all calls; none once the call has ended."""
 
-    handle: Handle
-    calls: OpenCalls
-    streams: bool = False
-    authenticate: Callable[[Any], object] | None = None
+    def __init__(self, unsent: Unsent, call: Any) -> None:
+        self._unsent, self.bytes = unsent, 0
+        call.add_done_callback(lambda _: self.add(-self.bytes))
 
+    def add(self, size: int) -> None:
+        """Add `size` bytes, which may be negative."""
+        self.bytes += size
+        self._unsent.add(size)
 
-class CallTable(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Endpoints by the full names of their methods, such as `/tei.v1.Embed/Embed`."""
-
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = {name: (endpoint, _handler(endpoint)) for name, endpoint in endpoints.items()}
-
-    def service(self, details: Any) -> Any:
-        """Called by gRPC in the call's own task, once its headers are there; None: there is no such method."""
-        if details.method not in self._endpoints:
-            return None
-        endpoint, handler = self._endpoints[details.method]
-        try:
-            if endpoint.authenticate is not None:
-                endpoint.authenticate(details.invocation_metadata)
-            endpoint.calls.begin()
-        except HybridTeiError as error:
-            return _refusal(error)
-        return handler
+    async def reserve(self, size: int) -> int:
+        """Add a large answer before it is begun, once there is room; return the bytes added. Raises AnswersUnsent."""
+        self._unsent.check()
+        reserved = 0 if size <= SMALL_BYTES else await self._unsent.room(size)
+        self.bytes += reserved
+        return reserved
 
 
-def _handler(endpoint: Endpoint) -> Any:
-    async def handle(_: Any, context: Any) -> bytes | None:
-        async with abort_on_error(context):
-            return await endpoint.handle(Exchange(endpoint.calls, context))
-        return None
+class Servicer:
+    """All methods of `tei.v1`: model, permit, answer, metadata."""
 
-    return (grpc.stream_stream_rpc_method_handler if endpoint.streams else grpc.stream_unary_rpc_method_handler)(handle)
+    def __init__(self, models: Models, unsent: Unsent, recorder: Recorder | None) -> None:
+        self._models, self._unsent, self._recorder = models, unsent, recorder
+        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")  # TEI's
+        self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
+
+    def handlers(self) -> Iterator[grpc.GenericRpcHandler]:
+        """Yield a handler for each service of `tei.proto`."""
+        for service in messages.services():
+            methods = {method.name: self._handler(method) for method in service.methods}
+            yield grpc.method_handlers_generic_handler(service.full_name, methods)
+
+    def _handler(self, described: Any) -> Any:
+        method = METHODS.get(described.name) or METHODS[described.name.removesuffix("Stream")]
+        decode = messages.message(described.input_type.name).FromString
+        if described.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, method), decode)
+        if described.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(partial(self._unary, method), decode)
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
+
+    def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
+        """The context of the model that answers. Raises AnswersUnsent, UnknownModel."""
+        self._unsent.check()
+        metadata = call.invocation_metadata() or ()
+        arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)))
+        return self._models.choose(None, _text(metadata, "model"), method.capability), Held(self._unsent, call)
+
+    async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
+        """The answer, which counts as unsent until it is sent, after the values of HTTP's `x-…` headers as metadata."""
+        context, held = self._begin(method, call)
+        reserved = await held.reserve(method.estimate(context, given))
+        reply = await method.answer(context, given)
+        body = bytes(reply.answer)
+        held.add(len(body) - reserved)
+        if reply.usage is not None:
+            await call.send_initial_metadata([(name.decode(), value.decode()) for name, value in headers_of(reply.usage)])
+        return body
+
+    async def _stream(self, method: Method, requests: AsyncIterator[Any], call: Any) -> None:
+        context, held = self._begin(method, call)
+        admission = context.service.admission if method.permits else context.service.beside
+
+        async def answer(message: Any, reserved: int) -> bytes:
+            with admission.carrying(1):
+                body = bytes((await method.answer(context, message)).answer)
+            held.add(len(body) - reserved)
+            return body
+
+        async def begin(message: Any) -> asyncio.Task[bytes]:
+            reserved = await held.reserve(method.estimate(context, message))
+            permits = await admission.wait(1)
+            task = asyncio.ensure_future(answer(message, reserved))
+            task.add_done_callback(lambda _: admission.give_back(permits))  # also if it is cancelled before it begins
+            return task
+
+        async def send(body: bytes) -> None:
+            await call.write(body)
+            held.add(-len(body))
+
+        def is_full(count: int) -> bool:
+            return count >= min(method.most, self._most) or held.bytes >= MAX_UNSENT_BYTES or self._unsent.is_full
+
+        await in_order(requests, begin, send, is_full)
 
 
-def _refusal(error: HybridTeiError) -> Any:
-    async def refuse(_: Any, context: Any) -> None:
-        async with abort_on_error(context):
-            raise error
+async def in_order(
+    requests: AsyncIterator[Any],
+    begin: Callable[[Any], Awaitable[asyncio.Task[T]]],
+    send: Callable[[T], Awaitable[object]],
+    is_full: Callable[[int], bool],
+) -> None:
+    """Send the answer of each request in their order. `is_full`: of how many are begun and not sent; then none is begun. Raises
+    what the first request by place raises. No task outlives it."""
+    begun: deque[asyncio.Task[T]] = deque()
+    changed = asyncio.Event()  # for the one side that waits: the reader for room, the sender for a task
 
-    return grpc.stream_unary_rpc_method_handler(refuse)
+    async def read() -> None:
+        async for request in requests:
+            while begun and is_full(len(begun)):
+                changed.clear()
+                await changed.wait()
+            begun.append(await begin(request))
+            changed.set()
 
-
-def close_connection(peer: str) -> None:
-    """Close the connection from `peer`, as gRPC writes it (`ipv4:127.0.0.1:1234`), which gRPC's API does not offer.
-
-    Takes 3 µs for each open file of the process.
-    """
-    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    address = _address(host.strip("[]"), int(port))
-    for opened in _connections():
-        with suppress(OSError):  # it has no other side, or none any more
-            if _address(*opened.getpeername()[:2]) == address:
-                opened.shutdown(socket.SHUT_RDWR)  # gRPC notices, and closes its own
-
-
-def _address(host: str, port: int) -> Address:
-    """An IPv4 address that is mapped into IPv6 counts as the IPv4 one."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    return getattr(address, "ipv4_mapped", None) or address, port
-
-
-def _connections() -> Iterator[socket.socket]:
-    """Yield the process's TCP sockets, each under a duplicate of its descriptor that is closed afterwards."""
-    for name in os.listdir(OPEN_FILES):
-        try:
-            number = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            duplicate = socket.socket(fileno=number)
-        except OSError:  # another kind of file
-            os.close(number)
-            continue
-        with duplicate:
-            if duplicate.family in (socket.AF_INET, socket.AF_INET6):
-                yield duplicate
+    reader = asyncio.ensure_future(read())
+    reader.add_done_callback(lambda _: changed.set())
+    try:
+        while begun or not reader.done():
+            if begun:
+                await send(await begun[0])
+                begun.popleft()
+                changed.set()
+            else:
+                changed.clear()
+                await changed.wait()
+        await reader
+    finally:
+        for task in (reader, *begun):
+            task.cancel()
+        await asyncio.gather(reader, *begun, return_exceptions=True)

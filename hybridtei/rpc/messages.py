@@ -1,75 +1,27 @@
-"""The messages and services of `tei.proto`, built from that file at import.
+"""The messages and services of `tei.proto`, from `tei.binpb`: protoc's FileDescriptorSet of that file.
 
-No generated code: it refuses to load beside another release of protobuf's runtime than it was made for, and it would be a
-second copy of what the file says. The pool is our own, so a client's generated `tei.v1` may live in the same process.
+    python -m grpc_tools.protoc -I hybridtei/rpc --descriptor_set_out=hybridtei/rpc/tei.binpb tei.proto
+
+No generated code: it refuses to load beside another release of protobuf's runtime than it was made for. The pool is our own, so
+a client's generated `tei.v1` may live in the same process.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 
-from hybridtei.errors import Garbage
 from hybridtei.outputs import Floats
 from hybridtei.system.frames import nested
 
 PACKAGE, FILE = "tei.v1", "tei.proto"
-SCALARS = {"string": 9, "bool": 8, "float": 2, "uint32": 13, "uint64": 4}  # numbers of FieldDescriptorProto.Type
-MESSAGE, ENUM, OPTIONAL, REPEATED = 11, 14, 1, 3
-
-_BLOCK = re.compile(r"(service|enum|message)\s+(\w+)\s*\{([^}]*)\}")
-_RPC = re.compile(r"rpc\s+(\w+)\s*\(\s*(stream\s+)?(\w+)\s*\)\s*returns\s*\(\s*(stream\s+)?(\w+)\s*\)\s*;")
-_FIELD = re.compile(r"(?:(optional|repeated)\s+)?(\w+)\s+(\w+)\s*=\s*(\d+)\s*;")
-_VALUE = re.compile(r"(\w+)\s*=\s*(\d+)\s*;")
-
-
-def parse(text: str) -> Any:
-    """Parse a `.proto` of flat messages, enums and services, as far as `tei.proto` needs, to a FileDescriptorProto."""
-    text = re.sub(r"//[^\n]*", "", text)
-    file = descriptor_pb2.FileDescriptorProto(name=FILE, package=PACKAGE, syntax="proto3")
-    blocks = _BLOCK.findall(text)
-    enums = {name for kind, name, _ in blocks if kind == "enum"}
-    for kind, name, body in blocks:
-        if kind == "enum":
-            values = [{"name": value, "number": int(number)} for value, number in _VALUE.findall(body)]
-            file.enum_type.add(name=name, value=[descriptor_pb2.EnumValueDescriptorProto(**value) for value in values])
-        elif kind == "message":
-            _add_message(file.message_type.add(name=name), body, enums)
-        else:
-            _add_service(file.service.add(name=name), body)
-    return file
-
-
-def _add_message(message: Any, body: str, enums: set[str]) -> None:
-    for rule, kind, name, number in _FIELD.findall(body):
-        field = message.field.add(name=name, number=int(number), label=REPEATED if rule == "repeated" else OPTIONAL)
-        field.type = SCALARS.get(kind) or (ENUM if kind in enums else MESSAGE)
-        if kind not in SCALARS:
-            field.type_name = f".{PACKAGE}.{kind}"
-        if rule == "optional":  # proto3 tells presence by a oneof of one
-            field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
-            message.oneof_decl.add(name=f"_{name}")
-
-
-def _add_service(service: Any, body: str) -> None:
-    for name, takes_stream, takes, gives_stream, gives in _RPC.findall(body):
-        service.method.add(
-            name=name,
-            input_type=f".{PACKAGE}.{takes}",
-            output_type=f".{PACKAGE}.{gives}",
-            client_streaming=bool(takes_stream),
-            server_streaming=bool(gives_stream),
-        )
-
-
 POOL = descriptor_pool.DescriptorPool()
-POOL.AddSerializedFile(parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8")).SerializeToString())
+for _file in descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("tei.binpb").read_bytes()).file:
+    POOL.AddSerializedFile(_file.SerializeToString())
 
 
 def message(name: str) -> Any:
@@ -77,26 +29,14 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
-def parsed(kind: Any, data: bytes) -> Any:
-    """Parse a message of a class. Raises Garbage."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise Garbage(f"not a {kind.DESCRIPTOR.full_name}: {error}") from None
-
-
 def services() -> Iterator[Any]:
     """Yield the descriptors of all services, in the order of the file."""
     return iter(POOL.FindFileByName(FILE).services_by_name.values())
 
 
-EmbedResponse = message("EmbedResponse")
-EncodeResponse, SimpleToken = message("EncodeResponse"), message("SimpleToken")
-DecodeResponse = message("DecodeResponse")
-EmbedSparseResponse, SparseValue = message("EmbedSparseResponse"), message("SparseValue")
+EncodeResponse, DecodeResponse, EmbedSparseResponse = map(message, ("EncodeResponse", "DecodeResponse", "EmbedSparseResponse"))
+PredictResponse, RerankResponse = message("PredictResponse"), message("RerankResponse")
 InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
-PredictResponse, Prediction = message("PredictResponse"), message("Prediction")
-RerankResponse, Rank = message("RerankResponse"), message("Rank")
 LEFT = 1  # TRUNCATION_DIRECTION_LEFT
 
 

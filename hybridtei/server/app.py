@@ -111,10 +111,10 @@ def create_fleet_app(
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
     authenticator, refusals = Authenticator(Keyring.of(server), models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
-    models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes)
     rpc = None
     if server.grpc_port is not None:
-        rpc = rpc_server_class()(models, server, recorder, authenticator, unsent=unsent, certificate=certificate)
+        rpc = rpc_server_class()(models, server, recorder, authenticator, certificate=certificate)
+    models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes + (rpc.unsent.bytes if rpc else 0))
     health = None if schemas is None else StoreHealth(schemas.store, models.registry)
 
     async def count(error: Exception, scope: Scope) -> None:

@@ -99,8 +99,7 @@ class Rpc:
 @contextmanager
 def rpc_serving(*args: Any, server: dict[str, Any] | None = None, **settings: Any) -> Iterator[Rpc]:
     """`serving`, with gRPC."""
-    port = free_port()
-    own = {"hostname": "127.0.0.1", "grpc_port": port, **(server or {})}
-    address = f"127.0.0.1:{port}"
+    own = {"hostname": "127.0.0.1", "grpc_port": free_port(), **(server or {})}
+    address = f"127.0.0.1:{own['grpc_port']}"
     with serving(*args, server=own, **settings) as running, grpc.insecure_channel(address) as channel:
         yield Rpc(running, address, channel)

@@ -1,4 +1,4 @@
-"""Which calls may be open: strangers lock nobody out, and a call that its client leaves open ends."""
+"""Which calls may be open: idle calls lock no client out, and a call that its client leaves open ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
+from hybridtei import errors
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.observability.metrics import Registry
-from hybridtei.rpc import answers, calls, messages, server
+from hybridtei.rpc import calls, messages
+from hybridtei.rpc.answers import METHODS
+from hybridtei.rpc.server import REFLECTIONS
 from hybridtei.server.app import context_for
+from hybridtei.server.routing import TABLE
 from tests.engine import small
 from tests.rpc.live import Rpc, rpc_serving, start
-from tests.rpc.test_admission import turn
 from tests.server.conftest import labelled
 from tests.server.live import HANG
 from tests.server.test_serve import Hold, until
@@ -27,6 +31,7 @@ from tests.server.test_serve import Hold, until
 KEY = (("authorization", "Bearer secret"),)
 WATCH = health_pb2.HealthCheckRequest(service="tei.v1.Info")
 SERVING = health_pb2.HealthCheckResponse.SERVING
+INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Silent:
@@ -50,7 +55,7 @@ def silent() -> Iterator[Silent]:
 
 
 def code_of(call) -> str:
-    """Of a stream, whatever it answers before."""
+    """Of a stream, after its answers."""
     with pytest.raises(grpc.RpcError) as caught:
         for _ in call:
             pass
@@ -63,11 +68,12 @@ def headers_only(channel, path, one: Silent, **settings):
     return channel.stream_stream(path)(one.after(), timeout=HANG, **settings)
 
 
-def reflecting(channel, one: Silent):
+def reflecting(channel, one: Silent, service: str = REFLECTIONS[0]):
     """A reflection call that was answered once, and is left open."""
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(one.after(request), timeout=HANG)
-    assert next(answers).list_services_response.service
+    path, parse = f"/{service}/ServerReflectionInfo", reflection_pb2.ServerReflectionResponse.FromString
+    ask = channel.stream_stream(path, reflection_pb2.ServerReflectionRequest.SerializeToString, parse)
+    answers = ask(one.after(reflection_pb2.ServerReflectionRequest(list_services="")), timeout=HANG)
+    assert {named.name for named in next(answers).list_services_response.service} >= {*REFLECTIONS, "tei.v1.Embed"}
     return answers
 
 
@@ -81,33 +87,24 @@ def is_serving(rpc: Rpc) -> bool:
     return health_pb2_grpc.HealthStub(rpc.channel).Check(WATCH, timeout=HANG).status == SERVING
 
 
-def test_strangers_lock_nobody_out(monkeypatch):
-    monkeypatch.setattr(server, "MAX_CALLS", 4)
+def test_idle_calls_without_a_key_lock_no_client_out(monkeypatch):
+    monkeypatch.setattr(calls, "MAX_CALLS", 4)
+    monkeypatch.setattr(calls, "MAX_KEYLESS_CALLS", 4)
     with rpc_serving(server={"api_key": "secret"}) as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
-        streams = [start(channel, "EmbedStream", one.after()) for _ in range(8)]
-        singles = [headers_only(channel, "/tei.v1.Embed/Embed", one) for _ in range(8)]
-        kept = [*(reflecting(channel, one) for _ in range(2)), *(watching(channel) for _ in range(2))]
-        assert {code_of(call) for call in (*streams, *singles)} == {"UNAUTHENTICATED"}
+        refused = [start(channel, "EmbedStream", one.after()) for _ in range(8)]
+        refused += [headers_only(channel, "/tei.v1.Embed/Embed", one) for _ in range(8)]
+        opened = [*(reflecting(channel, one, name) for name in REFLECTIONS), *(watching(channel) for _ in range(4))]
+        opened += [headers_only(channel, "/grpc.health.v1.Health/Check", one) for _ in range(8)]
+        assert {code_of(call) for call in refused} == {"UNAUTHENTICATED"}
         assert rpc.ask("Embed", {"inputs": "one"}, metadata=KEY).embeddings
         assert len(rpc.ask("EmbedStream", [{"inputs": "one"}] * 3, metadata=KEY)) == 3
         assert is_serving(rpc)
-        del kept
-
-
-@pytest.mark.parametrize("kind", ["HEALTH", "REFLECTION"])
-def test_health_and_reflection_have_room_for_who_asks_now(monkeypatch, kind):
-    monkeypatch.setattr(server, "MAX_CALLS", 2)
-    monkeypatch.setattr(server, f"{kind}_BOUNDS", calls.Bounds(2))
-    with rpc_serving() as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
-        opened = [watching(channel) if kind == "HEALTH" else reflecting(channel, one) for _ in range(4)]
-        assert is_serving(rpc)
-        assert reflecting(channel, one)
-        assert [code_of(call) for call in opened[:2]] == ["RESOURCE_EXHAUSTED"] * 2
-        assert rpc.ask("Embed", {"inputs": "one"}).embeddings
+        assert reflecting(rpc.channel, one)
+        assert {code_of(call) for call in opened[:2]} == {"RESOURCE_EXHAUSTED"}
 
 
 def test_at_the_bound_the_call_ends_that_waited_longest_for_its_client(monkeypatch):
-    monkeypatch.setattr(server, "MAX_CALLS", 2)
+    monkeypatch.setattr(calls, "MAX_CALLS", 2)
     with rpc_serving() as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         stream = start(channel, "EmbedStream", one.after({"inputs": "one"}))
         assert next(stream).embeddings
@@ -123,7 +120,7 @@ def test_at_the_bound_the_call_ends_that_waited_longest_for_its_client(monkeypat
 
 
 def test_at_the_bound_no_call_ends_that_the_server_works_for(monkeypatch):
-    monkeypatch.setattr(server, "MAX_CALLS", 2)
+    monkeypatch.setattr(calls, "MAX_CALLS", 2)
     hold = Hold()
     with rpc_serving(gate=hold) as rpc, ThreadPoolExecutor(2) as pool:
         working = [pool.submit(rpc.ask, "Embed", {"inputs": text}) for text in ("one", "two")]
@@ -134,37 +131,29 @@ def test_at_the_bound_no_call_ends_that_the_server_works_for(monkeypatch):
         rpc.is_well()
 
 
-@pytest.mark.parametrize("what", ["before the first message", "between two", "single", "health", "reflection", "rerank"])
+OPEN = {
+    "before the first message": lambda channel, one: start(channel, "EmbedStream", one.after()),
+    "between two": lambda channel, one: start(channel, "EmbedStream", one.after({"inputs": "one"})),
+    "single": lambda channel, one: headers_only(channel, "/tei.v1.Embed/Embed", one),
+    "rerank": lambda channel, one: headers_only(channel, "/tei.v1.Rerank/RerankStream", one),
+    "health": lambda channel, one: headers_only(channel, "/grpc.health.v1.Health/Check", one),
+    "watch": lambda channel, _: watching(channel),
+    "reflection": reflecting,
+}
+
+
+@pytest.mark.parametrize("what", OPEN)
 def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
-    monkeypatch.setattr(calls.OpenCalls.__init__, "__kwdefaults__", {"look_seconds": 0.01})
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
-    for kind in ("HEALTH", "REFLECTION"):
-        monkeypatch.setattr(server, f"{kind}_BOUNDS", calls.Bounds(10, first_seconds=0.05, idle_seconds=0.05))
-    patience = HANG if what == "between two" else 0.05
+    monkeypatch.setattr(calls, "IDLE_SECONDS", 0.2)
+    patience = HANG if what in ("between two", "watch", "reflection") else 0.2
     with (
         rpc_serving(server={"body_timeout": patience}) as rpc,
         silent() as one,
         grpc.insecure_channel(rpc.address) as channel,
     ):
-        call = {
-            "before the first message": lambda: start(channel, "EmbedStream", one.after()),
-            "between two": lambda: start(channel, "EmbedStream", one.after({"inputs": "one"})),
-            "single": lambda: headers_only(channel, "/tei.v1.Embed/Embed", one),
-            "health": lambda: headers_only(channel, "/grpc.health.v1.Health/Check", one),
-            "reflection": lambda: reflecting(channel, one),
-            "rerank": lambda: headers_only(channel, "/tei.v1.Rerank/RerankStream", one),
-        }[what]()
-        assert code_of(call) == "DEADLINE_EXCEEDED"
+        assert code_of(OPEN[what](channel, one)) == "DEADLINE_EXCEEDED"
         assert rpc.ask("Embed", {"inputs": "one"}).embeddings
         rpc.is_well()
-
-
-def test_a_call_may_be_open_for_so_long_and_no_longer(monkeypatch):
-    monkeypatch.setattr(calls.OpenCalls.__init__, "__kwdefaults__", {"look_seconds": 0.01})
-    monkeypatch.setattr(server, "HEALTH_BOUNDS", calls.Bounds(10, age_seconds=0.2))
-    with rpc_serving() as rpc, grpc.insecure_channel(rpc.address) as channel:
-        assert code_of(watching(channel)) == "DEADLINE_EXCEEDED"
-        assert is_serving(rpc)
 
 
 def test_connections_are_bounded():
@@ -186,8 +175,7 @@ def test_a_call_without_a_message_is_told_so(rpc):
 
 
 def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
-    kind = messages.message("RerankStreamRequest")
-    text = kind(query="one", text="two").SerializeToString()
+    text = messages.message("RerankStreamRequest")(query="one", text="two")
     read: list[int] = []
 
     async def requests(stop: asyncio.Event | None = None):
@@ -197,23 +185,25 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         if stop is not None:
             await stop.wait()
 
+    async def turns() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
     async def scene() -> None:
         registry = Registry()
         service = small.service(labelled("LABEL_0"), {"max_concurrent_requests": 16}, registry=registry)
         context = context_for(service, ServerConfig(grpc_port=1), ModelConfig(), registry)
-        admission = context.service.admission
+        admission, rerank = context.service.admission, METHODS["RerankStream"].answer
         await service.start()
         taken = [await admission.wait(1) for _ in range(14)]
-        stream = asyncio.ensure_future(answers.rerank_stream(context, requests(), kind.FromString))
-        await turn()
+        stream = asyncio.ensure_future(rerank(context, requests()))
+        await turns()
         assert read == []
         admission.give_back(sum(taken))
         assert (await stream).usage.load.inputs == len(read) == 3
         first, second = (asyncio.Event(), asyncio.Event())  # of sixteen permits, one stream at a time may read
-        streams = [
-            asyncio.ensure_future(answers.rerank_stream(context, requests(stop), kind.FromString)) for stop in (first, second)
-        ]
-        await turn()
+        streams = [asyncio.ensure_future(rerank(context, requests(stop))) for stop in (first, second)]
+        await turns()
         assert len(read) == 6
         second.set()
         first.set()
@@ -224,11 +214,37 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
     asyncio.run(scene())
 
 
-@pytest.mark.xfail(strict=True, reason="part 5: reflection answers v1alpha alone, which current clients ask last")
-def test_reflection_answers_v1_too():
-    with rpc_serving() as rpc:
-        ask = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        answer = next(reflection_pb2_grpc.ServerReflectionStub(rpc.channel).ServerReflectionInfo(ask, timeout=HANG))
-    names = {service.name for service in answer.list_services_response.service}
-    assert "grpc.reflection.v1alpha.ServerReflection" in names
-    assert "grpc.reflection.v1.ServerReflection" in names
+@pytest.mark.parametrize(
+    ("error", "code", "details"),
+    [
+        (errors.EmptyInput("x"), INVALID, "Input validation error: x"),
+        (errors.NoInputs("x"), INVALID, "x"),
+        (errors.RequestRefused("x"), INVALID, "x"),
+        (errors.TokenizerError("x"), PRECONDITION, "x"),
+        (errors.UnsupportedHead("x"), PRECONDITION, "Backend error: x"),
+        (errors.WrongModel("x"), PRECONDITION, "x"),
+        (errors.Overloaded(), grpc.StatusCode.RESOURCE_EXHAUSTED, "Model is overloaded"),
+        (errors.Unhealthy(), grpc.StatusCode.UNAVAILABLE, "unhealthy"),
+        (errors.NotANumber(), PRECONDITION, "score is NaN"),
+        (errors.UnknownModel("x"), grpc.StatusCode.NOT_FOUND, "x"),
+        (errors.NoKey("x"), grpc.StatusCode.UNAUTHENTICATED, "x"),
+        (errors.Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "x"), grpc.StatusCode.DEADLINE_EXCEEDED, "x"),
+        (DecodeError("x"), grpc.StatusCode.INTERNAL, "x"),
+        (KeyError("x"), grpc.StatusCode.INTERNAL, "internal error: KeyError"),
+    ],
+)
+def test_status(error, code, details):
+    assert calls.status_of(error) == (code, details)
+
+
+def test_every_wire_name_of_http_has_a_code():
+    assert {row.error_type for row in TABLE.values()} <= calls.CODES.keys()
+
+
+@pytest.mark.parametrize("character", ["x", "%", "é", "深", "\U0001f600"])
+def test_details_fit_into_the_trailers(rpc, monkeypatch, character):
+    asked = {"inputs": "a", "prompt_name": character * 9000}
+    assert character * 100 in rpc.refusal("Embed", asked)[1]
+    monkeypatch.setattr(calls, "DETAIL_CHARACTERS", 80)
+    code, details = rpc.refusal("Embed", asked)
+    assert (code, len(details), details[-1]) == ("INVALID_ARGUMENT", 81, "…")

@@ -71,5 +71,8 @@ def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypa
         assert check(rpc, "tei.v1.Tokenize") == SERVING
         gate["broken"] = False
         assert next(watching).status == SERVING
-    assert [answer.status for answer in watching] == [NOT_SERVING]  # and that ends it: nobody waited for it to leave
+    assert next(watching).status == NOT_SERVING
+    with pytest.raises(grpc.RpcError) as caught:  # and that ends it: the server did not wait for it to leave
+        next(watching)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     channel.close()

@@ -21,9 +21,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.errors import LoadError
+from hybridtei.rpc.server import REFLECTIONS
 from hybridtei.server.start import serve_several
 from tests import tiny
-from tests.rpc.live import free_port, start
+from tests.rpc.live import free_port, rpc_serving, start
 from tests.sampled import sampled
 from tests.server.live import HANG, commanded, process
 from tests.server.test_serve import until
@@ -66,7 +67,7 @@ def check_reflection(channel: grpc.Channel) -> None:
     """Without the key, and enough to build every message from."""
     database = ProtoReflectionDescriptorDatabase(channel)
     own = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
-    assert {*database.get_services()} == {*own, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert {*database.get_services()} == {*own, "grpc.health.v1.Health", *REFLECTIONS}
     pool = DescriptorPool(database)
     embed = pool.FindServiceByName("tei.v1.Embed").methods_by_name["EmbedStream"]
     assert embed.client_streaming
@@ -74,6 +75,9 @@ def check_reflection(channel: grpc.Channel) -> None:
     assert embed.input_type.fields_by_name["normalize"].has_presence
     assert pool.FindMessageTypeByName("tei.v1.RerankResponse").fields_by_name["ranks"].message_type.name == "Rank"
     assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name.keys() == ["Check", "List", "Watch"]
+    for name in REFLECTIONS:
+        asked = pool.FindServiceByName(name).methods_by_name["ServerReflectionInfo"].input_type
+        assert asked.full_name == name.replace("ServerReflection", "ServerReflectionRequest")
 
 
 def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
@@ -178,6 +182,13 @@ def test_a_port_that_is_taken(hybrid, capsys):
         told = capsys.readouterr().err
         assert f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n" in told
         assert "Traceback" not in told
+
+
+def test_two_servers_share_a_port_if_they_are_told_to():
+    shared = {"grpc_port": free_port(), "reuse_port": True}
+    with rpc_serving(server=shared) as first, rpc_serving(server=shared) as second:
+        assert [rpc.running.get("/health").status_code for rpc in (first, second)] == [200, 200]
+        assert second.ask("Info", {})
 
 
 def test_a_missing_extra_is_named_before_anything_is_loaded(monkeypatch):

@@ -103,7 +103,7 @@ def test_ids_under_a_prompt_are_text_again(server):
 
 def test_much_work_beside_the_passes_is_refused_not_queued_for_ever():
     with serving() as running:
-        with running.service._beside.inside(running.service._beside.free):
+        with running.service.beside.inside(running.service.beside.free):
             refused = [running.post("/tokenize", {"inputs": "one"}), running.post("/decode", {"ids": [5]})]
             assert [response.status_code for response in refused] == [429, 429]
             assert running.post("/embed", {"inputs": "one"}).status_code == 200
