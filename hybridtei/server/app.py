@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from litestar import Controller, Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.types import Scope
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
@@ -33,15 +33,13 @@ from hybridtei.server.api import (
     tokens,
 )
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.endpoint import ENDPOINT, all_models, served_model, vector_store
-from hybridtei.server.error_handlers import HANDLERS
-from hybridtei.server.http.body import Keyless
+from hybridtei.server.endpoint import all_models, served_model, vector_store
+from hybridtei.server.http.body import Keyless, first_fields
 from hybridtei.server.http.connection import REFUSED, Refusals, Unsent
 from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of
-from hybridtei.server.middleware import HttpMiddleware
 from hybridtei.server.openapi import openapi_config
 from hybridtei.server.registry import Models, StoreBounds
-from hybridtei.server.routing import Endpoint
+from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
 from hybridtei.server.store_health import StoreHealth
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
@@ -180,3 +178,58 @@ def rpc_server_class() -> type[RpcServer]:
     except ImportError as error:
         raise LoadError(f"--grpc-port needs an extra: {install_command('grpc')}: {error}") from None
     return RpcServer
+
+
+ENDING_IN_SLASH = ("/", "/docs/")
+PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+
+
+class HttpMiddleware:
+    """Wraps an ASGI application.
+
+    `below_aliases`: routes are also there below `/m/ALIAS`, all but those at `of_process`: they belong to no model, and a proxy
+    in front may guard them by their one path. `methods`: of each path, for preflights.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        origins: Origins,
+        *,
+        below_aliases: bool,
+        of_process: Collection[str],
+        methods: Mapping[str, Collection[str]],
+    ) -> None:
+        self._app = app
+        self._origins = origins
+        self._below_aliases = below_aliases
+        self._of_process = of_process
+        self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = self._origins.headers(first_fields(scope).get(b"origin"))
+        alias, path = split_alias(scope["path"]) if self._below_aliases else (None, scope["path"])
+        if scope["method"] == "OPTIONS":
+            await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
+            return
+        misplaced = alias is not None and path in self._of_process
+        if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+            await _bare(404, headers, send)  # the framework would strip slashes, TEI does not
+            return
+        if alias is not None:
+            scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
+
+        async def send_with_cors(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        await self._app(scope, receive, send_with_cors)
+
+
+async def _bare(status: int, headers: list[tuple[bytes, bytes]], send: Any) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})

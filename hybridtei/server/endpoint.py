@@ -37,7 +37,7 @@ from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_key, check_origin, is_keyless
 from hybridtei.server.http.writers import FORM, Form, negotiate
 from hybridtei.server.registry import Models, StoreContext, check_capacity
-from hybridtei.server.routing import ALIAS, Endpoint
+from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 
 Model = NamedDependency[SkipValidation[Context]]
 AllModels = NamedDependency[SkipValidation[Models]]
@@ -46,7 +46,6 @@ Store = NamedDependency[SkipValidation[StoreContext]]
 
 __all__ = ["AllModels", "Answer", "ApiRequest", "Dialect", "Model", "Store", "get", "post"]
 
-ENDPOINT = "endpoint"  # in a handler's `opt`
 Decorator = Callable[[Callable[..., Any]], HTTPRouteHandler]
 
 
@@ -61,12 +60,6 @@ def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decor
     return litestar.route(
         path, http_method=["GET", "HEAD"], status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)}
     )
-
-
-def endpoint_of(scope: Any) -> Endpoint | None:
-    """The needs of the route that a request reached; None where it reached none, or one of the framework's."""
-    handler = scope.get("route_handler")
-    return None if handler is None else handler.opt.get(ENDPOINT)
 
 
 class _Token(Struct):

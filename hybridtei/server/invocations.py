@@ -20,9 +20,9 @@ from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.error_handlers import StatusOnly
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
 from hybridtei.server.http.decoding import decode, keys_of
+from hybridtei.server.routing import StatusOnly
 
 
 class _Fields(Struct, frozen=True):

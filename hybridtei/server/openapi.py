@@ -19,8 +19,7 @@ from litestar.openapi.spec import License
 from hybridtei import __version__
 from hybridtei.server.answer import Answer
 from hybridtei.server.api.qdrant_inference import InferenceError
-from hybridtei.server.endpoint import ENDPOINT
-from hybridtei.server.routing import Endpoint, ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse
+from hybridtei.server.routing import ENDPOINT, Endpoint, ErrorResponse, ListedErrorResponse, OpenAICompatErrorResponse
 
 ERRORS = {
     "400": "Empty input",

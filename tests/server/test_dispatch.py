@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtei.server.middleware import allow_header
+from hybridtei.server.routing import allow_header
 from tests.server.conftest import labelled
 from tests.server.live import POSTS, Running, serving
 

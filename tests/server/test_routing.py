@@ -15,10 +15,8 @@ from hybridtei import errors
 from hybridtei.config import ServerConfig
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.endpoint import ENDPOINT
-from hybridtei.server.error_handlers import HANDLERS
 from hybridtei.server.http.body import BodyError, SchemaError
-from hybridtei.server.routing import TABLE, Endpoint, ErrorResponse, OpenAICompatErrorResponse, row_of
+from hybridtei.server.routing import ENDPOINT, HANDLERS, TABLE, Endpoint, ErrorResponse, OpenAICompatErrorResponse, row_of
 
 TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
 OURS = {"NotFound": 404, "Forbidden": 403, "Unauthorized": 401}  # of several models and of keys, which TEI does not know

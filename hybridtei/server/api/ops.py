@@ -20,8 +20,8 @@ from hybridtei.server.answer import Answer
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.error_handlers import StatusOnly
 from hybridtei.server.registry import Entry, Models
+from hybridtei.server.routing import StatusOnly
 
 
 class ModelItem(Struct, frozen=True, omit_defaults=True):
