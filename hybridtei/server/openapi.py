@@ -116,13 +116,8 @@ def openapi_config() -> OpenAPIConfig:
 
 def document(app: Litestar) -> dict[str, Any]:
     """Litestar's document, with msgspec's schemas, their bounds, and each route's errors. TEI's schemas go by TEI's names."""
-    handlers = [
-        (one.path_format, handler)
-        for one in sorted(app.routes, key=lambda one: one.path)
-        for handler in getattr(one, "route_handlers", ())
-        if handler.include_in_schema and ENDPOINT in handler.opt
-    ]
-    kinds = [kind for _, handler in handlers for kind in (*_requests(handler), *_answers(handler))]
+    handlers = documented(app)
+    kinds = [kind for _, handler in handlers for kind in (*_requests(handler), *answers_of(handler))]
     kinds += [handler.opt[ENDPOINT].error for _, handler in handlers]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
@@ -137,14 +132,24 @@ def document(app: Litestar) -> dict[str, Any]:
     return {**whole, "paths": paths, "components": {"schemas": components}, "tags": [{"name": TAG}]}
 
 
+def documented(app: Litestar) -> list[tuple[str, Any]]:
+    """(path, handler) of the routes that the document tells, by path."""
+    return [
+        (one.path_format, handler)
+        for one in sorted(app.routes, key=lambda one: one.path)
+        for handler in getattr(one, "route_handlers", ())
+        if handler.include_in_schema and ENDPOINT in handler.opt
+    ]
+
+
 def _requests(handler: Any) -> Sequence[Any]:
     """The structs of a handler's body."""
     field = handler.parsed_data_field
     return handler.opt[ENDPOINT].reads if field is None else (field.annotation,)
 
 
-def _answers(handler: Any) -> Sequence[Any]:
-    """The types of a handler's answer."""
+def answers_of(handler: Any) -> Sequence[Any]:
+    """The types of a handler's answer, of which it is one."""
     field = handler.parsed_return_field
     if not field.is_subclass_of(Answer):
         return ()
@@ -169,7 +174,7 @@ def _operation(path: str, handler: Any, schema_of: dict[str, Any], components: d
     endpoint: Endpoint = handler.opt[ENDPOINT]
     summary = handler.fn.__doc__
     responses: dict[str, Any] = {"200": {"description": summary}}
-    if kinds := _answers(handler):
+    if kinds := answers_of(handler):
         schema = _one_of(kinds, schema_of)
         if (name := TEI_RESPONSES.get(path)) is not None:
             components[name], schema = schema, {"$ref": REFERENCE + name}

@@ -1,0 +1,54 @@
+"""The bytes of every route's answer are of the type that its handler is annotated with, which OpenAPI tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from conformance.quiet import COLLECTION, FILL, example
+from hybridtei.server.app import framework
+from hybridtei.server.openapi import answers_of, document, documented
+from hybridtei.store.collection import CollectionSchemas
+from tests.server.api.test_search import MODEL, spec_in
+from tests.server.live import Running, serving
+from tests.store.memory_store import MemoryStore
+
+APP = framework()
+ROUTES = {path: handler for path, handler in documented(APP) if answers_of(handler)}
+
+
+@pytest.fixture(scope="module")
+def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder: Path = tmp_path_factory.mktemp("searching")
+    with serving(spec_in(folder), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
+        assert running.post(f"/collections/{COLLECTION}/points", {**FILL, "create": True}).status_code == 200
+        yield running
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_bytes_are_what_the_document_says(path, searching, server, reranker, classifier, tagger):
+    body = _example(path)
+    url = path.replace("{name}", COLLECTION)
+    asked = (one.get(url) if body is None else one.post(url, body) for one in (searching, server, classifier, reranker, tagger))
+    response = next(response for response in asked if response.status_code == 200)
+    assert any(_is_of(kind, response.content) for kind in answers_of(ROUTES[path])), response.text[:500]
+
+
+def _example(path: str) -> Any:
+    whole = document(APP)
+    ((_, operation),) = whole["paths"][path].items()
+    if "requestBody" not in operation:
+        return None
+    return example(operation["requestBody"]["content"]["application/json"]["schema"], whole)
+
+
+def _is_of(kind: Any, content: bytes) -> bool:
+    with suppress(msgspec.ValidationError):
+        msgspec.json.decode(content, type=kind)
+        return True
+    return False
