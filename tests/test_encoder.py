@@ -78,14 +78,6 @@ def test_a_checkpoint_equals_sentence_transformers(tmp_path: Path, model_type: s
     assert ours.max_input_length == (20 if name == "short" and layout == "old" else vocabulary.LONGEST)
 
 
-def test_a_checkpoint_that_sentence_transformers_saved_loads_the_same(tmp_path: Path, bert: Path) -> None:
-    theirs = SentenceTransformer(str(bert), device="cpu", prompts=PROMPTS)
-    theirs.save_pretrained(str(tmp_path))
-    ours = Encoder.load(str(tmp_path))
-    close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
-    close(dense_of(ours, normalize=False, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
-
-
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_prompts_equal_sentence_transformers(tmp_path: Path, layout: str) -> None:
     folder = tiny.write_family(tmp_path, "bert")
@@ -212,15 +204,6 @@ def test_one_token_has_no_vector_in_m3_and_is_fine_between_others(m3: Path) -> N
     assert found.multivector is not None
     assert found.multivector.lengths.tolist() == [0, 2, 0]
     assert Encoder.load(str(m3)).encode([[5]], outputs=["multivector"]).multivector.lengths.tolist() == [0]  # type: ignore[union-attr]
-
-
-def test_multivectors_are_unit_and_cut_with_the_dense_vector(m3: Path) -> None:
-    found = Encoder.load(str(m3)).encode(TEXTS, outputs=("dense", "multivector"), dimensions=8)
-    assert found.multivector is not None
-    assert found.dense is not None
-    assert found.multivector.values.shape[1] == found.dense.shape[1] == 8
-    close(np.linalg.norm(found.multivector.values, axis=1), np.ones(len(found.multivector.values)))
-    close(np.linalg.norm(found.dense, axis=1), np.ones(len(TEXTS)))
 
 
 # --- laws --------------------------------------------------------------------------------------------------------------
@@ -430,11 +413,6 @@ def test_an_id_is_a_whole_number_in_range(encoder: Encoder, ids: list[Any]) -> N
 def test_options_are_fields_of_the_configs(bert):
     encoder = Encoder.load(str(bert), backend="torch", dtype="bfloat16", max_batch_tokens=64)
     assert (encoder.backend_name, encoder.dtype, encoder.max_input_length) == ("torch", "bfloat16", 64)
-
-
-def test_an_option_goes_before_a_config(bert):
-    encoder = Encoder.load(config=ModelConfig(model_id=str(bert), dtype="bfloat16", backend="torch"), dtype="float32")
-    assert encoder.dtype == "float32"
 
 
 def test_an_unknown_option_names_the_nearest():

@@ -26,7 +26,6 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.load import load_model
 from tests import published, tiny, vocabulary
 from tests.backends.torch.test_trunk import LONG
-from tests.checkpoint.test_modules import in_its_own_folder
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
@@ -84,17 +83,6 @@ def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
 def test_a_model_of_very_short_texts_loads(tmp_path: Path, longest: int) -> None:
     folder = tiny.write_family(tmp_path, "bert", max_position_embeddings=longest)
     assert loaded(folder).model.reader.max_input_length == longest
-
-
-def test_a_transformer_in_a_folder_of_its_own_gives_the_same_vectors(bert: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = in_its_own_folder(shutil.copytree(bert, tmp_path / "old"))
-    texts = vocabulary.texts(5, most=20)
-    ours, theirs = Encoder.load(str(folder)).encode(texts).dense, Encoder.load(str(bert)).encode(texts).dense
-    assert ours is not None
-    assert theirs is not None
-    np.testing.assert_array_equal(ours, theirs)
 
 
 # --- which backend -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -104,14 +105,6 @@ def test_a_model_folder_with_a_missing_file(bert, copied, capsys, tmp_path):
     assert error.startswith("Error: ")
     assert "tokenizer.json" in error
     assert error.count("\n") == 2
-
-
-def test_no_such_model(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "in.txt").write_text("one\n")
-    arguments = ["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npz"), "--offline=true"]
-    assert main([*arguments, "--model-id", "nobody/no-such-model"]) == 1
-    assert "no-such-model" in capsys.readouterr().err
 
 
 def test_embed_a_file(hybrid, tmp_path, capsys):
@@ -241,14 +234,15 @@ def text_logs_are_well(lines: list[str]) -> None:
     assert any("ERROR embed: hybridtei.server.app: app.py:" in line and r"one\n2026" in line for line in lines)
 
 
-def test_a_taken_port_is_an_error(shipped):
-    import socket
-
+def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(shipped):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = failing("serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", str(port))
+        port = str(taken.getsockname()[1])
+        done = failing("serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", port)
+        of_metrics = failing("serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", port)
     assert done.returncode == 1
-    assert f"Error: cannot listen on 127.0.0.1:{port}" in done.stderr
+    told = f"Error: cannot listen on 127.0.0.1:{port}"
+    assert told in done.stderr
+    assert (of_metrics.returncode, of_metrics.stderr) == (1, f"{told}: Address already in use\n")
 
 
 def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
@@ -287,15 +281,6 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     assert message(capsys).startswith(
         "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
     )
-
-
-def test_a_taken_metrics_port_is_told_before_anything_is_loaded():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = failing("serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", str(port))
-    assert (done.returncode, done.stderr) == (1, f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n")
 
 
 def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key(bert):

@@ -123,14 +123,3 @@ def test_pictures_are_up_to_date():
 @pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
 def test_the_reference_is_up_to_date(path):
     assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
-
-
-def test_the_readmes_words_have_the_weights_of_the_embedded_model():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (word, weight), sentence = (
-        re.findall(r'\[\("(\w+)", ([\d.]+)\), …\]', text)[0],
-        re.findall(r'encode\(\s*\["([^"]+)"', text)[0],
-    )
-    encoder = Encoder.load(measures=False)
-    found = encoder.tokens(encoder.encode([sentence], outputs=("sparse",)).sparse)[0][0]
-    assert found == (word, pytest.approx(float(weight), abs=0.005))

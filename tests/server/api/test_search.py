@@ -318,15 +318,6 @@ def test_a_server_without_a_store_says_how_to_get_one(server):
         assert response.json()["error"] == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
 
 
-def test_the_key_opens_these_routes_too(spec):
-    with serving(spec, server={"api_key": "secret"}, schemas=CollectionSchemas(MemoryStore())) as running:
-        body = {"collection": "papers", "query": "one"}
-        assert running.post("/search", body).status_code == 401
-        assert running.post("/collections/papers/points", {"points": POINTS}).status_code == 401
-        key = {"authorization": "Bearer secret", "content-type": "application/json"}
-        assert running.post("/search", body, headers=key).status_code == 404
-
-
 def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
     store = run(filled(encoder_of(spec), multivector_dtype="int8"))
     points = [{"id": place, "text": "one", "payload": {key: "mine"}} for place, key in enumerate(("key", "multivector_base64"))]
