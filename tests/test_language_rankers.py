@@ -95,10 +95,6 @@ def test_the_original_scores_as_its_model_card_says(original: Path) -> None:
     close(1 / (1 + np.exp(-raw)), wanted)
 
 
-def test_the_instruction_is_the_requests_or_the_templates(original: Path) -> None:
-    close(ours(original, instruction="naku naku"), expected(original, "naku naku"))
-
-
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
 def test_an_instruction_is_computed_once_for_all_documents(original: Path, backend: str) -> None:
     encoder, documents = Encoder.load(str(original), backend=backend), DOCUMENTS[:9]
@@ -125,15 +121,6 @@ def test_its_conversions_score_as_the_original(original: Path, tmp_path: Path, l
     folder = converted(tmp_path, original, labels, rows)
     assert read_spec(folder).kind == "reranker"
     close(ours(folder), expected(original))
-
-
-def test_the_conversion_with_one_token_only(original: Path, tmp_path: Path) -> None:
-    yes, _ = rows_of(original)
-    folder = converted(tmp_path, original, {0: "LABEL_0"}, yes)
-    tiny.write_json(original.parent / "alone" / OWN_FILE, {})
-    alone = causal(tmp_path / "alone")
-    tiny.edit_json(alone / OWN_FILE, no=None)
-    close(ours(folder), ours(alone))
 
 
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
@@ -287,12 +274,6 @@ def test_a_template_that_is_none(tmp_path: Path, changes: dict[str, Any], words:
     tiny.edit_json(folder / OWN_FILE, **changes)
     with pytest.raises(LoadError, match=words):
         read_spec(folder)
-
-
-def test_an_instruction_is_for_those_who_take_one(tmp_path: Path) -> None:
-    encoder = Encoder.load(str(tiny.write_classifier(tmp_path, "bert")))
-    with pytest.raises(InvalidInput, match="instruction"):
-        encoder.rerank(QUERY, DOCUMENTS, instruction="lolo")
 
 
 def test_a_decoder_that_nobody_says_ranks_is_an_embedding_model(tmp_path: Path) -> None:

@@ -109,13 +109,6 @@ def test_no_texts_have_no_spans(encoder: Encoder) -> None:
     assert encoder.tag([]) == []
 
 
-def test_a_text_keeps_its_spans_in_any_company(encoder: Encoder) -> None:
-    together = encoder.tag(SENTENCES, aggregation_strategy="average")
-    for i in (0, 7, 69):
-        (alone,) = encoder.tag([SENTENCES[i]], aggregation_strategy="average")
-        assert [(one.start, one.end, one.label) for one in alone] == [(one.start, one.end, one.label) for one in together[i]]
-
-
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder: Encoder, folder: Path, direction: str) -> None:
     text = " ".join(vocabulary.texts(20, most=60))

@@ -30,11 +30,11 @@ class MemoryStore:
         self._client = QdrantClient(":memory:")
         self._lock = threading.Lock()
 
-    async def _run(self, call: Callable[[], T]) -> T:
+    async def _run(self, call: Callable[..., T], *arguments: Any, **settings: Any) -> T:
         def alone() -> T:
             with self._lock:
                 try:
-                    return call()
+                    return call(*arguments, **settings)
                 except (ValueError, RuntimeError, NotImplementedError, AssertionError, IndexError, KeyError) as error:
                     raise StoreError(f"Qdrant in memory: {error}") from error
 
@@ -45,20 +45,20 @@ class MemoryStore:
         return sorted(collection.name for collection in found.collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        return await self._run(lambda: self._describe(name))
+        return await self._run(self._describe, name)
 
     def _describe(self, name: str) -> CollectionSchema | None:
         return schema_of(self._client.get_collection(name)) if self._client.collection_exists(name) else None
 
     async def create(self, name: str, plan: CollectionSchema) -> None:
         check_names(name, plan)
-        await self._run(lambda: self._client.create_collection(name, **create_arguments(plan)))
+        await self._run(self._client.create_collection, name, **create_arguments(plan))
 
     async def drop(self, name: str) -> None:
-        await self._run(lambda: self._client.delete_collection(name))
+        await self._run(self._client.delete_collection, name)
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
-        await self._run(lambda: self._client.update_collection(name, metadata=dict(metadata)))
+        await self._run(self._client.update_collection, name, metadata=dict(metadata))
 
     async def aliases(self) -> dict[str, str]:
         found = await self._run(self._client.get_aliases)
@@ -69,7 +69,7 @@ class MemoryStore:
         await self.drop(name)
         aliases = [models.CreateAlias(alias_name=alias, collection_name=by) for alias in names]
         create = [models.CreateAliasOperation(create_alias=alias) for alias in aliases]
-        await self._run(lambda: self._client.update_collection_aliases(create))
+        await self._run(self._client.update_collection_aliases, create)
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         def call() -> None:
@@ -86,8 +86,7 @@ class MemoryStore:
         arguments = query_arguments(request)
         if request.params is not None and not getattr(request.params, "idf", None):
             arguments["search_params"] = None  # all search is exact here; the client would warn that they change nothing
-        answer = await self._run(lambda: self._client.query_points(name, **arguments))
-        return answer.points
+        return (await self._run(self._client.query_points, name, **arguments)).points
 
     async def retrieve(
         self,
@@ -98,11 +97,8 @@ class MemoryStore:
         with_vectors: Selector = False,
     ) -> list[models.Record]:
         check_ids(ids)
-        return await self._run(
-            lambda: self._client.retrieve(
-                name, list(ids), with_payload=selector(with_payload), with_vectors=selector(with_vectors)
-            )
-        )
+        given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
+        return await self._run(self._client.retrieve, name, list(ids), **given)
 
     async def scroll(
         self,
@@ -114,26 +110,15 @@ class MemoryStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
-        def call() -> tuple[list[models.Record], Any]:
-            return self._client.scroll(
-                name,
-                scroll_filter=scroll_filter,
-                limit=limit,
-                offset=offset,
-                with_payload=selector(with_payload),
-                with_vectors=selector(with_vectors),
-            )
-
-        records, following = await self._run(call)
-        return records, following
+        given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
+        return await self._run(self._client.scroll, name, scroll_filter, limit, offset=offset, **given)
 
     async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        answer = await self._run(lambda: self._client.count(name, count_filter=count_filter, exact=True))
-        return answer.count
+        return (await self._run(self._client.count, name, count_filter=count_filter, exact=True)).count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         check_ids(ids)
-        await self._run(lambda: self._client.delete(name, models.PointIdsList(points=list(ids)), wait=True))
+        await self._run(self._client.delete, name, models.PointIdsList(points=list(ids)), wait=True)
 
     async def optimize(self, name: str) -> None:
         """Nothing to build: every search looks at every point."""
