@@ -57,20 +57,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._open: deque[RequestResponseCycle] = deque()  # requests not yet answered, the oldest first
         self._answering: Any = None  # the transport, as answers use it
         self._in_body = False
-        self._fields = 0
-        self._field_bytes = 0
-        self._eventless_bytes = 0
+        self._fields = self._field_bytes = self._eventless_bytes = 0
         self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
         self._final_answer: bytes | None = None  # once set, nothing more is parsed
         self._head_since: float | None = None  # when the head that has yet to come was first waited for
         self._head_begun = False  # a head, of which the end has yet to come
         self._body_since = self._body_last = 0.0
-        self._body_bytes = 0
+        self._body_bytes = self._unsent = 0  # that came; that the system has not taken
         self._is_stopping = False
         self._watch: TimerHandle | None = None
         self._pause: TimerHandle | None = None
-        self._unsent = 0  # bytes that the system has not taken
         self._unsent_watch: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -324,9 +321,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + text
 
     def _close(self) -> None:
-        """After the last answer. While a body is still coming, `on_response_complete` hangs up instead."""
+        """After the last answer. While a body is still coming, `on_response_complete` hangs up instead, and requests behind the
+        answer get none: their bodies are not parsed any more, so they would wait for ever."""
         if self._in_body and self._final_answer is None:
             self._final_answer = b""
+            self.pipeline.clear()
+            self._open = deque([self._open[0]])
         else:
             self.transport.close()
 

@@ -284,6 +284,17 @@ def test_a_refusal_waits_for_the_answers_before_it(bad, status):
         assert statuses(heard(client)) == [200, 200, status]
 
 
+def test_requests_behind_the_last_answer_of_a_connection_do_not_keep_it_open():
+    hold = Hold()
+    with serving(gate=hold) as running, connected(running) as client:
+        client.sendall(LAST)
+        assert hold.entered.wait(HANG)
+        client.sendall(WHOLE + WHOLE[:-5])
+        assert running.get("/health").status_code == 200
+        hold.let_go()
+        assert statuses(heard(client)) == [200]
+
+
 def test_a_refused_client_that_goes_on_sending_hears_the_answer_and_is_cut_off(bounded):
     with connected(bounded) as client:
         client.sendall(GET + fields(200))
