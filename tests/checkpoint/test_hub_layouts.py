@@ -133,9 +133,9 @@ def test_a_long_name_of_a_class_is_no_work() -> None:
     assert len(own_code(config) or "") < 400
 
 
-@pytest.mark.parametrize("auto_map", [None, "modeling.X", ["x"], {}, {"AutoModel": None}, {"AutoConfig": "a.B"}])
-def test_without_a_class_of_a_model_there_is_no_own_code(auto_map: Any) -> None:
-    assert own_code({"model_type": "bert", "auto_map": auto_map}) is None
+def test_without_a_class_of_a_model_there_is_no_own_code() -> None:
+    for auto_map in (None, "modeling.X", ["x"], {}, {"AutoModel": None}, {"AutoConfig": "a.B"}):
+        assert own_code({"model_type": "bert", "auto_map": auto_map}) is None
 
 
 def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path: Path) -> None:

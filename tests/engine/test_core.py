@@ -80,19 +80,6 @@ def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
     assert any(ticket is query for batch in batches for ticket, _ in batch.callers)
 
 
-@pytest.mark.parametrize("padding", [*Padding])
-def test_bulk_is_not_starved_by_an_endless_stream_of_queries(padding):
-    queue, backend = core(20, padding=padding), FakeBackend(SPEC)
-    bulk = queue.add(different(10, 20), DENSE)
-    fair = sum(4 * (texts + 1) for texts in range(11))  # each bulk text leaves four more queries waiting, and all share alike
-    for _ in range(fair):
-        for _ in range(4):  # the stream alone fills every pass
-            queue.add([encoding(5)], DENSE)
-        batch = queue.take()
-        queue.give(batch, backend.forward(batch.packed))
-    assert bulk.done
-
-
 def test_two_bulk_requests_share():
     queue = core(100)
     one = queue.add(different(100, 10), DENSE)

@@ -60,6 +60,10 @@ NOMIC: list[dict[str, Any]] = [
 ]
 
 
+def written(folder: Path, *, experts: bool) -> Path:
+    return published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2) if experts else published.write_jina(folder)
+
+
 def matches(folder: Path, model: Any, engine: str) -> None:
     config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     texts = texts_of(read_spec(folder, pooling="mean"))
@@ -95,8 +99,7 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path: Path, write: Any, rectang
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_int8_stays_near_and_apart_from_neighbours(tmp_path: Path, experts: bool) -> None:
-    settings = {**EXPERTS, "moe_every_n_layers": 2}
-    spec = read_spec(published.write_nomic(tmp_path, **settings) if experts else published.write_jina(tmp_path), pooling="mean")
+    spec = read_spec(written(tmp_path, experts=experts), pooling="mean")
     weights = Weights.open(spec.folder)
     graph, fidelity = make_int8(spec, weights, Guard())
     states = states_of(OnnxBackend(spec, graph, weights), texts_of(spec))
@@ -105,8 +108,8 @@ def test_int8_stays_near_and_apart_from_neighbours(tmp_path: Path, experts: bool
 
 
 def test_a_rectangle_has_the_same_experts_and_distances(tmp_path: Path) -> None:
-    for write in (published.write_jina, lambda folder: published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2)):
-        spec = read_spec(write(tmp_path), pooling="mean")
+    for experts in (False, True):
+        spec = read_spec(written(tmp_path / str(experts), experts=experts), pooling="mean")
         in_a_rectangle(spec, states_of(opened("ort", spec), texts_of(spec)).together)
 
 
@@ -145,36 +148,28 @@ def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, expected, atol=tolerances.LOGITS["float32"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; served: False"),
-        ({"num_shared_experts": 1}, "`num_shared_experts` is 1"),
-        ({"expert_choice_router": True}, "`expert_choice_router` is True"),
-        ({"moe_top_k": 9}, "`moe_top_k` is 9"),
-        ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
-        ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; served: 0"),
-    ],
-)
-def test_other_experts_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
-    folder = published.write_nomic(tmp_path, **EXPERTS, moe_every_n_layers=2)
-    tiny.edit_json(folder / "config.json", **changes)
-    with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
-        family_graph(read_spec(folder, pooling="mean"))
+OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
+    ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; served: False"),
+    ({"num_shared_experts": 1}, "`num_shared_experts` is 1"),
+    ({"expert_choice_router": True}, "`expert_choice_router` is True"),
+    ({"moe_top_k": 9}, "`moe_top_k` is 9"),
+    ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
+    ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; served: 0"),
+]
+OTHER_JINA: list[tuple[dict[str, Any], str]] = [
+    ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; served: 'original', 'geglu', 'reglu'"),
+    ({"alibi_scaling": 2}, "`alibi_scaling` is 2"),
+    ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; served where `auto_map` names"),
+    ({"position_embedding_type": "relative_key"}, "`position_embedding_type` 'relative_key'"),
+    ({"position_embedding_type": "absolute"}, "`emb_pooler` is 'mean'"),
+]
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; served: 'original', 'geglu', 'reglu'"),
-        ({"alibi_scaling": 2}, "`alibi_scaling` is 2"),
-        ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; served where `auto_map` names"),
-        ({"position_embedding_type": "relative_key"}, "`position_embedding_type` 'relative_key'"),
-        ({"position_embedding_type": "absolute"}, "`emb_pooler` is 'mean'"),
-    ],
+    ("experts", "changes", "why"), [*((True, *one) for one in OTHER_EXPERTS), *((False, *one) for one in OTHER_JINA)]
 )
-def test_other_settings_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
-    folder = published.write_jina(tmp_path)
+def test_other_settings_are_refused_by_name(tmp_path: Path, experts: bool, changes: dict[str, Any], why: str) -> None:
+    folder = written(tmp_path, experts=experts)
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))

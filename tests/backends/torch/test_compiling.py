@@ -164,22 +164,6 @@ def test_backends_and_modules_that_are_not_compiled_are_refused(bert: Path) -> N
         compile_trunk(TorchBackend(spec, loaded=(trunk, HeadWeights())))
 
 
-def test_short_memory_in_compiled_code_is_met_by_halves(tmp_path: Path) -> None:
-    small = threading.Event()
-
-    def needing(out: torch.Tensor) -> torch.Tensor:
-        if small.is_set() and out.shape[-2] > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return out
-
-    backend = of_family(tmp_path, "bert")
-    compile_trunk(backend, Counting(needing))
-    small.set()
-    before = backend.forwards
-    assert backend.forward(batch(backend, [12, 12, 12])).dense is not None
-    assert backend.forwards > before + 1
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
