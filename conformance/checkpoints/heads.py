@@ -11,17 +11,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from transformers import AutoTokenizer
 
-from conformance.checkpoints.build import (
-    Case,
-    Step,
-    as_bin,
-    case,
-    chain,
-    config,
-    sbert,
-    tensors,
-    words,
-)
+from conformance.checkpoints.build import Case, Step, as_bin, case, chain, config, sbert, tensors, words
 from conformance.checkpoints.tokenizers import llama_template
 from conformance.checkpoints.words import UNTYPED, write_tokenizer
 
@@ -31,38 +21,10 @@ LABELS = {"num_labels": 3}
 POOLED = {"classifier_pooling": "mean"}
 NAMES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}, "num_labels": 2}
 HEADED = (
-    "bert",
-    "roberta",
-    "xlmr",
-    "camembert",
-    "distilbert",
-    "electra",
-    "deberta-v3",
-    "deberta-v1",
-    "albert",
-    "modernbert",
-    "nomic",
-    "gte",
-    "jina3",
-    "eurobert",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "llama",
-    "gemma2",
-    "gemma3-text",
-    "phi3",
-    "longformer",
-    "bigbird",
-    "xlnet",
-    "ernie",
-    "t5",
-    "bart",
-    "roformer",
-    "mobilebert",
-    "mixtral",
-    "smollm3",
-    "data2vec",
+    *("bert", "roberta", "xlmr", "camembert", "distilbert", "electra", "deberta-v3", "deberta-v1", "albert"),
+    *("modernbert", "nomic", "gte", "jina3", "eurobert", "qwen2", "qwen3", "mistral", "llama", "gemma2"),
+    *("gemma3-text", "phi3", "longformer", "bigbird", "xlnet", "ernie", "t5", "bart", "roformer", "mobilebert"),
+    *("mixtral", "smollm3", "data2vec"),
 )
 OTHER_NAMES = {"bigbird": "big-bird", "t5": "t5-encoder", "data2vec": "data2vec-text", "gemma3": "gemma3-text"}
 

@@ -148,8 +148,7 @@ PREDICT = body(
 )
 CLASSIFY = body({"input": (text, TEXTS)}, raw_scores=True, use_activation=False)
 ENTITIES = body(
-    {"inputs": (text, TEXTS)},
-    parameters={"aggregation_strategy": ("none", "simple", "max"), "ignore_labels": ["O"]},
+    {"inputs": (text, TEXTS)}, parameters={"aggregation_strategy": ("none", "simple", "max"), "ignore_labels": ["O"]}
 )
 SEARCH = body(
     {"collection": COLLECTIONS, "query": text},

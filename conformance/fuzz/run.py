@@ -1,7 +1,6 @@
 """Fuzz the server: every route, every kind of model, whatever bytes; and between them requests whose answers may never change.
 
     python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER]
-    python conformance/fuzz/run.py --base-url http://127.0.0.1:3000 --only hybrid [--requests N]    a server that runs
     python conformance/fuzz/run.py --cases                                                          the kept cases only
 
 Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
@@ -28,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
@@ -71,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=20_000, help="over all servers")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", nargs="+", choices=[plan.name for plan in PLANS])
-    parser.add_argument("--base-url", help="a server that runs, with the models of the one plan that --only names")
     parser.add_argument("--findings", default="fuzz-findings", help="folder for the bytes of findings")
     parser.add_argument("--cases", action="store_true", help="replay the kept cases, and send nothing else")
     return parser
@@ -79,9 +76,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _storm(plan: Plan, plans: Sequence[Plan], seed: int, arguments: argparse.Namespace, scratch: Path) -> Result:
     wanted = arguments.requests * plan.share // sum(one.share for one in plans)
-    if arguments.base_url:
-        url = urlsplit(arguments.base_url)
-        return _against(Server(plan, url.hostname or "127.0.0.1", url.port or 80, None, None), seed, wanted, arguments)
     with serving(plan, partial(write_model, folder=scratch / "models"), scratch) as server:
         return _against(server, seed, wanted, arguments)
 
@@ -160,23 +154,10 @@ def _report(seed: int, results: Sequence[Result]) -> int:
         "valid_byte_equal": sum(result.tally.exactly_equal for result in results),
         "seconds": round(sum(result.tally.seconds for result in results)),
         "statuses": dict(sorted(by_status.items())),
-        "memory_mb": {result.server.plan.name: _memory(result.server) for result in results},
-        "memory_low_mb": {result.server.plan.name: _low(result.server) for result in results},
         "findings": findings,
     }
     print(json.dumps(told))
     return int(bool(findings))
-
-
-def _memory(server: Server) -> list[int]:
-    """At the start, at each fifth, and at the end."""
-    looks = server.megabytes
-    return [round(looks[min(len(looks) * part // 5, len(looks) - 1)]) for part in range(6)] if looks else []
-
-
-def _low(server: Server) -> list[int]:
-    """The low-water mark of each half, as `flatness` compares them."""
-    return [round(mark) for mark in low_water(server.megabytes)] if len(server.megabytes) >= LOOKS else []
 
 
 def _table(statuses: Counter[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.checkpoints import judge
-from conformance.checkpoints.__main__ import CASES, main, report, run
+from conformance.checkpoints.__main__ import CASES, main, run
 from conformance.checkpoints.build import config, edit
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 
@@ -57,10 +57,3 @@ def test_it_resumes_and_prints_its_shares(tmp_path: Path, capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert printed.count("served and right: 50.0% (expected >= 70 %)") == 2
     assert printed.count("served and wrong: 0 (expected 0)") == 2
-
-
-def test_a_verdict_that_changed_is_printed() -> None:
-    row = {"case": "a", "backend": "ort", "verdict": judge.RIGHT, "message": ""}
-    assert next(iter(report([row], {("a", "ort"): judge.WRONG}))).startswith(
-        f"a on ort: {judge.RIGHT}; recorded: {judge.WRONG}"
-    )

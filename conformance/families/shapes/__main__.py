@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
     checkpoints = read_checkpoints()
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.families.shapes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m conformance.families.shapes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(checkpoints)}; all if none is given")
     parser.add_argument("--backend", action="append", help="as `hybridtei serve` knows them; repeatable; auto if not given")
