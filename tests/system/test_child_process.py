@@ -41,19 +41,17 @@ def was_run(corpus: Path) -> str:
     return told.read_text() if told.exists() else ""
 
 
-def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path) -> None:
-    done = ingest(corpus, sys.executable, "-P", "-c", SCRIPT)  # as the command `hybridtei`, which lies elsewhere
+@pytest.mark.parametrize(
+    "words",
+    [["-P", "-c", SCRIPT], pytest.param(["-m", "hybridtei"], marks=pytest.mark.slow)],  # the command, which lies elsewhere
+)
+def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path, words: list[str]) -> None:
+    if "-m" in words:
+        (corpus / "types.py").unlink()  # `python -m` itself imports that one, before any code of ours
+    done = ingest(corpus, sys.executable, *words)
     assert was_run(corpus) == ""
     assert done.returncode == 0, done.stderr
     assert "1 points, as expected" in done.stdout
-
-
-@pytest.mark.slow
-def test_nor_does_python_m(corpus: Path) -> None:
-    (corpus / "types.py").unlink()  # `python -m` itself imports that one, before any code of ours
-    done = ingest(corpus, sys.executable, "-m", "hybridtei")
-    assert was_run(corpus) == ""
-    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
