@@ -79,11 +79,10 @@ class OpenCalls:
                 self._waits[wait] = None
                 return await awaitable
         except TimeoutError:
-            if self._draining:
-                raise Ended(STATUS.UNAVAILABLE, "the server stops") from None
-            if wait in self._waits:
-                raise Ended(STATUS.DEADLINE_EXCEEDED, "the client took too long over its next message") from None
-            raise Ended(STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, this one waited longest") from None
+            late = STATUS.DEADLINE_EXCEEDED, "the client took too long over its next message"
+            crowded = STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, and this one waited longest"
+            stops = STATUS.UNAVAILABLE, "the server stops"
+            raise Ended(*(stops if self._draining else late if wait in self._waits else crowded)) from None
         finally:
             self._waits.pop(wait, None)
 
@@ -123,7 +122,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _authenticate(self, method: str, metadata: Any) -> None:
         """Raises NoKey, RoleNeeded. Any key may ask for Info."""
-        header = (_text(metadata, "authorization") or "").encode("utf-8", "replace")
+        header = dict(metadata or ()).get("authorization", "").encode("utf-8", "replace")
         key = self._authenticator.keys.find_in_header(header)
         try:
             self._authenticator.authenticate(key, None if method.endswith("/Info") else "infer")
@@ -134,10 +133,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """See `OpenCalls.drain`."""
         self._keyed.drain()
         self._keyless.drain()
-
-
-def _text(metadata: Any, name: str) -> str | None:
-    return next((value for key, value in metadata or () if key == name and isinstance(value, str)), None)
 
 
 def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
@@ -234,11 +229,10 @@ class Servicer:
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
 
     def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
-        """The context of the model that answers. Raises AnswersUnsent, UnknownModel."""
-        self._unsent.check()
-        metadata = call.invocation_metadata() or ()
-        arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)))
-        return self._models.choose(None, _text(metadata, "model"), method.capability), Held(self._unsent, call)
+        """The context of the model that answers. Raises UnknownModel."""
+        metadata = dict(call.invocation_metadata() or ())
+        arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata.items() if isinstance(value, str)))
+        return self._models.choose(None, metadata.get("model"), method.capability), Held(self._unsent, call)
 
     async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
         """The answer, which counts as unsent until it is sent, after the values of HTTP's `x-…` headers as metadata."""

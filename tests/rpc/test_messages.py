@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hybridtei.rpc.answers import METHODS
-from hybridtei.rpc.messages import DecodeResponse, Metadata, float_rows, floats, message, services
-from hybridtei.system.frames import nested, varint
+from hybridtei.rpc.messages import Metadata, float_rows, floats, message, services
+from hybridtei.system.frames import nested
 
 FLOATS = st.floats(width=32, allow_nan=False)
 EmbedResponse = message("EmbedResponse")
@@ -48,11 +48,6 @@ def test_every_method_is_answered():
             assert method.client_streaming == method.name.endswith("Stream")
 
 
-@given(st.integers(0, 2**64 - 1))
-def test_varints(number):
-    assert Metadata.FromString(b"\x18" + varint(number)).total_time_ns == number
-
-
 @given(arrays.arrays(np.float32, st.integers(0, 300), elements=FLOATS))
 def test_floats(row):
     read = EmbedResponse.FromString(floats(1, row) + nested(2, Metadata(compute_chars=7).SerializeToString()))
@@ -72,7 +67,3 @@ def test_rows_with_gaps_in_memory():
     read = message("EmbedAllResponse").FromString(float_rows(1, 1, rows)).token_embeddings
     assert [[*one.embeddings] for one in read] == rows.tolist()
     assert [*EmbedResponse.FromString(floats(1, rows[0])).embeddings] == rows[0].tolist()
-
-
-def test_text():
-    assert DecodeResponse.FromString(nested(1, "é".encode())).text == "é"

@@ -105,26 +105,6 @@ def test_a_signal_lets_open_calls_finish_and_the_status_is_0(hybrid, number):
         assert running.errors == []
 
 
-@pytest.mark.parametrize("drain", sampled(["0", "1"], ["0"]))
-def test_a_stalled_stream_does_not_keep_it_alive(hybrid, drain):
-    def stalled():
-        yield {"inputs": "baka"}
-        stop.result(HANG)
-
-    with process(fake(hybrid, "0", f"drain_seconds={drain}")) as running, ThreadPoolExecutor(1) as pool:
-        address = address_of(running)
-        stop = pool.submit(running.process.wait, HANG)
-        with grpc.insecure_channel(address) as channel:
-            answers = start(channel, "EmbedStream", stalled())
-            assert next(answers).embeddings
-            running.terminate()
-            assert running.wait() == 0
-            with pytest.raises(grpc.RpcError):
-                next(answers)
-        assert "Traceback" not in "".join([*running.lines, *running.errors])
-
-
-@pytest.mark.slow
 def test_open_calls_whose_clients_say_nothing_do_not_keep_it_alive(hybrid):
     ended = threading.Event()
 
