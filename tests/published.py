@@ -177,11 +177,11 @@ def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
         **settings,
     }
     tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
-    save_file(random_tensors(_jina_shapes(config, code)), folder / "model.safetensors")
+    save_file(random_tensors(jina_shapes(config, code)), folder / "model.safetensors")
     return folder
 
 
-def _jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, ...]]:
+def jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, ...]]:
     h, i, gated = config["hidden_size"], config["intermediate_size"], config["feed_forward_type"] != "original"
     shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("embeddings.LayerNorm", h)}
     shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], h)
@@ -221,11 +221,11 @@ def write_nomic(folder: Path, **settings: Any) -> Path:
         **settings,
     }
     tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
-    save_file(random_tensors(_nomic_shapes(config)), folder / "model.safetensors")
+    save_file(random_tensors(nomic_shapes(config)), folder / "model.safetensors")
     return folder
 
 
-def _nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     h, i, every = config["n_embd"], config["n_inner"], config.get("moe_every_n_layers", 0)
     bias, bias1, bias2 = (config.get(name, True) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"))
     shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("emb_ln", h)}

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests import published
+
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -44,34 +46,6 @@ def gte(c: Config) -> Shapes:
     return {f"new.{name}": shape for name, shape in shapes.items()} | linear("classifier", 1, h)
 
 
-def nomic(c: Config) -> Shapes:
-    """`NomicBertModel` of its makers, whose configuration is spelled as GPT-2's."""
-    h, wide = c["n_embd"], c["n_inner"]
-    shapes: Shapes = {
-        "embeddings.word_embeddings.weight": (c["vocab_size"], h),
-        "embeddings.token_type_embeddings.weight": (c["type_vocab_size"], h),
-    }
-    for i in range(c["n_layer"]):
-        layer = f"encoder.layers.{i}."
-        shapes |= linear(f"{layer}attn.Wqkv", 3 * h, h, bias=False) | linear(f"{layer}attn.out_proj", h, h, bias=False)
-        for part in ("fc11", "fc12"):
-            shapes |= linear(f"{layer}mlp.{part}", wide, h, bias=False)
-        shapes |= linear(f"{layer}mlp.fc2", h, wide, bias=False) | norm(f"{layer}norm1", h) | norm(f"{layer}norm2", h)
-    return shapes | norm("emb_ln", h)
-
-
-def jina_v2(c: Config) -> Shapes:
-    """`JinaBertModel`: BERT's attention, ALiBi in place of positions, a gated block."""
-    h, wide, shapes = c["hidden_size"], c["intermediate_size"], _bert_embeddings(c, "word", "token_type")
-    for i in range(c["num_hidden_layers"]):
-        layer = f"encoder.layer.{i}."
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes |= linear(f"{layer}attention.{part}", h, h)
-        shapes |= norm(f"{layer}attention.output.LayerNorm", h) | norm(f"{layer}mlp.layernorm", h)
-        shapes |= linear(f"{layer}mlp.gated_layers", 2 * wide, h, bias=False) | linear(f"{layer}mlp.wo", h, wide)
-    return shapes | linear("pooler.dense", h, h)
-
-
 def jina_v3(c: Config) -> Shapes:
     """`XLMRobertaLoRA`: each matrix with five adapters of rank 4 in one pair of tensors."""
     h, wide = c["hidden_size"], c["intermediate_size"]
@@ -102,7 +76,17 @@ def jina_v3(c: Config) -> Shapes:
     return {f"roberta.{name}": shape for name, shape in (shapes | norm("emb_ln", h)).items()}
 
 
-OWN: Mapping[str, Callable[[Config], Shapes]] = {"gte": gte, "jina_v2": jina_v2, "jina_v3": jina_v3, "nomic": nomic}
+def jina_v2(c: Config) -> Shapes:
+    """`JinaBertModel`, with its pooler."""
+    return published.jina_shapes(c, code=False) | linear("pooler.dense", c["hidden_size"], c["hidden_size"])
+
+
+OWN: Mapping[str, Callable[[Config], Shapes]] = {
+    "gte": gte,
+    "jina_v2": jina_v2,
+    "jina_v3": jina_v3,
+    "nomic": published.nomic_shapes,
+}
 
 
 def shapes_of(layout: str, config: Config) -> Shapes:
