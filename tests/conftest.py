@@ -44,13 +44,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine has an event loop of its own, for at most a minute."""
+    """A test that is a coroutine has an event loop of its own, and five minutes, so that one that hangs ends."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
 
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await test(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
 
     asyncio.run(limited())
