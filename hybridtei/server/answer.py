@@ -1,4 +1,4 @@
-"""What a handler replied -> the response, in the form that the client wants; and work that ends when its client disconnects."""
+"""Send a handler's reply in the form that the client asks for, and cancel work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hybridtei.server.http.writers import FORM, Form, encode, piecewise
 
 T = TypeVar("T")
 
-COMPRESS_ASIDE_NUMBERS = 8_000  # of these, gzip takes two milliseconds
+COMPRESS_ASIDE_NUMBERS = 8_000  # gzip takes two milliseconds for them; more are compressed in a thread
 SLICE_BYTES = 262_144
 
 
 class Answer(Response[T], Generic[T]):
-    """A reply of type `T`, written in the form that the client wants, within the bound of unsent bytes."""
+    """A response of type `T` in the form that the client asks for; it waits for room among the server's unsent bytes."""
 
     def __init__(self, reply: Reply, *headers: tuple[bytes, bytes]) -> None:
         self.reply = reply
         self._headers = headers
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """See Litestar."""
+        """Called by Litestar: what sends the answer."""
         return self._respond
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
         """200, with timing headers if a model ran. Raises AnswersUnsent, ClientDisconnected."""
         reply = self.reply
-        del self.reply  # its numbers need not wait for the client, too
+        del self.reply  # its arrays are freed once they are encoded
         unsent: Unsent = scope["app"].state.unsent
         estimate = reply.numbers * BYTES_PER_NUMBER
         reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
@@ -76,7 +76,7 @@ def _encode_piecewise(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes,
 
 
 def disconnect_of(scope: Any) -> Disconnect | None:
-    """Whether the client disconnected, from our protocol; None under another server."""
+    """Our protocol's record of whether the client disconnected; None under another ASGI server."""
     disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
     return disconnect
 

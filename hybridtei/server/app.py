@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hybridtei.rpc.server import RpcServer
     from hybridtei.store.collection import CollectionSchemas
 
-OF_TEI: tuple[type[Controller], ...] = (
+OF_TEI: tuple[type[Controller], ...] = (  # served also with --only-tei-routes
     ops.OperationController,
     embed.EmbedController,
     openai.OpenAIController,
@@ -57,7 +57,7 @@ OF_TEI: tuple[type[Controller], ...] = (
     invocations.InvocationController,
     pages.DocsController,
 )
-ALL: tuple[type[Controller], ...] = (
+ALL: tuple[type[Controller], ...] = (  # served without that flag
     *OF_TEI,
     ops.ModelController,
     pages.PageController,
@@ -103,7 +103,7 @@ def create_fleet_app(
     on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
     schemas: CollectionSchemas | None = None,
 ) -> Litestar:
-    """An ASGI application over several models, which it starts and stops; `on_stop` comes after. `schemas`: of a vector store,
+    """An ASGI application over several models, which it starts and stops; `on_stop` runs last. `schemas`: of a vector store,
     which it closes. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
@@ -154,7 +154,7 @@ def create_fleet_app(
 
 
 def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
-    """The controllers, and what they share, without models behind them. `hooks`: further arguments of `Litestar`."""
+    """The Litestar application with every route, before it has models. `hooks`: further arguments of `Litestar`."""
     return Litestar(
         [*OF_TEI, rerank.TeiRerankController] if only_tei_routes else [*ALL],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
@@ -166,13 +166,13 @@ def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
 
 
 def endpoints_of(app: Litestar) -> dict[str, Endpoint]:
-    """What each path needs of a POST."""
+    """Path -> what a POST to it needs."""
     handlers: Any = ((route.path_format, handler) for route in app.routes for handler in getattr(route, "route_handlers", ()))
     return {path: handler.opt[ENDPOINT] for path, handler in sorted(handlers, key=str) if "POST" in handler.http_methods}
 
 
 def rpc_server_class() -> type[RpcServer]:
-    """What serves gRPC. Raises LoadError where the extra is not installed."""
+    """Import the gRPC server. Raises LoadError where the extra is not installed."""
     try:
         from hybridtei.rpc.server import RpcServer
     except ImportError as error:
@@ -185,10 +185,10 @@ PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-a
 
 
 class HttpMiddleware:
-    """Wraps an ASGI application.
+    """Answers preflights, adds CORS headers, takes `/m/ALIAS` off a path, and answers 404 to doubled and trailing slashes.
 
-    `below_aliases`: routes are also there below `/m/ALIAS`, all but those at `of_process`: they belong to no model, and a proxy
-    in front may guard them by their one path. `methods`: of each path, for preflights.
+    `below_aliases`: each route is also served below `/m/ALIAS`, except the paths `of_process`: these belong to no model, and a
+    proxy may guard them by their one path. `methods`: path -> its methods, for preflights.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
-"""How a route is written: what it needs, its request, the model that answers it, and its answer.
+"""How a route is written. The arguments of `post` are the fields of `routing.Endpoint`; `model` is a `Context`.
 
-    class Embeddings(Dialect):
+    class EmbedController(Dialect):
         @post("/embed", capability=EMBED, is_tei=True)
         async def embed(self, request: ApiRequest, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
             \"\"\"Dense vectors\"\"\"
             return await request.answer(embed(model, data))
 
-Litestar routes, injects and documents. Here is what costs a short request too much in its general form: one middleware in
-place of guards, `ApiRequest.body` for bounded and compressed bodies, `Body` for decoding, `Answer` for writing. CONTRIBUTING.md
-has the figures.
+Litestar routes, injects and documents. This module replaces the parts of it that cost a short request too much: guards by one
+middleware, `admitted`; reading of bodies by `ApiRequest.body`; decoding by `Body`; writing by `Answer`. CONTRIBUTING.md has the
+figures.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hybridtei.server.http.writers import FORM, Form, negotiate
 from hybridtei.server.registry import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 
-Model = NamedDependency[SkipValidation[Context]]
-AllModels = NamedDependency[SkipValidation[Models]]
-Store = NamedDependency[SkipValidation[StoreContext]]
+Model = NamedDependency[SkipValidation[Context]]  # `model` of a handler: `served_model`
+AllModels = NamedDependency[SkipValidation[Models]]  # `models`: `all_models`
+Store = NamedDependency[SkipValidation[StoreContext]]  # `store`: `vector_store`
 
 
 __all__ = ["AllModels", "Answer", "ApiRequest", "Dialect", "Model", "Store", "get", "post"]
@@ -55,7 +55,7 @@ def post(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Deco
 
 
 def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decorator:
-    """Decorate a method that answers GET and HEAD. `needs`: fields of `Endpoint`."""
+    """Decorate a method of a `Dialect` that answers GET and HEAD. `needs`: fields of `Endpoint`."""
     needs = {"role": "any", **needs, "takes_permits": False}
     return litestar.route(
         path, http_method=["GET", "HEAD"], status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)}
@@ -76,7 +76,7 @@ class ApiRequest(Request[Any, Any, Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.decoded: Any = None  # the body as a struct
-        self.model: Context | None = None  # that answers
+        self.model: Context | None = None  # the model that answers
 
     @property
     def endpoint(self) -> Endpoint:
@@ -104,7 +104,7 @@ class ApiRequest(Request[Any, Any, Any]):
         return body
 
     async def _read_connected(self, receive: Receive) -> bytes:
-        """`read_plain`, unless the client disconnected by then, which is counted."""
+        """Read the body. A client that disconnects before its end is counted."""
         state = self.scope["app"].state
         try:
             limit, needs_type = state.server.payload_limit, self.endpoint.needs_content_type
@@ -117,7 +117,7 @@ class ApiRequest(Request[Any, Any, Any]):
         return body
 
     async def answer(self, work: Coroutine[Any, Any, Reply]) -> Answer[Any]:
-        """Run the handler's work while the client is connected. Raises ClientDisconnected, and what `work` raises."""
+        """Run a handler's coroutine while the client is connected. Raises ClientDisconnected, and what `work` raises."""
         endpoint = self.endpoint
         reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(self.scope, work))
         if self.model is not None and not endpoint.is_tei and (fingerprint := self.model.fingerprint_header) is not None:
@@ -185,7 +185,7 @@ async def vector_store(request: ApiRequest) -> StoreContext:
 
 
 def admitted(app: ASGIApp) -> ASGIApp:
-    """A middleware: check key, limits and capacity before the body is read, and note the form of the answer."""
+    """A middleware: check key, role and capacity before the body is read, and read the form of the answer from the headers."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = endpoint_of(scope)
@@ -230,7 +230,7 @@ def form_of(scope: Any) -> Form:
 
 
 class Dialect(Controller):
-    """The routes of one dialect."""
+    """Base of the controllers: the middleware, the request and the decoder that all routes share."""
 
     middleware = (admitted,)
     request_class = ApiRequest

@@ -1,7 +1,7 @@
-"""OpenAPI's document: Litestar's, with msgspec's schemas of the structs, and bounds that are no types of the structs.
+"""The OpenAPI document: Litestar's, with msgspec's schemas of the structs, and bounds that their types do not state.
 
-msgspec would refuse empty texts and mixed lists in words of its own, and TEI's clients know TEI's: handlers refuse these, and
-the document says so. What JSON Schema cannot say is not here: that an id is in a vocabulary, that two lists are of one length.
+Handlers, not types, refuse empty texts and mixed lists, because TEI's clients know TEI's messages. `BOUNDS` states these bounds
+for the document. JSON Schema cannot state that an id is in a vocabulary, or that two lists have one length.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 TAG = "Text Embeddings Inference"
 
 
-def _of(**fields: dict[str, Any]) -> dict[str, Any]:
+def _object(**fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": [*fields]}
 
 
 TEXT, CODE = {"type": "string"}, {"type": "integer"}
 KIND = {"enum": ["NotFound", "Unauthorized"]}  # not of TEI's kinds of errors
-OTHERS = {
-    ErrorResponse: _of(error=TEXT, error_type=KIND),
-    InferenceError: _of(error=TEXT),
-    OpenAICompatErrorResponse: _of(message=TEXT, code=CODE, type=KIND),
-    ListedErrorResponse: _of(message=TEXT, code=CODE, type=KIND, detail={"type": "array"}),
+OTHER_ERRORS = {  # struct of a route's errors -> schema of the errors whose kind TEI does not have
+    ErrorResponse: _object(error=TEXT, error_type=KIND),
+    InferenceError: _object(error=TEXT),
+    OpenAICompatErrorResponse: _object(message=TEXT, code=CODE, type=KIND),
+    ListedErrorResponse: _object(message=TEXT, code=CODE, type=KIND, detail={"type": "array"}),
 }
 REFERENCE = "#/components/schemas/"
 # TEI's names for fields of requests that several share.
@@ -103,7 +103,7 @@ class Document(JsonRenderPlugin):
 
 
 def openapi_config() -> OpenAPIConfig:
-    """Of the application."""
+    """Litestar's configuration of the document."""
     return OpenAPIConfig(
         "Text Embeddings Inference",
         __version__,
@@ -133,7 +133,7 @@ def document(app: Litestar) -> dict[str, Any]:
 
 
 def documented(app: Litestar) -> list[tuple[str, Any]]:
-    """(path, handler) of the routes that the document tells, by path."""
+    """(path, handler) of the routes that the document lists, by path."""
     return [
         (one.path_format, handler)
         for one in sorted(app.routes, key=lambda one: one.path)
@@ -149,7 +149,7 @@ def _requests(handler: Any) -> Sequence[Any]:
 
 
 def answers_of(handler: Any) -> Sequence[Any]:
-    """The types of a handler's answer, of which it is one."""
+    """The types that a handler's answer may have."""
     field = handler.parsed_return_field
     if not field.is_subclass_of(Answer):
         return ()
@@ -188,7 +188,7 @@ def _operation(path: str, handler: Any, schema_of: dict[str, Any], components: d
 
 def _errors(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     """Status -> what is answered."""
-    error, other = schema_of[repr(endpoint.error)], OTHERS[endpoint.error]
+    error, other = schema_of[repr(endpoint.error)], OTHER_ERRORS[endpoint.error]
     answers: dict[str, Any] = {
         status: {"description": meaning, "content": _json(other if status == "404" else error)}
         for status, meaning in ERRORS.items()
@@ -278,7 +278,7 @@ def _pairs(first: str, second: str, first_full: Schema, second_full: Schema) -> 
 
 
 FULL_DOCUMENT = _any_of(FULL_TEXT, {"type": "object", "properties": {"text": FULL_TEXT}, "required": ["text"]})
-# Of each struct: forms of which a request has one at least.
+# Struct -> forms; a request has at least one of them.
 ALTERNATIVES = {
     "CohereEmbedRequest": [_requires("texts"), _requires("inputs")],
     "RerankRequest": _pairs("query", "texts", FULL_TEXT, TEXTS),

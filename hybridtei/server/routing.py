@@ -76,10 +76,10 @@ def row_of(error: Exception) -> Row:
 
 
 class ErrorResponse(Struct, frozen=True):
-    """Every error but schema errors, which are plain text, and what has no body: 404, 405, and 401 on TEI's
-    routes."""
+    """Errors of TEI's routes and of ours. Those of a body's schema are plain text; those of unknown paths and
+    methods, and of keys on TEI's routes, have no body."""
 
-    takes_body_errors: ClassVar[bool] = False  # whether errors of bodies have this form too, and not plain text
+    takes_body_errors: ClassVar[bool] = False  # False: errors of bodies are plain text
 
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
@@ -92,7 +92,7 @@ class ErrorResponse(Struct, frozen=True):
 
 
 class OpenAICompatErrorResponse(Struct, frozen=True):
-    """Errors of `/v1/embeddings`, flat as TEI's."""
+    """Errors of OpenAI's, Cohere's and Voyage's embeddings, flat as TEI's."""
 
     takes_body_errors: ClassVar[bool] = False
 
@@ -137,8 +137,8 @@ def _row_and_message(error: Exception) -> tuple[Row, str]:
 class Endpoint:
     """What a route needs before its handler runs, and how its errors look.
 
-    `capability`: of the model that answers where the request names none.
-    `role`: of the key; any: every key will do; None: no key is needed.
+    `capability`: a constant of `registry.py`; a request that names no model gets the first that has it.
+    `role`: the one that a key must have; any: every key will do; None: no key is needed.
     `error`: the struct of its errors, such as `ErrorResponse`.
     `reads`: structs of which the body is one, where the handler itself decodes it.
     """
@@ -165,7 +165,7 @@ def endpoint_of(scope: Any) -> Endpoint | None:
 
 
 def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
-    """Whether the answer at capacity has `Retry-After`, which TEI's has not; clients of OpenAI's obey it."""
+    """Whether a 429 has `Retry-After`: TEI sends none, but OpenAI's clients obey it."""
     return not endpoint.is_tei or (endpoint.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
@@ -190,7 +190,7 @@ PAGE = "/page"
 
 
 CLOSING = (408, 413, 503)  # the rest of the body is not read
-OF_TEI = Endpoint(is_tei=True)  # of a request that reached no route
+NO_ROUTE = Endpoint(is_tei=True)  # of a request that reached none: its errors look like TEI's
 
 
 class StatusOnly(Response[bytes]):
@@ -207,7 +207,7 @@ class StatusOnly(Response[bytes]):
 
 def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
     """The route's struct; a status alone for TEI's 401."""
-    endpoint = endpoint_of(request.scope) or OF_TEI
+    endpoint = endpoint_of(request.scope) or NO_ROUTE
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
     clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
     if isinstance(error, NoKey) and endpoint.is_tei:
@@ -222,7 +222,7 @@ def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
 
 def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
     """Plain text, or the route's struct where its clients read no other."""
-    endpoint = endpoint_of(request.scope) or OF_TEI
+    endpoint = endpoint_of(request.scope) or NO_ROUTE
     clear_frames(error.__traceback__)
     headers = _help(endpoint, error)
     if error.status in CLOSING:
