@@ -186,6 +186,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     reuse_port: Annotated[
         bool, Meta(description="Let several servers share --port and --grpc-port: the kernel spreads connections over them.")
     ] = False
+    engine_process: Annotated[
+        bool | None,
+        Meta(
+            description="Run the models in a process of their own, which is started again when it ends "
+            "[default: where torch finds an NVIDIA device]."
+        ),
+    ] = None
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
     )

@@ -261,8 +261,8 @@ class DeviceLost(BackendError):
 class Unhealthy(HybridTeiError):
     """The engine cannot serve."""
 
-    def __init__(self) -> None:
-        super().__init__("unhealthy")
+    def __init__(self, message: str = "unhealthy") -> None:
+        super().__init__(message)
 
 
 class StoreError(HybridTeiError):

@@ -66,6 +66,7 @@ PLANS = (
     ),
     Plan("classifier", ("classifier",), 8, ("--api-key", KEY), KEY),
     Plan("tagger", ("tagger",), 8, ("--auto-truncate", "false", "--json-output", "true")),
+    Plan("engine", ("hybrid",), 10, ("--engine-process", "true")),
     Plan("store", ("hybrid", "reranker"), 5, ("--qdrant-path", "{scratch}/store")),
     Plan("default", ("default",), 2, longest=8, peers=4),
 )

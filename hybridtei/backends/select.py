@@ -153,6 +153,11 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def may_use_gpu(config: ModelConfig) -> bool:
+    """Whether a model may run on a GPU here, as far as can be said without importing torch."""
+    return config.backend in ("auto", "torch") and NVIDIA.exists() and _installed("torch")
+
+
 def no_gpu() -> str | None:
     """Why torch computes on no GPU here, or None if it does; it is imported only where there is one."""
     if not NVIDIA.exists():

@@ -28,22 +28,18 @@ from hybridtei.system.machine import LaneKind
 
 
 class BatchMetrics:
-    """What is counted per batch, under TEI's names; and passes, lanes and what was saved, under ours.
+    """What is counted per batch, under TEI's names; and passes, lanes and what was saved, under ours. `core`: the queue."""
 
-    `core`: whose queue is told of; where it is in another process, that one tells.
-    """
-
-    def __init__(self, registry: Registry, core: EngineCore | None = None) -> None:
+    def __init__(self, registry: Registry, core: EngineCore) -> None:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.forwards = registry.counter("hybridtei_forward_passes_total")
         batches, tokens = registry.counter("hybridtei_lane_batches_total"), registry.counter("hybridtei_lane_tokens_total")
         self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
         self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
-        self.queued = registry.observed("te_queue_size", lambda: 0 if core is None else len(core))
-        if core is not None:
-            registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
-            registry.observed("hybridtei_running_batches", lambda: core.running)
+        self.queued = registry.observed("te_queue_size", lambda: len(core))
+        registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
+        registry.observed("hybridtei_running_batches", lambda: core.running)
         self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
         self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
         self.cache_hits = registry.counter("hybridtei_cache_hits_total")
@@ -72,9 +68,7 @@ class BatchMetrics:
 
 
 class EngineClient(Protocol):
-    """Where a service's encodings become outputs: here (`Engine`), or in another process."""
-
-    metrics: BatchMetrics
+    """Where a service's encodings become outputs: here (`Engine`), or in another process (`engine_process.RemoteEngine`)."""
 
     async def start(self) -> None: ...
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from hybridtei.batch import Encoding, Head, Padding
+import numpy as np
+
+from hybridtei.batch import Encoding, Head, Ids, Padding
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.machine import LaneKind
 
@@ -70,6 +73,26 @@ class EngineRequest:
         """Means over its sequences."""
         n = max(len(self.encodings), 1)
         return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
+
+
+def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[int, ...]]]:
+    """Encodings end to end, for another process: ids int64[t], token types, and the numbers of each.
+
+    Token types of zeros may stand for None, which means the same.
+    """
+    ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
+    known = [np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)]
+    numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
+    return np.concatenate(ids), None if all(one is None for one in types) else np.concatenate(known), [*numbers]
+
+
+def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
+    """What `joined` joined, as views."""
+    ends = accumulate(length for length, *_ in numbers)
+    return [
+        Encoding(ids[end - length : end], None if types is None else types[end - length : end], *others)
+        for end, (length, *others) in zip(ends, numbers, strict=True)
+    ]
 
 
 EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core

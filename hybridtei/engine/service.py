@@ -88,8 +88,7 @@ class EngineService:
             device = self._own_device = Device(
                 backend.lanes, bulk_niceness=config.bulk_niceness, pass_timeout=config.pass_timeout
             )
-        self.engine = engine or _engine(backend, config, budget_tokens, registry or Registry(), device)
-        self.metrics = self.engine.metrics
+        self.engine = engine or engine_of(backend, config, budget_tokens, registry or Registry(), device)
         self._closing = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
@@ -301,7 +300,8 @@ class _Panicking:
             raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
-def _engine(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
+def engine_of(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
+    """Return the engine of a loaded model; it counts in `registry`."""
     assert device is not None
     cache = ResultCache(config.embedding_cache_mb * MEGABYTE) if config.embedding_cache_mb else None
     core = EngineCore(

@@ -247,6 +247,32 @@ class Registry:
         return metric
 
 
+class JoinedRegistry(Registry):
+    """A registry with what another process counts: `others`, as of now. Counters do not fall when that process ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: Sequence[Reading] = ()
+        self._ended = Registry()
+
+    def others_ended(self) -> None:
+        """Keep the counters of a process that has ended."""
+        self._ended.absorb(reading for reading in self.others if reading.kind != Gauge.kind)
+        self.others = ()
+
+    def text(self) -> str:
+        return self._whole().text()
+
+    def readings(self) -> list[Reading]:
+        return self._whole().readings()
+
+    def _whole(self) -> Registry:
+        whole = Registry()
+        for readings in (super().readings(), self._ended.readings(), self.others):
+            whole.absorb(readings)
+        return whole
+
+
 def _head(metric: _Metric) -> Iterator[str]:
     if metric.name in HELP:
         yield f"# HELP {metric.name} {HELP[metric.name]}"

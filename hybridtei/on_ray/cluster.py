@@ -109,7 +109,7 @@ TOKENS_PER_REPLICA = 16_384  # a few seconds' work of a processor
 INTERVAL_S, LOOK_BACK_S = 1.0, 5.0  # between two readings of a queue; of which the mean is taken
 SERVES_OWN = frozenset(
     {"hostname", "port", "grpc_port", "reuse_port", "uds_path", "header_limit", "header_timeout", "max_connections"}
-    | {"certfile", "keyfile", "prometheus_port"}
+    | {"certfile", "engine_process", "keyfile", "prometheus_port"}
 )  # whoever listens has these, and that is Serve's proxy
 
 

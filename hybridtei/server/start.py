@@ -20,41 +20,60 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from hybridtei import __version__
+from hybridtei.backends.select import may_use_gpu
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
 from hybridtei.engine.admission import permits_for
 from hybridtei.engine.device import STOP_SECONDS, Device
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import LoadError
-from hybridtei.load import LoadedModel, load_model
+from hybridtei.errors import BackendError, LoadError
+from hybridtei.load import LoadedModel, default_alias, load_model
 from hybridtei.observability.metrics import Registry
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Context
+    from hybridtei.server.engine_process import EngineProcess, RemoteEngine
     from hybridtei.server.run import MetricsPort
     from hybridtei.store.collection import CollectionSchemas
 
 
-class Fleet:
-    """The engine settings and devices that the models of a process share. `fixed_permits`: see `serve_one`."""
+log = logging.getLogger(__name__)
 
-    def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True) -> None:
+
+class Fleet:
+    """The models of a server: engine settings, devices, and the engine's process where there is one. `fixed_permits`: see
+    `serve_one`."""
+
+    def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True, process: EngineProcess | None = None) -> None:
         self.engine = engine
         self._fixed_permits = fixed_permits
+        self._process = process
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
 
-    def context(self, loaded: LoadedModel, server: ServerConfig, config: NamedModel) -> Context:
-        """A loaded model behind an engine, on the device of the models with the same lanes."""
+    def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine | None]:
+        """Load a model here or in the engine's process, and log what was chosen for it. Raises LoadError."""
+        loaded, remote = (load_model(config, self.engine), None) if self._process is None else self._process.load(config)
+        for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
+            log.info("%s", line, extra={"facts": facts})
+        own = loaded.model.reader.prompts.own
+        if own is not None:
+            words = "the checkpoint's default; TEI's routes leave it out, as TEI does: --use-default-prompt puts it there too"
+            log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
+        return loaded, remote
+
+    def context(self, loaded: LoadedModel, remote: RemoteEngine | None, server: ServerConfig, config: ModelConfig) -> Context:
+        """A loaded model behind an engine: `remote`, or one on the device of the models with the same lanes."""
         from hybridtei.server.app import context_for
 
-        registry = Registry()
+        registry = Registry() if remote is None else remote.registry
         service = EngineService(
             loaded.model,
             loaded.backend,
             self.engine if self._fixed_permits else with_permits(self.engine, loaded),
             budget_tokens=loaded.budget_tokens,
             registry=registry,
-            device=self._device(loaded.backend.lanes),
+            device=self.device(loaded.backend.lanes) if remote is None else None,
+            engine=remote,
         )
         return context_for(service, server, config, registry)
 
@@ -62,21 +81,49 @@ class Fleet:
         """Stop the lanes, after the services."""
         for device in self._devices.values():
             await asyncio.to_thread(device.stop, STOP_SECONDS)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.close)
 
-    def _device(self, lanes: tuple[LaneKind, ...]) -> Device:
+    def device(self, lanes: tuple[LaneKind, ...]) -> Device:
+        """The device of these lanes, running."""
         if lanes not in self._devices:
             self._devices[lanes] = Device(lanes, bulk_niceness=self.engine.bulk_niceness, pass_timeout=self.engine.pass_timeout)
             self._devices[lanes].start()
         return self._devices[lanes]
 
-
-log = logging.getLogger(__name__)
+    @property
+    def dead(self) -> BackendError | None:
+        """Why lanes have ended by themselves; None while all serve."""
+        return next((device.dead for device in self._devices.values() if device.dead is not None), None)
 
 
 def with_permits(engine: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     """Return the settings with as many permits as the model's hardware asks for."""
     permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
     return replace(engine, max_concurrent_requests=permits)
+
+
+@contextmanager
+def _engine_process(
+    server: ServerConfig, engine: EngineConfig, models: Sequence[ModelConfig]
+) -> Iterator[EngineProcess | None]:
+    """The engine's process, not started yet; None where the engine runs in this one.
+
+    By default there is one where a GPU may be used: a pass is launched from Python, each of some hundred calls gives the
+    interpreter up, and beside a busy event loop waits for it again.
+    """
+    wanted = server.engine_process
+    if not (any(map(may_use_gpu, models)) if wanted is None else wanted):
+        yield None
+        return
+    from hybridtei.server.engine_process import EngineProcess
+
+    is_json = server.json_output or server.log_format == "json"
+    process = EngineProcess(engine, {"json_output": is_json, "level": server.log_level, "spans": not server.disable_spans})
+    try:
+        yield process
+    finally:
+        process.close()
 
 
 def serve_one(
@@ -89,16 +136,16 @@ def serve_one(
 ) -> None:
     """Serve one model until a signal. `fixed_permits`: `max_concurrent_requests` is somebody's choice, not a default that gives
     way to the hardware. Raises UsageError, LoadError, StoreError, OSError."""
-    with _checked(server, store) as (schemas, port):
+    with _checked(server, store) as (schemas, port), _engine_process(server, engine, [model]) as process:
         log.info("hybridtei %s: loading %s", __version__, model.model_id)
-        loaded = _loaded(model, engine)
-        engine = engine if fixed_permits else with_permits(engine, loaded)
-        registry = Registry()
-        service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens, registry=registry)
-        from hybridtei.server.app import create_app
+        fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
+        context = fleet.context(*fleet.load(model), server, model)
+        from hybridtei.server.app import create_fleet_app
+        from hybridtei.server.registry import Models
         from hybridtei.server.run import attached, run_server
 
-        run_server(attached(create_app(service, server, model, registry=registry, schemas=schemas), port), server)
+        models = Models({default_alias(model.model_id): context})
+        run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
 
 
 def serve_several(
@@ -113,25 +160,23 @@ def serve_several(
     """Serve several models until a signal; one that does not load leaves the others serving. `flags`: the settings that models
     loaded at run time begin with; `fixed_permits`: see `serve_one`. Raises LoadError if no model loads; UsageError, StoreError,
     OSError."""
-    with _checked(server, store) as (schemas, port):
-        fleet = Fleet(engine, fixed_permits=fixed_permits)
+    with _checked(server, store) as (schemas, port), _engine_process(server, engine, configs) as process:
+        fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
         contexts: dict[str, Context] = {}
         failures: dict[str, LoadError] = {}
         for config in configs:
             log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
             try:
-                loaded = _loaded(config, engine)
+                contexts[config.alias] = fleet.context(*fleet.load(config), server, config)
             except LoadError as error:
                 log.error("%s is not served: %s", config.alias, error)
                 failures[config.alias] = error
-            else:
-                contexts[config.alias] = fleet.context(loaded, server, config)
         if not contexts:
             raise next(iter(failures.values()))
 
         async def opener(config: NamedModel) -> Context:
-            loaded = await on_thread(load_model, config, engine)  # other models go on answering
-            context = fleet.context(loaded, server, config)
+            loaded, remote = await on_thread(fleet.load, config)  # other models go on answering
+            context = fleet.context(loaded, remote, server, config)
             await context.service.start()
             return context
 
@@ -198,18 +243,6 @@ def _warn_if_open(server: ServerConfig) -> None:
             "any page in their browsers may read it; set a key, or listen on --hostname 127.0.0.1",
             server.hostname,
         )
-
-
-def _loaded(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
-    """Load a model, and log what was chosen for it. Raises LoadError."""
-    loaded = load_model(config, engine)
-    for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
-        log.info("%s", line, extra={"facts": facts})
-    own = loaded.model.reader.prompts.own
-    if own is not None:
-        words = "the checkpoint's default; TEI's routes leave it out, as TEI does: --use-default-prompt puts it there too"
-        log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
-    return loaded
 
 
 T = TypeVar("T")

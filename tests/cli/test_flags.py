@@ -61,7 +61,7 @@ def test_every_field_has_its_flag_and_its_variable(kind):
         text = next((text for of, text in values.items() if isinstance(default, of)), None)
         if text is None:
             plain = next(plain for other, plain, _ in fields_of(kind) if other.name == field.name)
-            text = get_args(plain)[-1] if get_origin(plain) is Literal else "7"
+            text = get_args(plain)[-1] if get_origin(plain) is Literal else values.get(plain, "7")
         text = {"memory_fraction": "0.5"}.get(field.name, text)  # seven is beyond their bounds
         flag = "--" + field.name.replace("_", "-")
         by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
@@ -160,7 +160,7 @@ def test_unknown_flags_and_missing_values(text, capsys):
 
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
     bare = {field.name for kind in KINDS for field in msgspec.structs.fields(kind) if isinstance(field.default, bool)}
-    assert boolean_flags(*KINDS) == {f"--{name.replace('_', '-')}" for name in bare}
+    assert boolean_flags(*KINDS) == {f"--{name.replace('_', '-')}" for name in bare | {"engine_process"}}
 
 
 def test_the_older_name_of_the_token():

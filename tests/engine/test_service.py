@@ -65,7 +65,7 @@ async def answer(service: EngineService, task: Embed) -> Embeddings:
 
 
 def queued(service: EngineService) -> float:
-    return service.metrics.queued.value()
+    return service.engine.metrics.queued.value()
 
 
 async def test_an_answer_with_lengths_and_times():
@@ -95,7 +95,7 @@ async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, p
     async with running(small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)) as service:
         texts = [" ".join([*small.WORDS[: 1 + i % 15], *text.split()]) for i, text in enumerate(different(100))]
         answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
-        assert service.backend.forwards == len(seen) == service.metrics.forwards.value()
+        assert service.backend.forwards == len(seen) == service.engine.metrics.forwards.value()
         assert sum(len(batch) for batch in seen) == 100
         assert f"te_batch_next_size_count {len(seen)}" in registry.text().splitlines()
         assert len(seen) < 100
@@ -206,7 +206,7 @@ async def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
         while queued(service):
             await asyncio.sleep(0.001)
         assert service.backend.forwards == 1
-        assert service.metrics.dropped.value() == 20
+        assert service.engine.metrics.dropped.value() == 20
         assert len((await answer(service, embed("four"))).dense) == 1
         assert "te_queue_size 0" in registry.text().splitlines()
 

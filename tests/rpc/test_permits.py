@@ -68,7 +68,7 @@ def test_whoever_leaves_costs_no_pass_and_no_permit(name, how):
         done.set()
         hold.let_go()
         first.result(HANG)
-        until(lambda: rpc.running.service.metrics.queued.value() == 0)
+        until(lambda: rpc.running.service.engine.metrics.queued.value() == 0)
         assert rpc.running.backend.forwards == 1
         assert rpc.counted('te_request_failure{err="dropped"}') >= 1
         channel.close()
@@ -78,7 +78,7 @@ def test_whoever_leaves_costs_no_pass_and_no_permit(name, how):
 def open_queued(rpc: Rpc, channel: grpc.Channel, name: str, timeouts: list[float]):
     """A call that waits in the queue: with the shortest time that is enough to come so far."""
     grpc.channel_ready_future(channel).result(HANG)
-    queued = rpc.running.service.metrics.queued
+    queued = rpc.running.service.engine.metrics.queued
     for timeout in timeouts:
         leaving, done = open_call(channel, name, timeout=timeout)
         until(lambda leaving=leaving: queued.value() >= 1 or has_ended(leaving))

@@ -60,7 +60,7 @@ def test_a_lane_that_dies_fails_who_waits_and_health_with_it() -> None:
         first = pool.submit(running.post, "/embed", BAD)
         assert hold.entered.wait(HANG)
         waiting = [pool.submit(running.post, "/embed", {"inputs": f"one {i}"}) for i in range(5)]
-        until(lambda: running.service.metrics.queued.value() == 5)
+        until(lambda: running.service.engine.metrics.queued.value() == 5)
         hold.let_go()
         assert [one.result().status_code for one in (first, *waiting)] == [424] * 6
         assert running.get("/health").status_code == 503
@@ -127,7 +127,7 @@ def test_ten_times_more_than_there_is_room_for_is_refused_at_once_and_takes_no_p
         until(lambda: sum(one.done() for one in asked) == len(asked) - permits // 32)
         assert {one.result().status_code for one in asked if one.done()} == {429}
         assert running.service.admission.free == 0
-        assert running.service.metrics.queued.value() <= permits
+        assert running.service.engine.metrics.queued.value() <= permits
         assert refused % (len(asked) - permits // 32) in running.get("/metrics").text
         hold.let_go()
         statuses = [one.result().status_code for one in asked]

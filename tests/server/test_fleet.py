@@ -26,7 +26,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def in_a_process(*flags: str) -> Iterator[str]:
-    with process(["-m", "hybridtei", "serve", "--port", "0", "--hostname", "127.0.0.1", *flags]) as running:
+    words = ["-m", "hybridtei", "serve", "--port", "0", "--hostname", "127.0.0.1", "--engine-process", "true", *flags]
+    with process(words) as running:
         yield running.wait_ready()
         assert any("gone is not served" in line for line in running.lines)
         running.terminate()

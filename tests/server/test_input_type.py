@@ -14,7 +14,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.engine.service import EngineService
 from hybridtei.load import load_model
 from hybridtei.server.app import create_app
-from hybridtei.server.start import _loaded
+from hybridtei.server.start import Fleet
 from tests import tiny, tolerances
 from tests.test_inference_free import routed
 from tests.test_late_interaction import pylate
@@ -95,5 +95,5 @@ def test_the_default_prompt_of_a_checkpoint_is_for_routes_that_tei_lacks(prompte
 @pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])
 def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(prompted, asked, lines, caplog):
     caplog.set_level("INFO")
-    _loaded(ModelConfig(model_id=str(prompted)), EngineConfig(use_default_prompt=asked))
+    Fleet(EngineConfig(use_default_prompt=asked)).load(ModelConfig(model_id=str(prompted)))
     assert len([line for line in caplog.messages if "`s2p`" in line and "--use-default-prompt" in line]) == lines

@@ -162,8 +162,8 @@ def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
             entry = await models.load(NamedModel(model_id="guest", alias=f"guest-{number}"))
             assert entry.context is not None
             entry.context.metrics.began(3, is_batch=True)
-            entry.context.service.metrics.queued.value = lambda: 7
-            entry.context.service.metrics.size.observe(3)
+            entry.context.service.engine.metrics.queued.value = lambda: 7
+            entry.context.service.engine.metrics.size.observe(3)
             assert "te_queue_size 7" in models.metrics()
             await models.unload(entry.alias)
             told = models.metrics()

@@ -129,7 +129,7 @@ async def leave_after_sending(running: Running, clients: int) -> None:
         body = json.dumps({"inputs": [f"two {i}", f"three {i}"]}).encode()  # equal texts would share a place in the queue
         head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-    await asyncio.to_thread(until, lambda: running.service.metrics.queued.value() >= 2 * clients)
+    await asyncio.to_thread(until, lambda: running.service.engine.metrics.queued.value() >= 2 * clients)
     for _, writer in connections:
         writer.close()
     await asyncio.gather(*(writer.wait_closed() for _, writer in connections), return_exceptions=True)
@@ -144,11 +144,11 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
         assert hold.entered.wait(HANG)
         asyncio.run(leave_after_sending(running, 200))
         until(lambda: running.service.admission.free == permits - 1)
-        assert running.service.metrics.dropped.value() == 200
+        assert running.service.engine.metrics.dropped.value() == 200
         assert running.get("/health").status_code == 200
         hold.let_go()
         first.join(HANG)
-        until(lambda: running.service.metrics.queued.value() == 0)
+        until(lambda: running.service.engine.metrics.queued.value() == 0)
         assert running.backend.forwards == 1
         running.is_well()
 

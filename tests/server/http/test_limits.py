@@ -258,5 +258,5 @@ def test_a_request_that_takes_too_long_is_503_and_its_place_is_free():
         assert refusals(running, "request_timeout") == 1
         assert 'te_request_failure{err="timeout"} 1' in running.get("/metrics").text
         hold.let_go()
-        until(lambda: running.service.metrics.queued.value() == 0)
+        until(lambda: running.service.engine.metrics.queued.value() == 0)
         running.is_well()

@@ -380,10 +380,10 @@ def test_pipelining_clients_that_leave_cost_no_pass_and_leave_no_trace(caplog, a
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             client.close()
         until(lambda: running.service.admission.free == permits - 1)
-        assert running.service.metrics.dropped.value() == 5
+        assert running.service.engine.metrics.dropped.value() == 5
         hold.let_go()
         first.join(HANG)
-        until(lambda: running.service.metrics.queued.value() == 0)
+        until(lambda: running.service.engine.metrics.queued.value() == 0)
         assert running.backend.forwards == 1
         running.is_well()
         assert "te_request_count" in running.get("/metrics").text

@@ -1,0 +1,241 @@
+"""The engine in a process of its own: the same answers, and an end that costs requests in flight one error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from multiprocessing import Pipe
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.engine.service import EngineService
+from hybridtei.errors import BackendError, LoadError, Unhealthy
+from hybridtei.outputs import HeadOutputs
+from hybridtei.server import engine_process
+from hybridtei.server.engine_process import IN_BAND, EngineProcess, receive, send
+from hybridtei.tasks.embed import Embed
+from tests.server.live import HANG, Process, process
+from tests.vocabulary import texts
+
+SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
+WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})
+LINES = [text for text in texts(80, most=40) if not any(word in text for word in ("duti", "dura", "dato"))]  # see `fake_child`
+MEGABYTES = 32
+
+
+def test_a_result_is_copied_once_into_the_memory_that_receives_it():
+    here, there = Pipe()
+    dense = np.random.default_rng(0).standard_normal((MEGABYTES * 1024, 256)).astype(np.float32)
+    sending = Thread(target=send, args=(there, [HeadOutputs(dense=dense), HeadOutputs(scores=dense[:2])]))
+    tracemalloc.start()
+    sending.start()
+    large, small = receive(here)
+    sending.join()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(large.dense, dense)
+    assert np.array_equal(small.scores, dense[:2])
+    assert dense[:2].nbytes < IN_BAND
+    assert most < 1.3 * dense.nbytes  # nothing at the sender, and once at the receiver, which grows by an eighth at a time
+
+
+@asynccontextmanager
+async def engine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[tuple[EngineProcess, EngineService]]:
+    monkeypatch.setattr(engine_process, "MODULE", "tests.server.fake_child")
+    monkeypatch.setattr(engine_process, "RETRY_SECONDS", 0.0)
+    config = EngineConfig()
+    running = EngineProcess(config, {"json_output": False, "level": "off"})
+    try:
+        loaded, remote = running.load(ModelConfig(model_id=str(folder)))
+        service = EngineService(loaded.model, loaded.backend, config, budget_tokens=loaded.budget_tokens, engine=remote)
+        await service.start()
+        yield running, service
+        await service.stop(1)
+    finally:
+        await asyncio.to_thread(running.close)
+
+
+def embedded(text: str) -> Embed:
+    return Embed([text], frozenset({Head.DENSE}))
+
+
+async def again(service: EngineService) -> Any:
+    """An answer, once the process is there again."""
+    while True:
+        try:
+            return (await service.run(embedded("baka"))).answer
+        except Unhealthy:
+            await asyncio.sleep(0.01)
+
+
+async def test_errors_of_the_engine_and_of_its_end(hybrid, monkeypatch):
+    async with engine(monkeypatch, hybrid) as (running, service):
+        first = (await service.run(embedded("baka"))).answer
+        with pytest.raises(BackendError, match="the batch holds the id"):
+            await service.run(embedded("duti"))
+        await service.check_health()  # a probe decides
+        leaving = asyncio.create_task(service.run(embedded("dato")))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        with pytest.raises(BackendError, match="the engine stopped: murder"):
+            await service.run(embedded("dura"))
+        assert np.array_equal((await again(service)).dense, first.dense)  # of another process
+        waiting = asyncio.create_task(service.run(embedded("dato")))
+        await asyncio.sleep(0.05)
+        running._child.process.kill()
+        with pytest.raises(Unhealthy, match=r"ended \(SIGKILL\) and is started again: send the request again"):
+            await waiting
+        with pytest.raises(Unhealthy, match="SIGKILL"):
+            await service.check_health()
+        await again(service)
+        await service.check_health()
+
+
+async def test_messages_larger_than_any_buffer(hybrid, monkeypatch):
+    async with engine(monkeypatch, hybrid) as (_, service):
+        many = Embed([" ".join(LINES[i : i + 40]) for i in range(20)] * 25, service.model.spec.heads)
+        large, small = await asyncio.gather(service.run(many), service.run(embedded("baka")))
+        assert sum(large.lengths) * 8 > 2**18  # bytes of its ids; a socket holds less
+        assert large.answer.numbers * 4 > 2**20
+        assert np.array_equal(large.answer.dense[:20], large.answer.dense[-20:])
+        assert np.array_equal(small.answer.dense, (await service.run(embedded("baka"))).answer.dense)
+
+
+async def test_a_process_that_stands_still_is_not_healthy_and_can_be_ended(hybrid, monkeypatch):
+    async with engine(monkeypatch, hybrid) as (running, service):
+        monkeypatch.setattr(engine_process, "GRACE_SECONDS", 0.2)
+        running._child.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Unhealthy, match="does not answer"):
+            await service.check_health()
+
+
+def test_a_model_that_does_not_load_is_told_as_ever(tmp_path):
+    running = EngineProcess(EngineConfig(), {"json_output": False, "level": "off"})
+    for _ in range(2):
+        with pytest.raises(LoadError, match="no such folder"):
+            running.load(ModelConfig(model_id=str(tmp_path / "nowhere")))
+    running.close()
+
+
+FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
+    lambda given: ("/embed", {"inputs": given[0]}),
+    lambda given: ("/embed_hybrid", {"inputs": given, "outputs": ["dense", "sparse", "multivector"]}),
+    lambda given: ("/embed_sparse", {"inputs": given}),
+    lambda given: ("/embed_all", {"inputs": given[0]}),
+    lambda given: ("/tokenize", {"inputs": given[0]}),
+    lambda given: ("/embed", {"inputs": ["", *given]}),
+)
+
+
+@pytest.fixture(scope="module")
+def server(hybrid: Path) -> Iterator[tuple[Process, str]]:
+    with process([*SERVE, "--model-id", str(hybrid), "--engine-process", "true"]) as running:
+        yield running, running.wait_ready()
+
+
+def child_of(running: Process) -> psutil.Process | None:
+    return next((child for child in psutil.Process(running.process.pid).children() if child.is_running()), None)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def counted(url: str, name: str) -> float:
+    lines = WEB.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def test_answers_are_those_of_one_process(server, hybrid):
+    _, url = server
+    requests = [FORMS[i % len(FORMS)](LINES[i : i + 1 + i % 3]) for i in range(24)]
+
+    def ask(url: str) -> list[tuple[int, Any]]:
+        answers = [WEB.post(url + path, json=body) for path, body in requests]
+        return [(answer.status_code, answer.json()) for answer in answers]
+
+    found = ask(url)
+    with process([*SERVE, "--model-id", str(hybrid)]) as alone:
+        other = alone.wait_ready()
+        assert found == ask(other)
+        names = [{line for line in WEB.get(f"{one}/metrics").text.splitlines() if line.startswith("#")} for one in (url, other)]
+        assert names[0] == names[1]
+    assert {status for status, _ in found} == {200, 400}
+    until(lambda: counted(url, "hybridtei_forward_passes_total") > 0)
+
+
+def test_no_runtime_is_loaded_beside_http(server):
+    running, _ = server
+    maps = Path(f"/proc/{running.process.pid}/maps").read_text()
+    assert "onnxruntime_pybind" not in maps
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
+    running, url = server
+    parent, done = psutil.Process(running.process.pid), Event()
+    seen: Counter[tuple[int, str]] = Counter()
+
+    def ask(number: int) -> None:
+        with httpx.Client(timeout=HANG, trust_env=False) as client:
+            while not done.is_set():
+                path, body = FORMS[number % 4](LINES[number : number + 3])
+                answer = client.post(url + path, json=body)
+                seen[answer.status_code, answer.text if answer.status_code != 200 else ""] += 1
+
+    before, requests = parent.num_fds(), counted(url, "te_embed_count")
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, number) for number in range(8)]
+        for _ in range(times):
+            until(lambda: WEB.get(f"{url}/health").status_code == 200)
+            answered = seen[200, ""]
+            until(lambda answered=answered: seen[200, ""] > answered)
+            child = child_of(running)
+            child.kill()
+            until(lambda: WEB.get(f"{url}/health").status_code == 503)
+        until(lambda: WEB.get(f"{url}/health").status_code == 200)
+        done.set()
+        for one in asking:
+            one.result(HANG)  # each request was answered
+    statuses = {status for status, _ in seen}
+    assert statuses == {200, 503}
+    refused = {text for status, text in seen if status == 503}
+    ended = "the engine's process ended (SIGKILL) and is started again: send the request again"
+    assert refused == {json.dumps({"error": ended, "error_type": "Unhealthy"}, separators=(",", ":"))}
+    assert counted(url, "te_embed_count") > requests
+    until(lambda: parent.num_fds() <= before + 1)  # the connections of the clients close a moment later
+    assert len(psutil.Process(running.process.pid).children()) == 1
+    assert running.errors == []
+
+
+def test_it_does_not_outlive_the_server_and_obeys_no_signal_of_its_own(hybrid):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with process([*SERVE, "--model-id", str(hybrid), "--engine-process", "true"]) as running:
+            running.wait_ready()
+            child = child_of(running)
+            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal and systemd tell every process
+                os.kill(child.pid, ignored)
+            running.process.send_signal(number)
+            assert running.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+            until(lambda child=child: not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE)
