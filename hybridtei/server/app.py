@@ -103,8 +103,8 @@ def create_fleet_app(
     on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
     schemas: CollectionSchemas | None = None,
 ) -> Litestar:
-    """An ASGI application over several models, which it starts and stops; `on_stop` runs last. `schemas`: of a vector store,
-    which it closes. Raises LoadError."""
+    """An ASGI application over several models, which it starts and stops; then it runs `on_stop`. `schemas`: of a vector
+    store, which it closes at the end. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
     authenticator, refusals = Authenticator(Keyring.of(server), models.registry), Refusals(models.registry)
@@ -154,7 +154,7 @@ def create_fleet_app(
 
 
 def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
-    """The Litestar application with every route, before it has models. `hooks`: further arguments of `Litestar`."""
+    """The Litestar application with its routes, before it has models. `hooks`: further arguments of `Litestar`."""
     return Litestar(
         [*OF_TEI, rerank.TeiRerankController] if only_tei_routes else [*ALL],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},

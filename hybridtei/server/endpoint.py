@@ -185,7 +185,7 @@ async def vector_store(request: ApiRequest) -> StoreContext:
 
 
 def admitted(app: ASGIApp) -> ASGIApp:
-    """A middleware: check key, role and capacity before the body is read, and read the form of the answer from the headers."""
+    """A middleware: check key, role, store and capacity before the body is read, and set the form of the answer."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = endpoint_of(scope)

@@ -1,6 +1,6 @@
 """The OpenAPI document: Litestar's, with msgspec's schemas of the structs, and bounds that their types do not state.
 
-Handlers, not types, refuse empty texts and mixed lists, because TEI's clients know TEI's messages. `BOUNDS` states these bounds
+Our code, not the types, refuses empty texts and mixed lists, because TEI's clients know TEI's messages. `BOUNDS` states this
 for the document. JSON Schema cannot state that an id is in a vocabulary, or that two lists have one length.
 """
 
