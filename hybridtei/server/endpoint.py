@@ -98,7 +98,7 @@ class ApiRequest(Request[Any, Any, Any]):
         scope, state = self.scope, self.scope["app"].state
         if not (self.endpoint.key_in_body and is_keyless(scope)):
             return await self._read_connected(self.receive)
-        async with state.keyless.bounded(scope, self.receive) as receive:
+        async with state.keyless.bounded(self.receive) as receive:
             body = await self._read_connected(receive)
         check_key(scope, "infer", keys_of(body, _Token).token)
         return body

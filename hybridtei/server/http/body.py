@@ -2,9 +2,8 @@
 
 These errors are plain text on every route. A compressed body is held to the payload limit while it is decompressed.
 
-A body is also read if its head carried no key, because the key may stand in the body. Anybody can send such bodies, so their
-bytes, number and time are bounded, half of the bytes for one peer. A body that comes whole with its head, as most do, costs
-nothing here.
+A body is also read if its head carried no key, because the key may stand in the body. Any client can send such bodies, so the
+bytes of all of them and the time of each are bounded. A body that comes whole with its head, as most do, is not counted.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
@@ -150,10 +148,8 @@ async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-LIMIT_BYTES = 16_000_000
-PEER_SHARE = 2
-BODIES_PER_PEER = 8  # that are read on at once; others wait
-SECONDS = 10.0
+KEYLESS_BYTES = 16_000_000
+KEYLESS_SECONDS = 10.0
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -167,66 +163,34 @@ class KeylessBodies(BodyError):
     )
 
 
-@dataclass(slots=True)
-class _Peer:
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BODIES_PER_PEER))
-    bodies: int = 0
-    bytes: int = 0
-
-
 class Keyless:
-    """How many `bytes` are held of such bodies, and whose. For one event loop."""
+    """How many `bytes` are held of such bodies. For one event loop."""
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES, seconds: float | None = None) -> None:
+    def __init__(self) -> None:
         self.bytes = 0
-        self._limit_bytes = limit_bytes
-        self._seconds = SECONDS if seconds is None else seconds
-        self._peers: dict[str, _Peer] = {}
 
     @asynccontextmanager
-    async def bounded(self, scope: Any, receive: Receive) -> AsyncIterator[Receive]:
+    async def bounded(self, receive: Receive) -> AsyncIterator[Receive]:
         """Within, one body is read by what this gives in place of `receive`. Raises KeylessBodies, SlowBody."""
-        name = (scope.get("client") or ("", 0))[0]
-        held, placed = 0, False
-        peer: _Peer | None = None
+        held = 0
 
         async def receive_bounded() -> Any:
-            nonlocal held, placed, peer
+            nonlocal held
             event = await receive()
-            if not event.get("more_body", False):
-                return event
-            if peer is None:
-                peer = self._peers.setdefault(name, _Peer())
-                peer.bodies += 1
-            size = len(event["body"])
-            held += size
-            peer.bytes += size
-            self.bytes += size
-            if self.bytes > self._limit_bytes:
-                raise KeylessBodies(f"{self._limit_bytes} bytes of all")
-            if peer.bytes > self._limit_bytes // PEER_SHARE:
-                raise KeylessBodies(f"{self._limit_bytes // PEER_SHARE} bytes of one peer")
-            if not placed:
-                placed = await peer.places.acquire()
+            if event.get("more_body", False):
+                held += len(event["body"])
+                self.bytes += len(event["body"])
+                if self.bytes > KEYLESS_BYTES:
+                    raise KeylessBodies(f"{KEYLESS_BYTES} bytes of all")
             return event
 
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(KEYLESS_SECONDS):
                 yield receive_bounded
         except TimeoutError:
-            raise SlowBody(f" within {self._seconds:g} seconds without a key in a header") from None
+            raise SlowBody(f" within {KEYLESS_SECONDS:g} seconds without a key in a header") from None
         finally:
-            if peer is not None:
-                self._forget(name, peer, held, placed=placed)
-
-    def _forget(self, name: str, peer: _Peer, held: int, *, placed: bool) -> None:
-        self.bytes -= held
-        peer.bytes -= held
-        peer.bodies -= 1
-        if placed:
-            peer.places.release()
-        if not peer.bodies:
-            del self._peers[name]
+            self.bytes -= held
 
 
 MAX_WINDOW_LOG = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
