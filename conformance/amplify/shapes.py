@@ -257,15 +257,14 @@ def placed(body: Any, path: tuple[Step, ...], value: Any) -> Any:
 
 
 def fitted(body: Any) -> Any:
-    """The same with less of its first large part, if it would be refused for its size."""
+    """The same with less of its large parts, if it would be refused for its size."""
     size = len(encode(body))
-    if size <= BODY_BYTES:
-        return body
-    path, mark = next(marked(body))
-    ((key, given),) = mark.items()
-    *rest, times = given if isinstance(given, list) else [given]
-    fewer = max(times * (BODY_BYTES - 1_000) // size, 1)
-    return placed(body, path, {key: [*rest, fewer] if rest else fewer})
+    for path, mark in [*marked(body)] if size > BODY_BYTES else ():
+        ((key, given),) = mark.items()
+        *rest, times = given if isinstance(given, list) else [given]
+        fewer = max(times * (BODY_BYTES - 1_000) // size, 1)
+        body = placed(body, path, {key: [*rest, fewer] if rest else fewer})
+    return body
 
 
 def marked(body: Any, path: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], dict[str, Any]]]:

@@ -182,6 +182,7 @@ def _operation(path: str, handler: Any, schema_of: dict[str, Any], components: d
     described = {"tags": [TAG], "summary": summary, "responses": responses}
     if kinds := _requests(handler):
         described["requestBody"] = {"required": True, "content": _json(_one_of(kinds, schema_of))}
+    if kinds or endpoint.needs_store:
         responses |= _errors(endpoint, schema_of)
     return described
 

@@ -231,7 +231,7 @@ def text_logs_are_well(lines: list[str]) -> None:
     times = " ".join(rf'{name}="[\d.]+(s|ms|µs|ns)"' for name in TIMES)
     done = re.compile(rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.observability.tracing: tracing.py:\d+: Success\n")
     assert sum(done.search(line) is not None for line in lines) == 2
-    assert any("ERROR embed: hybridtei.server.app: app.py:" in line and r"one\n2026" in line for line in lines)
+    assert any("ERROR embed: hybridtei.server.routing: routing.py:" in line and r"one\n2026" in line for line in lines)
 
 
 def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(shipped):
