@@ -1,8 +1,7 @@
 """Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped.
 
-A thread writes all lines in order: a full pipe without a reader would stop the event loop. What is logged
-within a request (TEI logs each) is written at most a tenth of a second later and many lines at once: a write a line would cost
-more than the line. Everything else is written at once, and so is whatever waited before it.
+A thread writes all lines in order, a tenth of a second after they are logged: a full pipe without a reader would stop the event
+loop.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ import re
 import select
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -29,18 +30,9 @@ from hybridtei.observability.tracing import CURRENT, Span
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal
 
 OFF = logging.CRITICAL + 1
-LEVELS = {
-    **{"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR},
-    **{
-        "off": OFF,
-        "0": OFF,
-        "1": logging.ERROR,
-        "2": logging.WARNING,
-        "3": logging.INFO,
-        "4": logging.DEBUG,
-        "5": logging.DEBUG,
-    },
-}
+LEVELS = {"off": OFF, "error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
+LEVELS |= {"debug": logging.DEBUG, "trace": logging.DEBUG}
+LEVELS |= {str(number): level for number, level in enumerate(LEVELS.values())}
 NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # TEI's, where they differ
 # A filter: level, target, target=level; a target may have [span{field=value}], which is not looked at.
 DIRECTIVE = re.compile(r"(?P<target>[A-Za-z_][\w:.\-]*)?(?:\[[^\]]*\])?(?:=(?P<level>\w+))?")
@@ -52,7 +44,7 @@ TARGETS = {
 NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
 
 GATHER_SECONDS = 0.1
-LINES_WAITING, CHARACTERS_WAITING = 20_000, 8_000_000  # beyond, lines are left out and counted
+LINES_WAITING = 8_000  # beyond, lines are left out and counted
 FLUSH_SECONDS = 1.0
 
 
@@ -64,9 +56,7 @@ class TextFormatter(logging.Formatter):
         spans = "" if span is None else f"{':'.join(map(_written, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
         line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
-        if record.exc_info is None:
-            return line
-        trace = self.formatException(record.exc_info).split("\n")
+        trace = [] if record.exc_info is None else self.formatException(record.exc_info).split("\n")
         return "\n".join([line, *(f"    {_escaped(part)}" for part in trace)])  # set in, so that none looks like a line
 
 
@@ -98,116 +88,96 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(entry).decode()
 
 
-class GatheringHandler(logging.Handler):
-    """Gives lines to a thread of its own, which alone writes them to standard output: logging never waits for a reader.
+class LineHandler(QueueHandler):
+    """Gives lines to a thread of its own, which alone writes them: logging never waits for a reader. A line is made here, since
+    its span and what its arguments refer to are the caller's.
 
-    A fatal line is waited for, and so is all that was logged when the process ends, but for FLUSH_SECONDS at most.
+    The queue is one whose `put` may interrupt itself, as a destructor that logs does.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._stream = sys.stdout
-        self._descriptor = _descriptor(self._stream)
-        self._lines: deque[str] = deque()  # its ends are safe between threads
-        # Each count grows in one thread only: here, and there the same of what is done with.
-        self._given = self._given_characters = self._left_out = 0
-        self._written = self._written_characters = self._left_out_told = 0
-        self._is_stuck = False  # a flush waited in vain, and nothing has been written since
-        self._some, self._urgent, self._progress = threading.Event(), threading.Event(), threading.Condition()
-        threading.Thread(target=self._write_on, name="log", daemon=True).start()
+        self._lines: SimpleQueue[Any] = SimpleQueue()
+        super().__init__(self._lines)
+        self._left_out = 0
+        LineListener(self._lines).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        is_fatal = record.levelno >= logging.CRITICAL
-        if self._is_full() and (self._is_stuck or not is_fatal):
+    def prepare(self, record: logging.LogRecord) -> str:
+        """Return the record's line."""
+        return f"{self.format(record)}\n"
+
+    def enqueue(self, record: Any) -> None:
+        """Queue a line, or count it where LINES_WAITING wait already."""
+        if self._lines.qsize() >= LINES_WAITING:
             self._left_out += 1
             return
-        line = self.format(record)
-        self._lines.append(line)
-        self._given += 1
-        self._given_characters += len(line)
-        if CURRENT.get() is None or is_fatal:
-            self._urgent.set()
-        if not self._some.is_set():
-            self._some.set()
-        if is_fatal and not self._is_stuck:
-            self.flush()
+        self._tell_left_out()
+        self._lines.put(record)
 
     def flush(self) -> None:
         """Wait until every line logged so far is written, for at most FLUSH_SECONDS."""
-        given = self._given
-        self._urgent.set()
-        self._some.set()
-        with self._progress:
-            self._is_stuck = not self._progress.wait_for(lambda: self._written >= given, FLUSH_SECONDS)
+        self._tell_left_out()
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(FLUSH_SECONDS)
 
-    def _is_full(self) -> bool:
-        waiting = self._given_characters - self._written_characters
-        return len(self._lines) >= LINES_WAITING or waiting >= CHARACTERS_WAITING
-
-    def _write_on(self) -> None:
-        while True:
-            self._some.wait()
-            self._urgent.wait(GATHER_SECONDS)
-            self._some.clear()  # before looking: what comes after sets it again
-            self._urgent.clear()
-            for piece in _pieces(self._taken()):
-                with suppress(OSError, ValueError):  # its reader has gone, or it is closed: there is nowhere to tell
-                    self._write(piece)
-                self._is_stuck = False
-            with self._progress:
-                self._progress.notify_all()
-
-    def _taken(self) -> Iterator[str]:
-        """Yield waiting lines, and a note of how many were left out. A line counts as written once the next is asked for."""
-        for _ in range(len(self._lines)):
-            line = self._lines.popleft()
-            yield line
-            self._written += 1
-            self._written_characters += len(line)
-        missing = self._left_out - self._left_out_told
-        if missing:
-            self._left_out_told += missing
-            yield self.format(_left_out(missing))
-
-    def _write(self, piece: str) -> None:
-        """Write past the stream's own buffer: a thread blocked inside it would abort the end of the process."""
-        if self._descriptor is None:
-            self._stream.write(piece)
-            self._stream.flush()
-            return
-        left = memoryview(piece.encode(self._stream.encoding, "backslashreplace"))
-        while left:
-            try:
-                left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # another process that shares the pipe made it so
-                select.select([], [self._descriptor], [])
+    def _tell_left_out(self) -> None:
+        if self._left_out:
+            message = "%d lines were left out here: standard output takes them too slowly"
+            record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (self._left_out,), None)
+            self._left_out = 0
+            self._lines.put(self.prepare(record))
 
 
-def _descriptor(stream: Any) -> int | None:
-    try:
-        return int(stream.fileno())
-    except (AttributeError, OSError, ValueError):
-        return None
+class LineListener(QueueListener):
+    """Writes lines to standard output, those of GATHER_SECONDS at once: a write a line would cost more than the line.
 
+    It writes past the stream's own buffer: a thread blocked inside it would abort the end of the process.
+    """
 
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Join whole lines, as many as a pipe takes at once: otherwise processes that share it would mix their lines."""
-    piece: list[str] = []
-    size = 0
-    for line in lines:
-        length = len(line.encode(errors="replace")) + 1
-        if piece and size + length > select.PIPE_BUF:
-            yield "".join(piece)
-            piece, size = [], 0
-        piece.append(f"{line}\n")
-        size += length
-    if piece:
-        yield "".join(piece)
+    def __init__(self, lines: SimpleQueue[Any]) -> None:
+        super().__init__(lines)
+        self._lines = lines
+        self._stream = sys.stdout
+        self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        self._descriptor: int | None = None
+        with suppress(AttributeError, OSError, ValueError):
+            self._descriptor = self._stream.fileno()
+        self._piece = b""
 
+    def dequeue(self, block: bool) -> Any:
+        """Return the next line; where none waited, let more gather behind it."""
+        is_first = self._lines.empty()
+        line = self._lines.get(block)
+        if is_first:
+            time.sleep(GATHER_SECONDS)
+        return line
 
-def _left_out(count: int) -> logging.LogRecord:
-    message = "%d lines were left out here: standard output takes them too slowly"
-    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (count,), None)
+    def handle(self, record: Any) -> None:
+        """Write a line, at the latest with the last that waits; set an event once all before it is written.
+
+        Whole lines are written, as many as a pipe takes at once: otherwise processes that share it would mix them.
+        """
+        line = b"" if isinstance(record, threading.Event) else record.encode(self._encoding, "backslashreplace")
+        if len(self._piece) + len(line) > select.PIPE_BUF:
+            self._write()
+        self._piece += line
+        if not line or self._lines.empty():
+            self._write()
+        if not line:
+            record.set()
+
+    def _write(self) -> None:
+        left, self._piece = memoryview(self._piece), b""
+        with suppress(OSError, ValueError):  # its reader has gone, or it is closed: there is nowhere to tell
+            if self._descriptor is None:
+                self._stream.write(str(left, self._encoding))
+                self._stream.flush()
+                return
+            while left:
+                try:
+                    left = left[os.write(self._descriptor, left) :]
+                except BlockingIOError:  # another process that shares the pipe made it so
+                    select.select([], [self._descriptor], [])
 
 
 def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
@@ -215,13 +185,11 @@ def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
     base, targets = read_filter(level)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    handler = GatheringHandler()
+    handler = LineHandler()
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown, and each takes time
     logging.basicConfig(handlers=[handler], level=base, force=True)
-    for name in NOISY:
-        logging.getLogger(name).setLevel(max(base, logging.WARNING))
-    for name, threshold in targets.items():
+    for name, threshold in (dict.fromkeys(NOISY, max(base, logging.WARNING)) | targets).items():
         logging.getLogger(name).setLevel(threshold)
 
 
@@ -272,7 +240,7 @@ def _stamp(record: logging.LogRecord) -> str:
     return f"{_second(seconds)}.{microseconds:06}Z"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # a third of the time
 def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -283,15 +251,10 @@ LETTERS_MOST, LETTERS_LEAST = 3, 5  # shown at either end; below so many letters
 
 def masked(text: str) -> str:
     """Replace letters and digits by stars, but for a third of them, at most three, at either end."""
-    letters = sum(character.isalnum() for character in text)
-    ends = min(letters // 3, LETTERS_MOST) if letters >= LETTERS_LEAST else 0
-    shown, place = [], 0
-    for character in text:
-        if character.isalnum():
-            place += 1
-        hides = character.isalnum() and ends < place <= letters - ends
-        shown.append("*" if hides else character)
-    return "".join(shown)
+    letters = [place for place, character in enumerate(text) if character.isalnum()]
+    ends = min(len(letters) // 3, LETTERS_MOST) if len(letters) >= LETTERS_LEAST else 0
+    hidden = {*letters[ends : len(letters) - ends]}
+    return "".join("*" if place in hidden else character for place, character in enumerate(text))
 
 
 def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:

@@ -15,7 +15,7 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError, Overloaded
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
-from hybridtei.observability.tracing import recorder_for
+from hybridtei.observability.tracing import Recorder
 from hybridtei.server import invocations
 from hybridtei.server.api import (
     cohere,
@@ -106,7 +106,7 @@ def create_fleet_app(
     """An ASGI application over several models, which it starts and stops; then it runs `on_stop`. `schemas`: of a vector
     store, which it closes at the end. Raises LoadError."""
     certificate = certificate_of(server)
-    recorder = recorder_for(server.otlp_endpoint, server.otlp_service_name)
+    recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
     authenticator, refusals = Authenticator(Keyring.of(server), models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
     rpc = None

@@ -311,7 +311,7 @@ class RequestMetrics:
         total_ns = perf_counter_ns() - usage.began_ns
         span = CURRENT.get()
         if span is not None:
-            span.computed(times, total_ns)
+            span.timings, span.total_ns = times, total_ns
         took = (total_ns, times.tokenization_ns, times.queue_ns, times.inference_ns)
         for took_ns, of_request, of_input in zip(took, self._of_request, of_scope.stages, strict=True):
             of_request.observe(took_ns / SECOND_NS)

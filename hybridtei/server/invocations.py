@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from hybridtei.batch import Head
 from hybridtei.errors import RequestRefused, TooManyInputs
-from hybridtei.observability.tracing import handler, passes_on
+from hybridtei.observability.tracing import handler
 from hybridtei.server.api import tei
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
 from hybridtei.server.api.pages import INDEX, page_file, wants_page
@@ -34,7 +34,6 @@ class _Fields(Struct, frozen=True):
     query: Raw | UnsetType = UNSET
 
 
-@passes_on
 async def by_model(context: Context, data: bytes) -> Reply:
     """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the fields tell."""
     fields = keys_of(data, _Fields)

@@ -9,6 +9,8 @@ import select
 import sys
 import threading
 from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,7 +115,7 @@ def test_any_filter_is_read(text):
 def computed() -> Iterator[Span]:
     """A span within another, as the current one."""
     span = Span("embed", Span("vertex_compatibility"))
-    span.computed(Timings(72_010, 2_000, 3_000_000), 5_123_000)
+    span.timings, span.total_ns = Timings(72_010, 2_000, 3_000_000), 5_123_000
     token = CURRENT.set(span)
     yield span
     CURRENT.reset(token)
@@ -153,58 +155,40 @@ def test_a_trace_in_text_holds_no_line_that_looks_like_one():
     assert all(part.startswith("    ") for part in line.splitlines()[1:])
 
 
-def test_lines_of_requests_wait_and_keep_their_order(root, monkeypatch, computed):
-    written = threading.Event()
+def messages_in(out: io.StringIO) -> list[str]:
+    return [json.loads(line)["message"] for line in out.getvalue().splitlines()]
 
+
+def test_lines_are_written_in_their_order_without_a_flush(root, monkeypatch):
     class Out(io.StringIO):
         def flush(self) -> None:
-            written.set()
+            if "last" in self.getvalue():
+                written.set()
 
-    monkeypatch.setattr(sys, "stdout", out := Out())
-    monkeypatch.setattr(logs, "GATHER_SECONDS", 3600)
-    logs.configure(json_output=True, level="info")
-    for number in range(5):
-        logging.getLogger("hybridtei.x").info("%d", number)
-    assert out.getvalue() == ""
-    CURRENT.set(None)
-    logging.getLogger("hybridtei.x").info("5")
-    assert written.wait(60)
-    assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == [*"012345"]
-
-
-def test_lines_of_requests_are_written_by_themselves(root, monkeypatch, computed):
     written = threading.Event()
-
-    class Out(io.StringIO):
-        def flush(self) -> None:
-            written.set()
-
     monkeypatch.setattr(sys, "stdout", out := Out())
     logs.configure(json_output=True, level="info")
-    for message in ("one", "two"):
-        written.clear()
+    for message in (*"01234", "last"):
         logging.getLogger("hybridtei.x").info(message)
-        assert written.wait(60)
-    assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["one", "two"]
+    assert written.wait(60)
+    assert messages_in(out) == [*"01234", "last"]
 
 
-def test_what_nobody_takes_is_left_out_and_counted(root, monkeypatch, computed):
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(logs, "GATHER_SECONDS", 3600)
+def test_lines_beyond_the_bound_are_left_out_and_counted(root, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := Stuck())
     monkeypatch.setattr(logs, "LINES_WAITING", 3)
     logs.configure(json_output=True, level="info")
+    logging.getLogger("hybridtei.x").info("taken")
+    assert out.asked.wait(60)
     for number in range(10):
         logging.getLogger("hybridtei.x").info("%d", number)
+    out.read.set()
     flush()
-    messages = [json.loads(line)["message"] for line in out.getvalue().splitlines()]
-    assert messages[:3] == ["0", "1", "2"]
-    assert messages[3].startswith("7 lines were left out")
-    assert len(messages) == 4
+    assert messages_in(out) == ["taken", *"012", "7 lines were left out here: standard output takes them too slowly"]
 
 
 class Stuck(io.StringIO):
-    """Nobody reads it until `read` is set."""
+    """It is not read until `read` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,10 +200,10 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
-def test_an_output_that_nobody_reads_stops_nobody_and_loses_only_what_it_counts(root, monkeypatch):
+def test_an_unread_output_stops_no_logger_and_loses_only_what_is_counted(root, monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Stuck())
-    monkeypatch.setattr(logs, "FLUSH_SECONDS", 0.01, raising=False)
-    monkeypatch.setattr(logs, "CHARACTERS_WAITING", 1000, raising=False)
+    monkeypatch.setattr(logs, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(logs, "LINES_WAITING", 20)
     logs.configure(json_output=True, level="info")
     logging.getLogger("hybridtei.x").info("0")
     assert out.asked.wait(60)
@@ -228,7 +212,6 @@ def test_an_output_that_nobody_reads_stops_nobody_and_loses_only_what_it_counts(
     def log() -> None:
         for number in range(1, 100):
             logging.getLogger("hybridtei.x").info("%d", number)
-        logging.getLogger("hybridtei.x").critical("the end")
         flush()
         logged.set()
 
@@ -236,14 +219,13 @@ def test_an_output_that_nobody_reads_stops_nobody_and_loses_only_what_it_counts(
     assert logged.wait(20), "logging waits for a reader"
     out.read.set()
     monkeypatch.setattr(logs, "FLUSH_SECONDS", 60)
+    flush()
     logging.getLogger("hybridtei.x").info("read again")
     flush()
-    messages = [json.loads(line)["message"] for line in out.getvalue().splitlines()]
-    numbers = [message for message in messages if message.isdigit()]
+    *numbers, note, last = messages_in(out)
     assert numbers == [str(number) for number in range(len(numbers))]
-    left_out = sum(int(message.split()[0]) for message in messages if "left out" in message)
-    assert 0 < left_out == 102 - (len(messages) - sum("left out" in message for message in messages))
-    assert "the end" in messages
+    assert note.startswith(f"{100 - len(numbers)} lines were left out")
+    assert last == "read again"
 
 
 def test_a_closed_output_ends_nothing(root, monkeypatch):
@@ -255,15 +237,29 @@ def test_a_closed_output_ends_nothing(root, monkeypatch):
     flush()
     assert "heard" in out.getvalue()
     out.close()
-    logging.getLogger("hybridtei.x").error("nobody hears it")
+    logging.getLogger("hybridtei.x").error("unheard")
     flush()
     assert errors.getvalue() == ""
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=3000), max_size=12))
-def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(lines):
-    pieces = [*logs._pieces(lines)]
-    assert "".join(pieces) == "".join(f"{line}\n" for line in lines)
-    for piece in pieces:
+def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
+    class Out(io.StringIO):
+        def write(self, piece: str) -> int:
+            pieces.append(piece)
+            return len(piece)
+
+    pieces: list[str] = []
+    lines = [f"{text}\n" for text in texts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", Out())
+        waiting: SimpleQueue[Any] = SimpleQueue()
+        listener = logs.LineListener(waiting)
+    for line in lines:
+        waiting.put(line)
+    for _ in lines:
+        listener.handle(waiting.get())
+    assert "".join(pieces).encode() == "".join(lines).encode(errors="backslashreplace")
+    for piece in filter(None, pieces):
         assert piece.endswith("\n")
-        assert piece.count("\n") == 1 or len(piece.encode(errors="replace")) <= select.PIPE_BUF
+        assert piece.count("\n") == 1 or len(piece.encode()) <= select.PIPE_BUF

@@ -14,8 +14,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from hybridtei.observability import tracing as otlp
-from hybridtei.observability.tracing import OtlpRecorder, Span
+from hybridtei.observability import tracing
+from hybridtei.observability.tracing import Recorder, arrived, handler
 from tests.server.live import HANG, serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -135,25 +135,40 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_a_collector_that_is_down_holds_up_nobody(monkeypatch):
-    monkeypatch.setattr(otlp, "CLOSE_SECONDS", 0.2)
+def test_a_collector_that_is_down_holds_up_no_request(monkeypatch):
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.2)
     with serving(server={"otlp_endpoint": f"http://127.0.0.1:{closed_port()}"}) as running:
         assert {running.post("/embed", {"inputs": "one"}).status_code for _ in range(20)} == {200}
         running.is_well()
     assert not any(thread.name == "otlp-close" and not thread.daemon for thread in threading.enumerate())
 
 
+@handler("slow")
+async def slow() -> None:
+    await asyncio.Event().wait()
+
+
+async def cancelled(address: str) -> None:
+    """A handler's work that is cancelled, and the end of its recorder."""
+    recorder = Recorder(address, "x")
+    arrived(recorder, [])
+    task = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(recorder.close(), HANG)
+
+
+def test_cancelled_work_is_a_span_too():
+    with collecting() as (address, collector):
+        asyncio.run(cancelled(address))
+    (span,) = collector.spans()
+    assert (span.name, span.status.code, span.status.message) == ("slow", 2, "CancelledError")
+
+
 def test_a_collector_that_never_answers_does_not_keep_the_server(monkeypatch):
-    monkeypatch.setattr(otlp, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        recorder = OtlpRecorder(f"http://127.0.0.1:{silent.getsockname()[1]}", "x")
-        span = Span("embed")
-        recorder.begin(span, {})
-        recorder.end(span, None)
-        asyncio.run(asyncio.wait_for(recorder.close(), HANG))
+        asyncio.run(cancelled(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         silent.settimeout(HANG)
         silent.accept()[0].close()  # it was asked
-
-
-def test_no_endpoint_no_recorder():
-    assert otlp.recorder_for(None, "x") is None

@@ -1,4 +1,4 @@
-"""Handlers as spans: names, nesting, what is logged within, and what a recorder hears."""
+"""Handlers as spans: durations as Rust writes them, names, nesting, and what is logged within."""
 
 from __future__ import annotations
 
@@ -6,32 +6,47 @@ import asyncio
 import io
 import json
 import logging
+import re
 import sys
+from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridtei.errors import InvalidInput
 from hybridtei.observability import logs
-from hybridtei.observability.tracing import CURRENT, Span, arrived, as_handler, handler, passes_on
+from hybridtei.observability.tracing import CURRENT, Span, handler, human
 from hybridtei.outputs import Timings
 from tests.server.live import serving
 
-TIMES = Timings(1, 2, 3)
+
+@pytest.mark.parametrize(
+    ("duration_ns", "text"),
+    [
+        (999, "999ns"),
+        (72_010, "72.01µs"),
+        (10_000_001, "10.000001ms"),
+        (1_500_000_000, "1.5s"),
+        (61_000_000_001, "61.000000001s"),
+    ],
+)
+def test_durations(duration_ns, text):
+    assert human(duration_ns) == text
 
 
-class Kept:
-    """A recorder that remembers."""
+@given(st.integers(0, 10**15))
+def test_no_nanosecond_is_lost(duration_ns):
+    number, unit = re.fullmatch(r"(\d+(?:\.\d*[1-9])?)(s|ms|µs|ns)", human(duration_ns)).groups()
+    assert Decimal(number) * {"s": 10**9, "ms": 10**6, "µs": 1000, "ns": 1}[unit] == duration_ns
 
-    def __init__(self) -> None:
-        self.begun: list[tuple[Span, dict[str, str]]] = []
-        self.over: list[tuple[str, str | None, str | None]] = []
 
-    def begin(self, span: Span, headers: dict[str, str]) -> None:
-        self.begun.append((span, headers))
-
-    def end(self, span: Span, error: BaseException | None) -> None:
-        outer = None if span.outer is None else span.outer.name
-        self.over.append((span.name, outer, None if error is None else type(error).__name__))
+def test_fields_are_teis_once_the_engine_has_answered():
+    span = Span("embed")
+    assert span.fields() == {}
+    span.timings, span.total_ns = Timings(1_000, 2_000, 3_000), 7_000
+    times = [("total_time", "7µs"), ("tokenization_time", "1µs"), ("queue_time", "2µs"), ("inference_time", "3µs")]
+    assert [*span.fields().items()] == times
 
 
 @handler("inner")
@@ -40,8 +55,7 @@ async def inner(fails: bool) -> str:
     assert span is not None
     if fails:
         raise InvalidInput("no")
-    span.computed(TIMES, 9)
-    return span.name
+    return ":".join(one.name for one in span.from_outermost())
 
 
 @handler("outer")
@@ -50,64 +64,15 @@ async def outer(fails: bool) -> list[str]:
     return [first, *await asyncio.gather(inner(False), inner(fails))]
 
 
-def test_spans_nest_and_are_recorded():
-    kept = Kept()
-
-    async def request() -> list[str]:
-        arrived(kept, [(b"traceparent", b"00-x"), (b"other", b"y"), (b"tracestate", b"z\xff")])
-        return await outer(False)
-
-    assert asyncio.run(request()) == ["inner"] * 3
-    assert kept.over == [*[("inner", "outer", None)] * 3, ("outer", None, None)]
-    assert kept.begun[0][1] == {"traceparent": "00-x", "tracestate": "zÿ"}
-
-
-def test_without_a_recorder_nothing_is_kept():
-    async def request() -> str:
-        arrived(None, [(b"traceparent", b"00-x")])
-        return await inner(False)
-
-    assert asyncio.run(request()) == "inner"
-
-
-async def test_after_a_failure_the_next_request_of_a_task_is_not_within():
-    kept = Kept()
-    arrived(kept, [])
-    with pytest.raises(InvalidInput):
-        await inner(True)
-    assert CURRENT.get().name == "inner"  # whoever tells of it does so within
-    await inner(False)
+async def test_a_failed_span_is_the_current_one_and_holds_no_later_span():
     with pytest.raises(InvalidInput):
         await outer(True)
-    assert kept.over[0] == ("inner", None, "InvalidInput")
-    assert kept.over[1] == ("inner", None, None)
-    assert kept.over[-1] == ("outer", None, "InvalidInput")
-
-
-async def test_what_leaves_ends_its_span_too():
-    kept = Kept()
-
-    @handler("slow")
-    async def slow() -> None:
-        await asyncio.Event().wait()
-
-    async def request() -> None:
-        arrived(kept, [])
-        await slow()
-
-    task = asyncio.create_task(request())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert kept.over == [("slow", None, "CancelledError")]
-
-
-def test_what_is_no_handler_is_made_one():
-    async def plain() -> None: ...
-
-    assert as_handler(plain).span_name == "plain"
-    assert as_handler(inner) is inner
-    assert as_handler(passes_on(plain)) is plain
+    assert [span.name for span in CURRENT.get().from_outermost()] == ["outer"]
+    with pytest.raises(InvalidInput):
+        await inner(True)
+    assert [span.name for span in CURRENT.get().from_outermost()] == ["inner"]
+    assert await outer(False) == ["outer:inner"] * 3
+    assert CURRENT.get() is None
 
 
 SENT = [

@@ -11,7 +11,7 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
-from hybridtei.observability.tracing import handler, passes_on
+from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
     MAX_LISTS,
@@ -135,7 +135,6 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
-@passes_on
 async def classify(context: Context, body: bytes) -> Reply:
     """`/classify`: claimed by two; the server's setting decides."""
     if context.server.classify_as == "vllm":

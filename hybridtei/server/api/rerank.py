@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.batch import Head
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
-from hybridtei.observability.tracing import handler, passes_on
+from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     Instruction,
@@ -223,7 +223,6 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@passes_on
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     """`/rerank`: `texts` is TEI's, `documents` everybody else's, unless only TEI's routes are served."""
     if context.server.only_tei_routes:
