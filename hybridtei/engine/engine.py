@@ -38,7 +38,7 @@ class BatchMetrics:
         self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
         self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
         self.queued = registry.observed("te_queue_size", lambda: len(core))
-        self.waiting_tokens = registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
+        registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
         registry.observed("hybridtei_running_batches", lambda: core.running)
         self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
         self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already

@@ -152,7 +152,7 @@ def _traced(span: Span, tracer: Tracer) -> Iterator[None]:
 def require() -> None:
     """Raises LoadError if OpenTelemetry's exporter is not installed."""
     try:
-        import opentelemetry.exporter.otlp.proto.grpc.trace_exporter  # noqa: F401
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
     except ImportError:
         raise LoadError(f"--otlp-endpoint needs an extra that is not installed: {install_command('otlp')}") from None
 

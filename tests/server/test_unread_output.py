@@ -58,7 +58,7 @@ def unread(tmp_path: Path) -> Iterator[Server]:
             for number in range(REQUESTS):
                 client.post("/embed", json={"inputs": f"one {number}"}, headers={**JSON, "authorization": "Bearer key"})
             client.get("/health")  # a request's line is written after its answer, and before the next one's
-            server.process.send_signal(signal.SIGHUP)  # a line of no request: it was written at once
+            server.process.send_signal(signal.SIGHUP)  # a line of no request
             assert client.get("/health").status_code == 200
         yield server
     finally:
