@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -338,11 +337,12 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
 async def test_a_signal_ends_it_in_order(tmp_path, source):
     store = MemoryStore()
     passes = []
+    loop = asyncio.get_running_loop()
 
     def interrupt(batch):
         passes.append(1)
-        if len(passes) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+        if len(passes) == 5:  # sent by the event loop's own thread, which has the handler
+            loop.call_soon_threadsafe(signal.raise_signal, signal.SIGINT)
 
     ingest = Ingest(tmp_path, {"gate": interrupt})
     outcome = await ingest.run(source, store)
