@@ -134,7 +134,7 @@ SUCCESS = log.makeRecord(log.name, logging.INFO, __file__, _success.__code__.co_
 
 @contextmanager
 def _traced(span: Span, tracer: Tracer) -> Iterator[None]:
-    """Export the work within, with the span's fields, and an error's message if it is one of ours."""
+    """Export the work within, with the span's fields; of an error, the message of a HybridTeiError, the class of any other."""
     from opentelemetry.trace import SpanKind, StatusCode
 
     kind = SpanKind.SERVER if span.outer is None else SpanKind.INTERNAL

@@ -76,7 +76,7 @@ def row_of(error: Exception) -> Row:
 
 
 class ErrorResponse(Struct, frozen=True):
-    """Errors of TEI's routes and of ours. Those of a body's schema are plain text; those of unknown paths and
+    """Errors of TEI's routes and of hybridtei's own. Those of a body's schema are plain text; those of unknown paths and
     methods, and of keys on TEI's routes, have no body."""
 
     takes_body_errors: ClassVar[bool] = False  # False: errors of bodies are plain text
@@ -140,7 +140,7 @@ class Endpoint:
     `capability`: a constant of `registry.py`; a request that names no model gets the first that has it.
     `role`: the one that a key must have; any: every key will do; None: no key is needed.
     `error`: the struct of its errors, such as `ErrorResponse`.
-    `reads`: structs of which the body is one, where the handler itself decodes it.
+    `reads`: structs that the body may be, where the handler itself decodes it.
     """
 
     capability: Sequence[Able] = ()
@@ -260,7 +260,7 @@ def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Respo
 
 
 def unforeseen_error(request: AnyRequest, error: Exception) -> Response[bytes]:
-    """A defect of ours: the log has its trace, the answer does not."""
+    """A defect of this server: its trace goes to the log, and not into the answer."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
     body = ErrorResponse(f"internal error: {type(error).__name__}", "Backend")
     return Response(msgspec.json.encode(body), status_code=500, media_type="application/json")

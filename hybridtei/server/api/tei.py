@@ -263,7 +263,7 @@ PREDICT_FORMS = (
 def check_predict(raw: str | list[str | list[str]]) -> None:
     """Raises SchemaError for what `parse_predict` would not understand."""
     if isinstance(raw, str) or (len(raw) > MAX_LISTS and isinstance(raw[0], list)):
-        return  # so many lists are refused for their number
+        return  # more than MAX_LISTS lists are refused for their number
     kinds = set(map(type, raw))
     if len(kinds) > 1:
         raise SchemaError(f"inputs: got texts beside lists, {PREDICT_FORMS}")
