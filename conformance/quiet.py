@@ -138,14 +138,20 @@ def ask_everything(client: httpx.Client, run: Run, times: int) -> None:
             run.requests[answer.status_code] += 1
 
 
+EITHER = {"CohereEmbedRequest": ["texts"], "ScoreRequest": ["text_1", "text_2"], "SearchRequest": ["query"]}
+
+
 def example(schema: Any, document: Any, name: str = "") -> Any:
-    """A small value of a schema: what is required and nothing else, the first of alternatives."""
+    """A small value of a schema: what is required and nothing else, the first of alternatives. `EITHER`: fields of structs that
+    need one of several, which a schema does not say."""
     if "$ref" in schema:
-        return example(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document, name)
+        kind = schema["$ref"].rpartition("/")[2]
+        found = document["components"]["schemas"][kind]
+        also = {"required": [*found.get("required", ()), *EITHER[kind]]} if kind in EITHER else {}
+        return example(found | also, document, name)
     alternatives = schema.get("anyOf") or schema.get("oneOf") or [{}]
     if schema.get("type") == "object":
-        fields, required = schema.get("properties", {}), {*schema.get("required", ()), *alternatives[0].get("required", ())}
-        return {each: example(fields[each], document, each) for each in sorted(required)}
+        return {each: example(schema["properties"][each], document, each) for each in sorted(schema.get("required", ()))}
     if alternatives != [{}]:
         return example(next(one for one in alternatives if one.get("type") != "null"), document, name)
     if schema.get("type") == "array":

@@ -147,7 +147,7 @@ class Shapes:
             if len(path) < DEEPEST:
                 for name, field in variant.get("properties", {}).items():
                     yield from self._fields(field, (*path, name))
-                if "items" in variant:
+                if variant.get("items"):  # false: a tuple, whose items are `prefixItems`
                     yield from self._fields(variant["items"], (*path, 0))
 
     def _smallest(self, schema: Mapping[str, Any], name: str) -> Any:

@@ -46,6 +46,8 @@ Store = NamedDependency[SkipValidation[StoreContext]]  # `store`: `vector_store`
 
 __all__ = ["AllModels", "Answer", "ApiRequest", "Dialect", "Model", "Store", "get", "post"]
 
+TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
+
 Decorator = Callable[[Callable[..., Any]], HTTPRouteHandler]
 
 
@@ -133,7 +135,7 @@ class Body(AbstractDTO[Struct]):
     def decode_bytes(self, value: bytes) -> Any:
         """Raises BodyError."""
         request: Any = self.asgi_connection
-        request.decoded = decode(value, request.route_handler.parsed_data_field.annotation)
+        request.decoded = decode(value, request.endpoint.by_field or request.route_handler.parsed_data_field.annotation)
         return request.decoded
 
     @classmethod
@@ -232,6 +234,7 @@ def form_of(scope: Any) -> Form:
 class Dialect(Controller):
     """Base of the controllers: the middleware, the request and the decoder that all routes share."""
 
+    tags = (TAG,)
     middleware = (admitted,)
     request_class = ApiRequest
     dto, return_dto = Body, None

@@ -32,12 +32,26 @@ AnyRequest = Request[Any, Any, Any]
 log = logging.getLogger(__name__)
 
 
+ErrorType = Literal[
+    "Unhealthy",
+    "Backend",
+    "Overloaded",
+    "Validation",
+    "Tokenizer",
+    "Empty",
+    "NotFound",
+    "Unauthorized",
+    "Forbidden",
+    "Store",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Status, type and message prefix of an exception."""
 
     status: int
-    error_type: str
+    error_type: ErrorType
     prefix: str = ""
 
 
@@ -82,13 +96,13 @@ class ErrorResponse(Struct, frozen=True):
     takes_body_errors: ClassVar[bool] = False  # False: errors of bodies are plain text
 
     error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+    error_type: ErrorType
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         row, message = _row_and_message(error)
-        return row.status, cls(message, row.error_type)  # type: ignore[arg-type]
+        return row.status, cls(message, row.error_type)
 
 
 class OpenAICompatErrorResponse(Struct, frozen=True):
@@ -98,13 +112,13 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
 
     message: str
     code: int
-    type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+    type: ErrorType
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         row, message = _row_and_message(error)
-        return row.status, cls(message, row.status, row.error_type)  # type: ignore[arg-type]
+        return row.status, cls(message, row.status, row.error_type)
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -125,7 +139,7 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
         """(status, body)."""
         row, message = _row_and_message(error)
         detail = [ErrorDetail(["body"], message, row.error_type)]
-        return row.status, cls(message, row.status, row.error_type, detail=detail)  # type: ignore[arg-type]
+        return row.status, cls(message, row.status, row.error_type, detail=detail)
 
 
 def _row_and_message(error: Exception) -> tuple[Row, str]:
@@ -140,13 +154,13 @@ class Endpoint:
     `capability`: a constant of `registry.py`; a request that names no model gets the first that has it.
     `role`: the one that a key must have; any: every key will do; None: no key is needed.
     `error`: the struct of its errors, such as `ErrorResponse`.
-    `reads`: structs that the body may be, where the handler itself decodes it.
+    `by_field`: where the body may be one of several structs, the field that tells each; without any, it is the first.
     """
 
     capability: Sequence[Able] = ()
     role: Role | Literal["any"] | None = "infer"
     error: Any = ErrorResponse
-    reads: Sequence[type[Struct]] = ()
+    by_field: Mapping[str, type[Struct]] | None = None
     is_tei: bool = False  # TEI has it too: it is there with --only-tei-routes
     needs_content_type: bool = True  # False: a missing one passes, because some clients of this route send none
     needs_store: bool = False

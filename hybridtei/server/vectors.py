@@ -16,7 +16,7 @@ from hybridtei.batch import Head, Ragged
 from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.server.api.tei import Id, Inputs
+from hybridtei.server.api.tei import NOT_EMPTY, FullText, Id, Ids, Inputs
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.tasks.embed import Embed, check_spelled
 from hybridtei.tasks.quantize import RANGED, Precision, quantized, read_ranges
@@ -146,7 +146,7 @@ def splade_rows(answer: Embeddings) -> Floats:
 class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
     """A text, and the parts of it that are to have vectors, from one pass over the whole."""
 
-    text: str
+    text: FullText
     spans: Annotated[
         list[tuple[Id, Id]],
         Meta(min_length=1, description="Of each part, its first code point and the one after its last; they may overlap."),
@@ -154,7 +154,7 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 SpannedInputs = Annotated[
-    str | SpannedText | list[str | Id | list[Id] | SpannedText],
+    FullText | SpannedText | Annotated[list[FullText | Id | Ids | SpannedText], NOT_EMPTY],
     Meta(description="As of `/embed_all`; or texts with spans, for each of which the answer has a list, an item a span."),
 ]
 

@@ -12,7 +12,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Usage
-from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
+from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
@@ -29,20 +29,20 @@ class CohereText(Struct, frozen=True):
     """A part of an input; parts that are no text are refused."""
 
     type: str = "text"
-    text: str | None = None
+    text: FullText | None = None
 
 
 class CohereInput(Struct, frozen=True):
     """An input of parts, which are read as one text."""
 
-    content: list[CohereText]
+    content: Annotated[list[CohereText], NOT_EMPTY]
 
 
 class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
     """`/v1/embed` and `/v2/embed`."""
 
-    texts: list[str] | None = None
-    inputs: list[CohereInput] | None = None
+    texts: FullTexts | None = None
+    inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = None
     model: ServedModel = None
     input_type: Annotated[
         str | None, Meta(description="search_query and search_document matter to models that read these differently.")

@@ -15,7 +15,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Dimensions, Inputs, ServedModel
+from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
 from hybridtei.server.registry import ANY, EMBED
@@ -26,7 +26,7 @@ from hybridtei.tasks.embed import Embed
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
     """`/api/embed`."""
 
-    input: Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
+    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
     truncate: Annotated[bool | None, Meta(description="Cut what is too long [default, as Ollama's: true].")] = None
     dimensions: Dimensions = None

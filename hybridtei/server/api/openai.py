@@ -13,8 +13,11 @@ from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import (
+    NOT_EMPTY,
     Dimensions,
+    FullText,
     Id,
+    Ids,
     Inputs,
     OpenAICompatUsage,
     ServedModel,
@@ -52,14 +55,15 @@ JinaType = Literal["float", "base64", "binary", "ubinary"]
 class JinaText(Struct, frozen=True):
     """An input as Jina's clients may wrap it."""
 
-    text: str
+    text: FullText
 
 
 class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     """`/v1/embeddings`."""
 
     input: Annotated[
-        str | list[str | Id | list[Id] | JinaText], Meta(description="A text, a list of ids, or a list of texts and id lists.")
+        FullText | Annotated[list[FullText | Id | Ids | JinaText], NOT_EMPTY],
+        Meta(description="A text, a list of ids, or a list of texts and id lists."),
     ]
     model: ServedModel = None
     user: Annotated[str | None, Meta(description="Accepted and not looked at.")] = None
@@ -238,7 +242,7 @@ class ContextualizedRequest(Struct, frozen=True, kw_only=True):
     """`/v1/contextualizedembeddings`, of Voyage."""
 
     inputs: Annotated[
-        list[Annotated[list[str], Meta(min_length=1)]],
+        list[Annotated[list[FullText], Meta(min_length=1)]],
         Meta(
             min_length=1, description="Of each document its chunks, in order; each chunk is read with the others of its list."
         ),

@@ -15,6 +15,9 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
     MAX_LISTS,
+    NOT_EMPTY,
+    FullText,
+    OneOrMore,
     OpenAICompatUsage,
     Prediction,
     PredictRequest,
@@ -28,22 +31,25 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.http.decoding import decode
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.tasks import label
 from hybridtei.text.tokenizer import Text
 
-OneOrMany = Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
-
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
-    """`/classify`, infinity's."""
+    """`/classify` and `/v1/classify`."""
 
-    input: OneOrMany
+    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
-    raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
+    raw_scores: Annotated[bool, Meta(description="Infinity's: give logits instead of probabilities.")] = False
+    use_activation: Annotated[bool | None, Meta(description="vLLM's; false: logits instead of probabilities.")] = None
+    activation: Annotated[bool | None, Meta(description="The same under its older name.")] = None
+
+    @property
+    def logits(self) -> bool:
+        return self.raw_scores or self.use_activation is False or self.activation is False
 
 
 class ClassifyResponse(Struct, frozen=True):
@@ -55,19 +61,6 @@ class ClassifyResponse(Struct, frozen=True):
     usage: OpenAICompatUsage
     id: str
     created: int
-
-
-class VllmClassifyRequest(Struct, frozen=True, kw_only=True):
-    """`/v1/classify`, vLLM's."""
-
-    input: OneOrMany
-    model: ServedModel = None
-    use_activation: Annotated[bool | None, Meta(description="false: logits instead of probabilities.")] = None
-    activation: Annotated[bool | None, Meta(description="The same under its older name.")] = None
-
-    @property
-    def probabilities(self) -> bool:
-        return self.use_activation is not False and self.activation is not False
 
 
 class VllmClassification(Struct, frozen=True):
@@ -135,17 +128,10 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
-async def classify(context: Context, body: bytes) -> Reply:
-    """`/classify`: claimed by two; the server's setting decides."""
-    if context.server.classify_as == "vllm":
-        return await vllm_classify(context, decode(body, VllmClassifyRequest))
-    return await infinity_classify(context, decode(body, ClassifyRequest))
-
-
 @handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
     """`/classify`: each text's labels, the best first."""
-    texts, task = _task_of(context, request.input, raw_scores=request.raw_scores)
+    texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         data = [label_scores(answer.labels, row, label.best_first(row)) for row in answer.scores]
@@ -155,9 +141,9 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
 
 
 @handler("classify")
-async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply:
+async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     """`/v1/classify`: vLLM's object."""
-    texts, task = _task_of(context, request.input, raw_scores=not request.probabilities)
+    texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         labels = answer.labels
@@ -170,11 +156,11 @@ async def vllm_classify(context: Context, request: VllmClassifyRequest) -> Reply
     return await _classify(context, task, texts, write)
 
 
-def _task_of(context: Context, texts: str | list[str], *, raw_scores: bool) -> tuple[Texts, label.Classify]:
-    items: list[Text] = [texts] if isinstance(texts, str) else [*texts]
+def _task_of(context: Context, request: ClassifyRequest) -> tuple[Texts, label.Classify]:
+    items: list[Text] = [request.input] if isinstance(request.input, str) else [*request.input]
     if not items:
         raise NoInputs("`input` cannot be empty")
-    return Texts(items, is_batch=True), label.Classify(items, context.truncate(None), raw_scores=raw_scores)
+    return Texts(items, is_batch=True), label.Classify(items, context.truncate(None), raw_scores=request.logits)
 
 
 async def _classify(context: Context, task: label.Classify, texts: Texts, write: Write[label.Classified]) -> Reply:
@@ -185,7 +171,10 @@ async def _classify(context: Context, task: label.Classify, texts: Texts, write:
 class PredictTokensRequest(Struct, frozen=True, kw_only=True):
     """`/predict_tokens`."""
 
-    inputs: Annotated[str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of lists of texts.")]
+    inputs: Annotated[
+        FullText | Annotated[list[OneOrMore], NOT_EMPTY],
+        Meta(description="A text, a list of texts, or a list of lists of texts."),
+    ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only where tokens are not merged.")] = False
@@ -310,14 +299,17 @@ class PredictController(Dialect):
 class ClassifyController(Dialect):
     """Classification as infinity's and vLLM's clients ask for it, and labels of tokens."""
 
-    @post("/classify", capability=CLASSIFY, error=ListedErrorResponse, reads=(ClassifyRequest,))
-    async def classify(self, request: ApiRequest, model: Model) -> Answer[ClassifyResponse | VllmClassifyResponse]:
-        """Classification for infinity's clients"""
-        return await request.answer(classify(model, await request.body()))
+    @post("/classify", capability=CLASSIFY, error=ListedErrorResponse)
+    async def classify(
+        self, request: ApiRequest, data: JSONBody[ClassifyRequest], model: Model
+    ) -> Answer[ClassifyResponse | VllmClassifyResponse]:
+        """Classification for infinity's clients, or vLLM's, as the server's setting says"""
+        answered = vllm_classify if model.server.classify_as == "vllm" else infinity_classify
+        return await request.answer(answered(model, data))
 
     @post("/v1/classify", capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
     async def v1_classify(
-        self, request: ApiRequest, data: JSONBody[VllmClassifyRequest], model: Model
+        self, request: ApiRequest, data: JSONBody[ClassifyRequest], model: Model
     ) -> Answer[VllmClassifyResponse]:
         """Classification for vLLM's clients"""
         return await request.answer(vllm_classify(model, data))

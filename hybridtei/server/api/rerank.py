@@ -15,6 +15,7 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
+    NOT_EMPTY,
     Instruction,
     OpenAICompatUsage,
     ServedModel,
@@ -62,7 +63,7 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     """`/rerank` with `texts`."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], NOT_EMPTY]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
@@ -83,7 +84,9 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`."""
 
     query: str
-    documents: Annotated[list[str | dict[str, Any]], Meta(description="Texts, or objects with `text` or the `rank_fields`.")]
+    documents: Annotated[
+        list[str | dict[str, Any]], NOT_EMPTY, Meta(description="Texts, or objects with `text` or the `rank_fields`.")
+    ]
     model: ServedModel = None
     top_n: Annotated[Size | None, Meta(description="Give the best so many [default, and 0: all].")] = None
     top_k: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
@@ -223,11 +226,16 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
     return await context.reply(write, scored.scores, usage, numbers)
 
 
+BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {"texts": RerankRequest, "documents": DocumentsRequest}
+
+
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """`/rerank`: `texts` is TEI's, `documents` everybody else's, unless only TEI's routes are served."""
-    if context.server.only_tei_routes:
-        return await rerank(context, decode(body, RerankRequest))
-    request: Any = decode(body, RerankRequest, {"texts": RerankRequest, "documents": DocumentsRequest})
+    """`texts` is TEI's, `documents` all others', unless only TEI's routes are served."""
+    return await rerank_either(context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD))
+
+
+async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
+    """`/rerank`."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
     by_default = context.server.rerank_documents_as == "string"
@@ -305,10 +313,12 @@ def _task(
 class RerankController(Dialect):
     """Reranking in every dialect."""
 
-    @post("/rerank", capability=RANK, is_tei=True, reads=(RerankRequest, DocumentsRequest))
-    async def rerank(self, request: ApiRequest, model: Model) -> Answer[list[Rank] | DocumentsResponse]:
+    @post("/rerank", capability=RANK, is_tei=True, by_field=BY_FIELD)
+    async def rerank(
+        self, request: ApiRequest, data: JSONBody[RerankRequest | DocumentsRequest], model: Model
+    ) -> Answer[list[Rank] | DocumentsResponse]:
         """Reranking of documents; `texts` or `documents`"""
-        return await request.answer(rerank_by_fields(model, await request.body()))
+        return await request.answer(rerank_either(model, data))
 
     @post(["/v1/rerank", "/v2/rerank"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
     async def rerank_documents(

@@ -24,7 +24,15 @@ Dimensions = Annotated[Size | None, Meta(description="Keep the first so many dim
 Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 ServedModel = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
-RawInputs = str | list[str | Id | list[Id]]
+# What the document says of texts and lists that may not be empty: our code refuses these, in TEI's words.
+NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})
+FullText = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+FullTexts = Annotated[list[FullText], NOT_EMPTY]
+OneOrMore = FullText | FullTexts
+Ids = Annotated[list[Id], NOT_EMPTY]
+InputType = FullText | Ids
+RawInputs = FullText | Annotated[list[FullText | Id | Ids], NOT_EMPTY]
+OneOrTwo = Annotated[list[str], Meta(extra_json_schema={"minItems": 1, "maxItems": 2})]
 
 
 class EmbedAllRequest(Struct, frozen=True, kw_only=True):
@@ -61,8 +69,8 @@ class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):
 class SimilarityInput(Struct, frozen=True):
     """One sentence against many."""
 
-    source_sentence: str
-    sentences: list[str]
+    source_sentence: FullText
+    sentences: FullTexts
 
 
 class SimilarityParameters(Struct, frozen=True):
@@ -83,7 +91,7 @@ class SimilarityRequest(Struct, frozen=True):
 class TokenizeRequest(Struct, frozen=True):
     """`/tokenize`."""
 
-    inputs: str | list[str]
+    inputs: OneOrMore
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
@@ -91,7 +99,7 @@ class TokenizeRequest(Struct, frozen=True):
 class DecodeRequest(Struct, frozen=True):
     """`/decode`."""
 
-    ids: list[Id | list[Id]]
+    ids: Annotated[list[Id | Ids], NOT_EMPTY]
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -102,7 +110,7 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     """`/predict`."""
 
     inputs: Annotated[
-        str | list[str | list[str]],
+        FullText | Annotated[list[str | OneOrTwo], NOT_EMPTY],
         Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
     ]
     truncate: Truncate = None

@@ -31,11 +31,12 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 
-def decode(body: bytes, kind: type[T], by_field: Mapping[str, type[Any]] | None = None) -> T:
-    """JSON -> `kind`, or the struct of the first field in `by_field` that the body has. Raises SyntaxRefused or SchemaError."""
-    if by_field:
+def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
+    """JSON -> `kind`; of several, that of the first field that the body has, or else the first. Raises SyntaxRefused or
+    SchemaError."""
+    if isinstance(kind, Mapping):
         fields = keys_of(body, dict[str, Raw])
-        kind = next((by_field[name] for name in by_field if name in fields), kind)
+        kind = next((one for name, one in kind.items() if name in fields), next(iter(kind.values())))
     _refuse_twice(body, kind)
     try:
         return _read(body, kind)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridtei.server.api.embed import EmbedHybridRequest, EmbedMultivectorRequest
 from hybridtei.server.api.openai import OpenAICompatRequest
-from hybridtei.server.api.rerank import DocumentsRequest, RerankRequest
+from hybridtei.server.api.rerank import BY_FIELD, DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
@@ -93,7 +93,7 @@ def test_what_is_refused_is_told_in_a_sentence(value, kind):
 
 
 def by_field(body: bytes) -> object:
-    return decode(body, RerankRequest, {"texts": RerankRequest, "documents": DocumentsRequest})
+    return decode(body, BY_FIELD)
 
 
 @pytest.mark.parametrize(
