@@ -28,7 +28,6 @@ from hybridtei.search.searcher import Searcher
 from hybridtei.store import CollectionPlan
 from hybridtei.store.base import CollectionSchema, PayloadBudget, Store
 from hybridtei.store.collection import CollectionSchemas, common_heads
-from hybridtei.store.migration import Copies
 from hybridtei.store.plan import budget_of_plan, plan_of, planned_schema, settled, signed
 from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 
@@ -115,16 +114,20 @@ class CollectionTools:
             raise InvalidPoint(f"`metadata` holds {size} bytes > maximum allowed {MAX_METADATA_BYTES}")
         payload = {TEXT: text, DOCUMENT_ID: name or point_id(text, 0), **({METADATA: metadata} if metadata else {})}
         async with self._writing:  # one pass at a time, and a collection is made once
-            schema = await self._schema()
-            heads = common_heads(schema, self._encoder.spec)
-            budget = budget_of_plan(plan_of(schema))
-            embedded = await asyncio.to_thread(
-                self._encoder.encode, [text], sorted(heads), input_type="document", multivector=budget, truncate=False
-            )
             identity = point_id(name or text, 0)
-            points = check_points(to_points(fit_to_schema(embedded, schema), [identity], [payload]), schema)
-            await Copies(self._store, self._collection).upsert(schema.stored_as or self._collection, points)
+            while not await self._stored(identity, text, payload):
+                pass  # a migration has switched the collection's name meanwhile
         return {"id": identity, "collection": self._collection}
+
+    async def _stored(self, identity: str, text: str, payload: dict[str, Any]) -> bool:
+        schema = await self._schema()
+        heads = common_heads(schema, self._encoder.spec)
+        budget = budget_of_plan(plan_of(schema))
+        embedded = await asyncio.to_thread(
+            self._encoder.encode, [text], sorted(heads), input_type="document", multivector=budget, truncate=False
+        )
+        points = check_points(to_points(fit_to_schema(embedded, schema), [identity], [payload]), schema)
+        return await self._schemas.upsert(self._collection, schema, points)
 
     async def _schema(self) -> CollectionSchema:
         """The collection's, which is made where it is not there. Raises CollectionMismatch."""

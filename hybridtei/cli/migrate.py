@@ -9,25 +9,25 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.migrate import MigrateOptions
 from hybridtei.system.machine import require_extra
 
-ABOUT = "Embed a collection's stored texts by another model, compare, and let that copy answer; run it again after a stop."
+ABOUT = "Embed a collection's stored texts with another model, then switch its name to that copy; run it again after a stop."
 STEPS = {
-    "flip": "let the copy answer, after --no-flip",
-    "rollback": "let the old points answer again, also those that other clients deleted after the flip",
-    "finish": "drop the old points",
-    "cancel": "drop the copy, which does not answer",
-    "status": "say how far it is",
+    "rollback": "let the collection that answered before answer again, with what was written since",
+    "status": "say which collection answers, and which are its copies",
+    "delete_old": "delete the collection that answered before",
 }
 
 
 def add(commands: Commands) -> None:
     """Add the command `migrate` and its flags."""
     parser = new_parser(commands, "migrate", ABOUT)
-    parser.usage = "%(prog)s COLLECTION (--to MODEL | --multivector-tokens N | --flip | --rollback | --finish | …) [flags]"
+    parser.usage = "%(prog)s COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) [flags]"
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("--to", metavar="MODEL", help="folder or hub id of the new model [default: the collection's]")
     steps = parser.add_mutually_exclusive_group()
     for step, text in STEPS.items():
-        steps.add_argument(f"--{step}", dest="step", action="store_const", const=step, default="migrate", help=text)
+        steps.add_argument(
+            f"--{step.replace('_', '-')}", dest="step", action="store_const", const=step, default="migrate", help=text
+        )
     without = ("collection", "step", "to", "multivector_tokens", "multivector_dtype")
     add_options(parser, MigrateOptions, without=without)
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))

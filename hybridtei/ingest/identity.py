@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import CollectionMismatch
 from hybridtei.ingest.chunking import CHUNK, CHUNKS, DIGEST, DOCUMENT_ID, SOURCE, digest_of, document_key
 from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
 from hybridtei.store import collection_state_folder, state_folder
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits
-from hybridtei.store.migration import migration_of
 from hybridtei.store.points import point_id
 
 COLLECTION_ID, LEDGER_MARK = "ingest_collection_id", "ingest_ledger_mark"  # keys of a collection's metadata
@@ -90,11 +88,6 @@ async def agree(
         named = {COLLECTION_ID: identity, LEDGER_MARK: new_id()}
         await store.create(name, replace(schema, metadata={**schema.metadata, **named}))
         return await _marked(store, name, schema, ledger)
-    if (migration := migration_of(existing)) is not None and migration.twin_answers:
-        raise CollectionMismatch(
-            f"collection {name!r} has changed its model, and its old points are still there: first `hybridtei migrate {name} "
-            "--finish`, or `--rollback`"
-        )
     check_fits(existing, schema, name)
     mark = existing.metadata.get(LEDGER_MARK)
     points = await store.count(name)

@@ -29,7 +29,6 @@ from hybridtei.ingest.records import excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import retry_unavailable
-from hybridtei.store.migration import Copies
 from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 from hybridtei.system import frames
 
@@ -53,10 +52,6 @@ class Writer:
     patience_s: float = 0.0
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
     _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
-
-    @property
-    def _copies(self) -> Copies:
-        return Copies(self.store, self.name)
 
     async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
         """Stores and notes a batch, but for documents that wait for chunks of later batches.
@@ -129,7 +124,7 @@ class Writer:
 
     async def _send(self, points: Sequence[models.PointStruct]) -> None:
         if points:
-            await retry_unavailable(lambda: self._copies.upsert(self.name, points), self.patience_s)
+            await retry_unavailable(lambda: self.store.upsert(self.name, points), self.patience_s)
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
         """Puts the document into quarantine, once, and drops its chunks."""
@@ -184,7 +179,7 @@ class Writer:
     async def _delete(self, ids: Sequence[str]) -> None:
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
-            await retry_unavailable(partial(self._copies.delete, self.name, part), self.patience_s)
+            await retry_unavailable(partial(self.store.delete, self.name, part), self.patience_s)
         self.stats.removed_chunks += len(ids)
 
     def _known(self, pending: PendingDocument) -> int:

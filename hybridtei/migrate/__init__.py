@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.config import MultivectorDtype
 
-Step = Literal["migrate", "flip", "rollback", "finish", "cancel", "status"]
+Step = Literal["migrate", "rollback", "status", "delete_old"]
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
@@ -23,14 +23,9 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
     multivector_tokens: int | None = None
     multivector_dtype: MultivectorDtype | None = None
     dense_dim: Annotated[int | None, Meta(description="keep so many dimensions of dense vectors [default: all]")] = None
-    sample: Annotated[int, Meta(description="stored documents whose beginnings are queries of the comparison; 0: none")] = 50
-    judged: Annotated[
-        str | None,
-        Meta(description="BEIR folder of queries.jsonl and qrels, as `eval` reads it: nDCG@10 of both copies; extra `eval`"),
+    drop_outputs: Annotated[
+        str | None, Meta(description="outputs that the collection has and the new model lacks, such as sparse,multivector")
     ] = None
-    split: Annotated[str, Meta(description="of the judgements: qrels/NAME.tsv")] = "test"
-    require_overlap: Annotated[
-        float | None, Meta(description="do not flip where less of the top 10 stays, such as 0.5, on average over the queries")
-    ] = None
-    no_flip: Annotated[bool, Meta(description="fill and compare only; --flip later")] = False
+    no_switch: Annotated[bool, Meta(description="fill the copy only; the same command without this flag switches")] = False
+    yes: Annotated[bool, Meta(description="let an alias take the place of a collection of that name")] = False
     quiet: Annotated[bool, Meta(description="no progress")] = False

@@ -1,39 +1,50 @@
-"""One call of `hybridtei migrate`: finds where a migration stands in the collection's metadata, and goes on from there."""
+"""One call of `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches the name to it.
+
+The name that users search is an alias. A collection whose own name is searched first moves aside: its points are copied, with
+their vectors, to `NAME.0`, which answers while an alias takes the name. The metadata of collections say what is a copy of what:
+
+    migration_of     of a copy: the collection whose texts it holds
+    previous         of a copy that answers: the collection that answered before, for --rollback
+    moved_from       of `NAME.0`: the collection whose points it holds
+    switching_until  of the old collection: writers wait until this time, or until the name has been switched
+    stand_in         of a collection that moves aside: what answers in its place
+
+A killed command may be run again: it copies points that differ, and goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
+from qdrant_client import models
 from tqdm.auto import tqdm
 
+from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput, StoreError, UnknownCollection
-from hybridtei.evaluate.measures import Judgements, Way, evaluate, paired_bootstrap, read_judgements
+from hybridtei.errors import InvalidInput, UnknownCollection
 from hybridtei.migrate import MigrateOptions
-from hybridtei.migrate.fill import Embed, Filler, text_of
-from hybridtei.outputs import Embeddings
-from hybridtei.search.local import query_model
-from hybridtei.search.options import SearchOptions
-from hybridtei.search.searcher import Searcher
+from hybridtei.migrate.fill import Convert, fill, text_of, with_vectors_of
 from hybridtei.store import open_store, with_default
 from hybridtei.store.base import NAMES, CollectionSchema, Store
-from hybridtei.store.collection import KEPT_S, CollectionSchemas, check_fits, check_name, heads_of
-from hybridtei.store.migration import RECORD, TWIN_OF, Migration, migration_of, record_of
-from hybridtei.store.plan import MODEL_ID, MODEL_KEYS, plan_of, planned_schema, settled, signed, with_budget
-from hybridtei.system.machine import require_extra
+from hybridtei.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
+from hybridtei.store.packed import without_packed
+from hybridtei.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, planned_schema, settled, signed, with_budget
+from hybridtei.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]
-TOP = 10
-QUERY_CHARACTERS = 200
+PREVIOUS, MOVED_FROM = "previous", "moved_from"  # keys of metadata
+DROPPED = "dropped_outputs"  # another: outputs that the collection had before it changed to a model without them
+OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, MOVED_FROM, SWITCHING, STAND_IN, DROPPED})
+MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a command that was killed, and how often a living one says so
+MAX_PASSES = 50
 
 
 def run_migration(
@@ -54,190 +65,235 @@ async def _closing(store: Store, work: Awaitable[None]) -> None:
 
 
 class MigrationRun:
-    """A migration of one collection, whose record says how far it is."""
+    """A step of a migration of one collection."""
 
     def __init__(self, store: Store, options: MigrateOptions, model: ModelConfig, engine: EngineConfig, tell: Tell) -> None:
         self._store, self._options, self._model, self._engine, self._tell = store, options, model, engine, tell
+        self._name = options.collection
         self._encoders: dict[tuple[Any, ...], Encoder] = {}
 
     async def run(self) -> None:
         """Take the step. Raises HybridTeiError."""
-        name = (await self._store.aliases()).get(self._options.collection, self._options.collection)
-        schema = await self._store.describe(name)
+        aliases = await self._store.aliases()
+        if other := next((alias for alias, collection in aliases.items() if collection == self._name), None):
+            raise InvalidInput(f"{self._name!r} is what {other!r} stands for: migrate {other!r}")
+        source = await self._finish_killed(aliases)
+        schema = await self._store.describe(source)
         if schema is None:
-            await self._finish_dropped(name)
-            return
-        migration, step = migration_of(schema), self._options.step
+            raise UnknownCollection(f"there is no collection `{self._name}`")
+        schema = replace(schema, stored_as=source)
         try:
-            if step == "status":
-                self._tell(await self._described(name, migration))
-            elif step == "migrate":
-                await self._migrate(name, schema, migration)
-            elif migration is None and step == "finish" and TWIN_OF in schema.metadata:
-                await self._finish_replaced(name, schema)
-            elif migration is None:
-                raise InvalidInput(f"collection {name!r} is not being migrated")
-            elif step == "flip":
-                await self._flip(name, schema, migration)
-            elif step == "rollback":
-                await self._rollback(name, schema, migration)
-            elif step == "finish":
-                await self._finish(name, migration)
-            else:
-                await self._cancel(name, migration)
+            match self._options.step:
+                case "status":
+                    pass
+                case "rollback":
+                    await self._rollback(schema)
+                case "delete_old":
+                    await self._delete_old(schema)
+                case _:
+                    await self._migrate(schema)
+            self._tell(await self._status())
         finally:
             for encoder in self._encoders.values():
                 encoder.close()
 
-    async def _described(self, name: str, migration: Migration | None) -> str:
-        points = await self._store.count(name)
-        if migration is None:
-            return f"{name}: {points:,} points; no migration"
-        filled = await self._store.count(migration.twin)
-        answers = migration.twin if migration.twin_answers else name
-        return f"{name}: {migration.state}; {points:,} points, {filled:,} in {migration.twin}; {answers} answers"
+    async def _finish_killed(self, aliases: dict[str, str]) -> str:
+        """The collection behind the name, which the copy gets first if a run was killed between the two writes of a switch."""
+        source = aliases.get(self._name, self._name)
+        if await self._store.describe(source) is None:
+            copies = await self._with(MIGRATION_OF, source)
+            ready = [copy for copy in copies if copy.metadata.get(PREVIOUS)]
+            if ready and ready[0].stored_as is not None:
+                await self._store.alias(self._name, ready[0].stored_as)
+                return ready[0].stored_as
+        return source
 
-    async def _migrate(self, name: str, schema: CollectionSchema, migration: Migration | None) -> None:
-        if migration is not None and migration.twin_answers:
-            raise InvalidInput(f"{await self._described(name, migration)}: --finish or --rollback comes next")
-        judged = self._judgements()
-        strange = {*schema.vectors, *schema.sparse} - set(NAMES)
-        if strange:
-            raise InvalidInput(f"collection {name!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
-        first, _ = await self._store.scroll(name, limit=10)
-        for record in first:
-            text_of(record.id, record.payload)
-        if migration is None:
-            migration = await self._begun(name, schema)
-        twin = await self._twin(migration)
-        if self._options.to not in (None, twin.metadata.get(MODEL_ID)):
-            raise InvalidInput(f"{await self._described(name, migration)}, of {twin.metadata.get(MODEL_ID)}: --cancel it first")
-        with tqdm(total=await self._store.count(name), unit="point", disable=self._options.quiet, file=sys.stderr) as bar:
-            await self._filler(name, twin, bar.update).fill()
-        migration = await self._note(name, migration, "both")
-        self._tell(await self._described(name, migration))
-        overlap = await self._compared(name, schema, twin, judged)
-        least = self._options.require_overlap
-        if least is not None and (overlap is None or overlap < least):
-            raise InvalidInput(f"the overlap is {overlap}, --require-overlap {least}: not flipped, {name} answers as before")
-        if not self._options.no_flip:
-            await self._flip(name, schema, migration)
+    async def _with(self, key: str, value: str) -> list[CollectionSchema]:
+        """The schemas of collections whose metadata say this."""
+        found = [(name, await self._store.describe(name)) for name in await self._store.collections()]
+        return [replace(one, stored_as=name) for name, one in found if one is not None and one.metadata.get(key) == value]
 
-    async def _begun(self, name: str, schema: CollectionSchema) -> Migration:
-        """Makes the twin, and then the record: whoever reads it finds the twin."""
+    async def _status(self) -> str:
+        target = (await self._store.aliases()).get(self._name, self._name)
+        answering = await self._store.describe(target)
+        previous = None if answering is None else answering.metadata.get(PREVIOUS)
+        lines = [f"{self._name}: {await self._counted(target)} answers"]
+        lines += [f"  {await self._counted(str(one.stored_as))} is a copy" for one in await self._with(MIGRATION_OF, target)]
+        if previous is not None:
+            lines.append(f"  {await self._counted(previous)} answered before: --rollback goes back, --delete-old deletes it")
+        return "\n".join(lines)
+
+    async def _counted(self, collection: str) -> str:
+        schema = await self._store.describe(collection)
+        if schema is None:
+            return f"{collection}, which is gone,"
+        return f"{collection} ({await self._store.count(collection):,} points of {schema.metadata.get(MODEL_ID)})"
+
+    async def _migrate(self, old: CollectionSchema) -> None:
+        source = str(old.stored_as)
+        is_plain, options = source == self._name, self._options
+        if is_plain and not (options.no_switch or options.yes):
+            raise InvalidInput(
+                f"{source!r} is a collection, and an alias takes its name: other clients of the store may find neither for a "
+                "moment. --yes agrees, --no-switch fills the copy only"
+            )
+        if strange := {*old.vectors, *old.sparse} - set(NAMES):
+            raise InvalidInput(f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
+        for record in (await self._store.scroll(source, limit=10))[0]:
+            text_of(record)
+        wanted = await self._planned(old)
+        if all(old.metadata.get(key) == wanted.metadata.get(key) for key in (MODEL_ID, FINGERPRINT)) and (
+            heads_of(old) == heads_of(wanted) and plan_of(old) == plan_of(wanted)
+        ):
+            self._tell(f"{self._name} has these vectors already")
+            return
+        new = await self._copy_of(old, wanted)
+        copy = str(new.stored_as)
+        with tqdm(total=await self._store.count(source), unit="point", disable=options.quiet, file=sys.stderr) as bar:
+            await fill(self._store, source, copy, self._embedding(new), advance=bar.update)
+        await self._catch_up(source, copy, self._embedding(new))
+        if options.no_switch:
+            return
+        moved = await self._aside(old) if is_plain else None
+        async with self._held(source, moved):
+            if moved is not None:
+                await asyncio.sleep(KEPT_S + 1)  # until no search reads the collection by its own name
+                await fill(self._store, source, moved, with_vectors_of(self._store, source))
+            await fill(self._store, source, copy, self._embedding(new))
+            await self._store.annotate(copy, {PREVIOUS: moved or source})
+            await self._switch(copy)
+        if moved is not None:
+            await self._store.annotate(moved, {MOVED_FROM: None, SWITCHING: None, STAND_IN: None})
+        await self._store.annotate(copy, {MIGRATION_OF: None})
+
+    async def _catch_up(self, source: str, copy: str, convert: Convert) -> None:
+        """Passes until one finds little to do: writers wait during the last."""
+        for _ in range(MAX_PASSES):
+            if await fill(self._store, source, copy, convert) <= 10:
+                return
+
+    async def _aside(self, old: CollectionSchema) -> str:
+        """The name of a collection with the same points, made now or by a command that was killed."""
+        source = str(old.stored_as)
+        there = await self._with(MOVED_FROM, source)
+        moved = str(there[0].stored_as) if there else await self._free_name(0)
+        if not there:
+            await self._store.create(moved, replace(old, metadata={**old.metadata, MOVED_FROM: source}, stored_as=None))
+        await fill(self._store, source, moved, with_vectors_of(self._store, source))
+        return moved
+
+    @asynccontextmanager
+    async def _held(self, source: str, stand_in: str | None = None) -> AsyncIterator[None]:
+        """Writers wait, and searches read `stand_in`, if any, until the name has been switched."""
+
+        async def mark() -> None:
+            await self._store.annotate(source, {SWITCHING: time.time() + MARK_S, STAND_IN: stand_in})
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                await mark()
+
+        await mark()
+        renewing = asyncio.create_task(renew())
+        try:
+            await asyncio.sleep(0)
+            yield
+        finally:
+            renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await renewing
+            is_there = source not in await self._store.aliases() and await self._store.describe(source) is not None
+            if is_there:
+                await self._store.annotate(source, {SWITCHING: None, STAND_IN: None})
+
+    async def _switch(self, collection: str) -> None:
+        began = time.monotonic()
+        await self._store.alias(self._name, collection)
+        self._tell(f"{self._name} is {collection} now, switched in {time.monotonic() - began:.3f} s")
+
+    async def _rollback(self, current: CollectionSchema) -> None:
+        source, previous = str(current.stored_as), current.metadata.get(PREVIOUS)
+        old = None if previous is None else await self._store.describe(previous)
+        if previous is None or old is None:
+            raise InvalidInput(f"collection {self._name!r}: what answered before is gone; migrate --to the old model")
+        convert = self._embedding(replace(old, stored_as=previous))
+        await self._catch_up(source, previous, convert)
+        async with self._held(source):
+            await fill(self._store, source, previous, convert)
+            await self._store.annotate(source, {MIGRATION_OF: previous, PREVIOUS: None})
+            await self._switch(previous)
+
+    async def _delete_old(self, current: CollectionSchema) -> None:
+        if (previous := current.metadata.get(PREVIOUS)) is None:
+            raise InvalidInput(f"collection {self._name!r}: nothing answered before")
+        await self._store.drop(previous)
+        await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
+
+    async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
+        """The copy that an earlier run made with the same model and plan, or a new one."""
+        for there in await self._with(MIGRATION_OF, str(old.stored_as)):
+            if there.metadata.get(MODEL_ID) == wanted.metadata[MODEL_ID] and plan_of(there) == plan_of(wanted):
+                check_fits(there, wanted, str(there.stored_as))
+                return there
+            self._tell(f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it")
+        name = await self._free_name(1)
+        await self._store.create(name, replace(wanted, stored_as=None))
+        return replace(wanted, stored_as=name)
+
+    async def _free_name(self, first: int) -> str:
+        there = await self._store.collections()
+        return next(name for name in (f"{self._name}.{i}" for i in range(first, first + len(there) + 1)) if name not in there)
+
+    async def _planned(self, old: CollectionSchema) -> CollectionSchema:
+        """The schema of the copy. Raises InvalidInput where the model lacks outputs that --drop-outputs does not name."""
         options = self._options
-        model_id = options.to or schema.metadata.get(MODEL_ID)
+        model_id = options.to or old.metadata.get(MODEL_ID)
         if model_id is None:
-            raise InvalidInput(f"collection {name!r} does not say which model made it: name one with --to")
-        old = plan_of(schema)
+            raise InvalidInput(f"collection {self._name!r} does not say which model made it: name one with --to")
+        spec = self._encoder(model_id, None).spec
+        had = heads_of(old) | {Head(name) for name in old.metadata.get(DROPPED, ())}
+        lacking = sorted(had - spec.heads)
+        agreed = set((options.drop_outputs or "").split(",")) | set(old.metadata.get(DROPPED, ()))
+        if unnamed := [head for head in lacking if head not in agreed]:
+            raise InvalidInput(
+                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection {self._name!r} has: "
+                f"--drop-outputs {','.join(lacking)} goes on without them"
+            )
+        before = plan_of(old)
         plan = msgspec.structs.replace(
-            old,
+            before,
             dense_dim=options.dense_dim,
             multivector_dim=None,
             multivector_tokens=options.multivector_tokens,
             multivector_dtype=options.multivector_dtype,
         )
-        plan = with_budget(plan, old.multivector_tokens, old.multivector_dtype)
-        spec = self._encoder(model_id, None).spec
-        heads = spec.heads & heads_of(schema)
-        plan = settled(plan, None, heads, name, width=spec.multivector.dim if spec.multivector else 0)
+        plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
+        heads = spec.heads & had
+        plan = settled(plan, None, heads, self._name, width=spec.multivector.dim if spec.multivector else 0)
         planned = await asyncio.to_thread(signed, planned_schema(plan, spec, model_id, heads), spec)
-        kept = {key: value for key, value in schema.metadata.items() if key not in MODEL_KEYS | {RECORD}}
-        planned = replace(planned, metadata={**kept, **planned.metadata, TWIN_OF: name})
-        twin = f"{name}.new"
-        while (there := await self._store.describe(twin)) is not None:
-            if there.metadata.get(TWIN_OF) == name:  # an earlier run was killed before it wrote the record
-                await self._store.drop(twin)
-            else:
-                twin += "+"
-        await self._store.create(twin, planned)
-        return await self._note(name, Migration(state="filling", twin=twin, since=time.time()), "filling")
+        kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
+        noted = {MIGRATION_OF: old.stored_as, **({DROPPED: lacking} if lacking else {})}
+        return replace(planned, metadata={**kept, **planned.metadata, **noted})
 
-    async def _flip(self, name: str, schema: CollectionSchema, migration: Migration) -> None:
-        if migration.state != "both":
-            raise InvalidInput(f"{await self._described(name, migration)}: only a whole copy can be flipped to")
-        unread_s = migration.since + KEPT_S + 1 - time.time()
-        await asyncio.sleep(min(max(unread_s, 0), KEPT_S + 1))  # until all servers have read that it migrates
-        await self._filler(name, await self._twin(migration), lambda count: None).catch_up()
-        began = time.monotonic()
-        migration = await self._note(name, migration, "flipped")
-        self._tell(f"flipped in {time.monotonic() - began:.3f} s; --rollback goes back, --finish drops the old points")
-        self._tell(await self._described(name, migration))
-
-    async def _rollback(self, name: str, schema: CollectionSchema, migration: Migration) -> None:
-        if migration.state != "flipped":
-            raise InvalidInput(f"{await self._described(name, migration)}: there is nothing to roll back")
-        twin = await self._twin(migration)
-        if await self._store.count(name) != await self._store.count(twin.stored_as or ""):  # by writers without the old model
-            await self._filler(migration.twin, replace(schema, stored_as=name), lambda count: None).catch_up()
-        began = time.monotonic()
-        migration = await self._note(name, migration, "both")
-        self._tell(f"rolled back in {time.monotonic() - began:.3f} s")
-        self._tell(await self._described(name, migration))
-
-    async def _finish(self, name: str, migration: Migration) -> None:
-        if not migration.twin_answers:
-            raise InvalidInput(f"{await self._described(name, migration)}: --flip comes first, or --cancel")
-        await self._note(name, migration, "finishing")
-        self._tell(f"waiting {KEPT_S + 1:g} s, until no process reads the old points")
-        await asyncio.sleep(KEPT_S + 1)
-        await self._store.replace(name, migration.twin)
-        await self._store.annotate(migration.twin, {TWIN_OF: None})
-        self._tell(f"{self._options.collection} is {migration.twin} now; the old points are dropped")
-
-    async def _finish_dropped(self, name: str) -> None:
-        """Ends what a killed `--finish` began. Raises UnknownCollection."""
-        for twin in await self._store.collections():
-            schema = await self._store.describe(twin)
-            if self._options.step == "finish" and schema is not None and schema.metadata.get(TWIN_OF) == name:
-                await self._store.replace(name, twin)
-                await self._store.annotate(twin, {TWIN_OF: None})
-                return
-        raise UnknownCollection(f"there is no collection `{name}`")
-
-    async def _finish_replaced(self, name: str, schema: CollectionSchema) -> None:
-        """The same, killed after the name was an alias of the twin. Raises InvalidInput where the twin does not answer."""
-        source = str(schema.metadata[TWIN_OF])
-        if source in await self._store.collections():  # which has another alias
-            old = await self._store.describe(source)
-            migration = None if old is None else migration_of(old)
-            if migration is None or (migration.state, migration.twin) != ("finishing", name):
-                raise InvalidInput(f"{name} is a copy of {source}, which is migrated by its own name")
-            await self._store.drop(source)
-        await self._store.annotate(name, {TWIN_OF: None})
-
-    async def _cancel(self, name: str, migration: Migration) -> None:
-        if migration.twin_answers:
-            raise InvalidInput(f"{await self._described(name, migration)}: --rollback comes first")
-        await self._store.annotate(name, record_of(None))
-        await self._store.drop(migration.twin)
-        self._tell(f"{name}: the migration is given up, and {migration.twin} dropped")
-
-    async def _note(self, name: str, migration: Migration, state: Any) -> Migration:
-        noted = msgspec.structs.replace(migration, state=state)
-        await self._store.annotate(name, record_of(noted))
-        return noted
-
-    async def _twin(self, migration: Migration) -> CollectionSchema:
-        schema = await self._store.describe(migration.twin)
-        if schema is None:
-            raise StoreError(f"collection {migration.twin!r}, the copy, is gone: --cancel, and begin anew")
-        return replace(schema, stored_as=migration.twin)
-
-    def _filler(self, source: str, schema: CollectionSchema, advance: Callable[[int], Any]) -> Filler:
-        return Filler(self._store, source, schema, self._embed_for(schema), advance)
-
-    def _embed_for(self, schema: CollectionSchema) -> Embed:
+    def _embedding(self, schema: CollectionSchema) -> Convert:
+        """The same ids and payloads with vectors of the model that `schema` names."""
         heads = sorted(heads_of(schema))
 
-        async def embed(texts: Sequence[str]) -> Embeddings:
-            encoder = await asyncio.to_thread(self._encoder, str(schema.metadata.get(MODEL_ID)), schema)
-            return await asyncio.to_thread(encoder.encode, list(texts), heads, input_type="document")
+        def embed(records: Sequence[models.Record]) -> list[models.PointStruct]:
+            encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
+            embedded = encoder.encode([text_of(record) for record in records], heads, input_type="document")
+            payloads = [without_packed(record.payload or {}) for record in records]
+            ids: list[Any] = [record.id for record in records]
+            return to_points(fit_to_schema(embedded, schema), ids, payloads)
 
-        return embed
+        async def convert(records: Sequence[models.Record]) -> list[models.PointStruct]:
+            return await asyncio.to_thread(embed, records)
+
+        return convert
 
     def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
-        """Of a model, with the budget of a collection's multi-vectors."""
+        """The encoder of a model, with the budget of a collection's multi-vectors."""
         plan = None if schema is None else plan_of(schema)
         tokens, dtype = (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
         key = (model_id, tokens, dtype)
@@ -248,66 +304,3 @@ class MigrationRun:
             planned = planned_schema(plan_of(schema), self._encoders[key].spec, model_id, heads_of(schema), is_there=True)
             check_fits(schema, signed(planned, self._encoders[key].spec))
         return self._encoders[key]
-
-    def _judgements(self) -> Judgements | None:
-        """Those of --judged, read before any work. Raises InvalidInput, LoadError."""
-        if self._options.judged is None:
-            return None
-        require_extra("eval", "ir_measures")
-        return read_judgements(Path(self._options.judged), self._options.split)
-
-    async def _compared(
-        self, name: str, old: CollectionSchema, new: CollectionSchema, judged: Judgements | None
-    ) -> float | None:
-        """Compare what both copies find, and say so; the overlap, None where it is not asked for or a model does not load."""
-        if self._options.sample < 1 and judged is None:
-            return None
-        searchers = []
-        for schema in (replace(old, stored_as=name), new):
-            model_id = str(schema.metadata.get(MODEL_ID))
-            try:
-                encoder = await asyncio.to_thread(self._encoder, model_id, schema)
-            except CollectionMismatch as error:
-                if schema is new:
-                    raise
-                self._tell(f"not compared, since what made the old points is not at hand: {error}")
-                return None
-            except HybridTeiError as error:
-                self._tell(f"not compared, since {model_id} does not load: {error}")
-                return None
-            pinned = CollectionSchemas.pinned(self._store, name, schema)
-            searchers.append(Searcher(self._store, query_model(encoder, model_id), schemas=pinned))
-        if judged is not None:
-            self._tell(await _quality(searchers, name, judged))
-        return None if self._options.sample < 1 else await self._overlap(name, searchers)
-
-    async def _overlap(self, name: str, searchers: Sequence[Searcher]) -> float | None:
-        """The mean share of the first points that both copies find, for beginnings of stored texts."""
-        count = await self._store.count(name)
-        records, _ = await self._store.scroll(name, limit=min(self._options.sample, max(count, 1)))
-        queries = [query_of(text_of(record.id, record.payload)) for record in records]
-        options = SearchOptions(limit=TOP, with_payload=False)
-        found = [
-            [{hit.id for hit in (await searcher.search(name, query, options)).hits} for query in queries]
-            for searcher in searchers
-        ]
-        shares = [len(a & b) / max(len(a), len(b), 1) for a, b in zip(*found, strict=True)]
-        if not shares:
-            return None
-        overlap = sum(shares) / len(shares)
-        self._tell(f"overlap@{TOP} {overlap:.3f}: of the first {TOP} points of both, on average")
-        return overlap
-
-
-async def _quality(searchers: Sequence[Searcher], name: str, judged: Judgements) -> str:
-    """nDCG@10 of both copies by the default search, and their difference."""
-    way = Way("default", SearchOptions(), frozenset(), is_default=True)
-    old, new = [(await evaluate(searcher, name, judged, chosen=[way])).results[0].ndcg for searcher in searchers]
-    lead, low, high = paired_bootstrap(new - old)
-    interval = f"95 % interval {low:+.4f} to {high:+.4f}, {len(judged.queries)} judged queries"
-    return f"nDCG@10 {old.mean():.4f} old, {new.mean():.4f} new: {lead:+.4f} ({interval})"
-
-
-def query_of(text: str) -> str:
-    """The first sentence, or line, of a text."""
-    return re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0][:QUERY_CHARACTERS]

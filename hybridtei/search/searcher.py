@@ -20,7 +20,7 @@ from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.search.candidates import Candidates
 from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
@@ -109,33 +109,38 @@ class Searcher:
 
     async def schema(self, collection: str) -> CollectionSchema:
         """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        refusal: CollectionMismatch | None = None
-        for schema in await self._schemas.copies(collection):
-            try:
-                if self._searchable.get(collection) is not schema:
-                    read = self.model.fingerprint if FINGERPRINT in schema.metadata else None
-                    check_searchable(
-                        schema,
-                        self.model.spec,
-                        self.model.model_id,
-                        collection,
-                        fingerprint=None if read is None else await read(),
-                        unlabelled=self._unlabelled,
-                    )
-                    self._searchable[collection] = schema
-                return schema
-            except CollectionMismatch as error:
-                refusal = refusal or error
-        assert refusal is not None
-        raise refusal
+        schema = await self._schemas.of(collection)
+        await self.check(collection, schema)
+        return schema
 
-    async def embed(self, collection: str, queries: Sequence[str], options: SearchOptions | None = None) -> Embeddings:
+    async def check(self, collection: str, schema: CollectionSchema) -> None:
+        """Raises CollectionMismatch unless this model can search a collection of this schema."""
+        if self._searchable.get(collection) is not schema:
+            read = self.model.fingerprint if FINGERPRINT in schema.metadata else None
+            check_searchable(
+                schema,
+                self.model.spec,
+                self.model.model_id,
+                collection,
+                fingerprint=None if read is None else await read(),
+                unlabelled=self._unlabelled,
+            )
+            self._searchable[collection] = schema
+
+    async def embed(
+        self,
+        collection: str,
+        queries: Sequence[str],
+        options: SearchOptions | None = None,
+        *,
+        schema: CollectionSchema | None = None,
+    ) -> Embeddings:
         """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
         "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none, or for a
-        filter of too many conditions."""
+        filter of too many conditions. `schema`: the collection's, where the caller has it."""
         options = options or SearchOptions()
         check_conditions(options.query_filter, "query_filter")
-        schema = await self.schema(collection)
+        schema = schema or await self.schema(collection)
         heads = common_heads(schema, self.model.spec)
         if options.query_encoder == "model":
             return fit_to_schema(await self.model.embed(queries, heads), schema)
@@ -154,10 +159,21 @@ class Searcher:
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
         """
+        schema = await self.schema(collection)
+        try:
+            return await self._search(collection, query, options, rank, schema)
+        except StoreError:
+            if await self._schemas.is_current(collection, schema):
+                raise
+        return await self._search(collection, query, options, rank, await self.schema(collection))
+
+    async def _search(
+        self, collection: str, query: str, options: SearchOptions | None, rank: Rank | None, schema: CollectionSchema
+    ) -> SearchResult:
         began = perf_counter_ns()
-        embedded = await self.embed(collection, [query], options)
+        embedded = await self.embed(collection, [query], options, schema=schema)
         embedding = Stage("embed", since(began), 1)
-        result = await self.find(collection, query, embedded, 0, options, rank=rank)
+        result = await self.find(collection, query, embedded, 0, options, rank=rank, schema=schema)
         return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
     async def find(
@@ -169,12 +185,13 @@ class Searcher:
         options: SearchOptions | None = None,
         *,
         rank: Rank | None = None,
+        schema: CollectionSchema | None = None,
     ) -> SearchResult:
         """Find points for a query that is embedded already, as one row of several.
 
         Equal scores stand in the order of ids, as far as `store.base.page_of` can settle them. Raises what `search` raises.
         """
-        schema = await self.schema(collection)
+        schema = schema or await self.schema(collection)
         options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
         assert options.mode is not None
         if rank is not None:

@@ -281,15 +281,6 @@ class StoreContext:
         with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
             return await service.within_deadline(work())
 
-    async def copy_of(self, name: str) -> CollectionSchema:
-        """The schema of a collection: of the copy that answers, or of the other while only its model is loaded."""
-        from hybridtei.store.plan import MODEL_ID
-
-        contexts = self.models.ready if self.named is None else [self.embedder(None)]
-        loaded = {context.model.model_id for context in contexts}
-        there = await self.schemas.copies(name)
-        return next((schema for schema in there if schema.metadata.get(MODEL_ID) in loaded), there[0])
-
     def embedder(self, schema: CollectionSchema | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
         from hybridtei.store.plan import MODEL_ID

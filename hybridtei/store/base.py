@@ -42,7 +42,7 @@ class CollectionSchema:
     shard_number: int | None = None
     replication_factor: int | None = None
     on_disk_payload: bool | None = None
-    stored_as: str | None = None  # the store's name of it, where it is a copy that answers to another (`store.migration`)
+    stored_as: str | None = None  # the collection's own name, where it was found by an alias
 
 
 class Store(Protocol):
@@ -74,8 +74,8 @@ class Store(Protocol):
         """Other names of collections: {alias: collection}."""
         ...
 
-    async def replace(self, name: str, by: str) -> None:
-        """Deletes a collection, whose aliases, or else its name, become aliases of another. May be repeated."""
+    async def alias(self, name: str, collection: str) -> None:
+        """Makes `name` another name of a collection. A collection of that name is deleted. May be repeated."""
         ...
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, UnknownCollection
+from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
 from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
-from hybridtei.store.migration import copies, migration_of
 from hybridtei.store.packed import packed_format
 from hybridtei.store.plan import FINGERPRINT, schema_for
 
@@ -164,46 +163,55 @@ def _plain(params: Any) -> dict[str, Any]:
     return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))
 
 
-MIGRATING_S = 0.5  # the same, while a collection changes its model
-KEPT_S = 10.0  # until a search notices that another client dropped a collection and created it for another model
+KEPT_S = 2.0  # until a search notices that a name stands for another collection than before
+SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration that is about to switch the name
+LOOK_S = 0.05
+# Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
+MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 
 
 class CollectionSchemas:
-    """The schemas of a store's collections, cached for `KEPT_S` seconds."""
+    """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as` is the collection behind an alias."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._cache: dict[str, tuple[float, list[CollectionSchema]]] = {}
+        self._cache: dict[str, tuple[float, CollectionSchema]] = {}
 
-    @classmethod
-    def pinned(cls, store: Store, name: str, schema: CollectionSchema) -> CollectionSchemas:
-        """The schemas of one collection, as one copy of it has them, whatever comes of it meanwhile."""
-        schemas = cls(store)
-        schemas._cache[name] = math.inf, [schema]
-        return schemas
+    async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
+        """The schema of the collection behind a name. `writing`: as it is now, after a migration has switched the name.
 
-    async def of(self, name: str) -> CollectionSchema:
-        """The schema of a collection: of the copy that answers. Raises what `copies` raises."""
-        return (await self.copies(name))[0]
-
-    async def copies(self, name: str) -> list[CollectionSchema]:
-        """The schemas of a collection's copies, the one that answers first: two while it changes its model.
-
-        Raises UnknownCollection, InvalidInput for an impossible name, StoreError.
+        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable where a switch takes longer than
+        `SWITCH_WAIT_S`, StoreError.
         """
         check_name(name)
-        cached = self._cache.get(name)
-        if cached is not None and cached[0] > time.monotonic():
-            return cached[1]
-        found = await copies(self.store, name)
-        if not found and cached is not None and cached[1][0].stored_as != name:
-            found = cached[1]  # its old copy has gone, and its new one gets the name in a moment
-        elif not found:
-            self._cache.pop(name, None)
-            raise UnknownCollection(f"there is no collection `{name}`")
-        is_settled = len(found) == 1 and migration_of(found[0]) is None
-        self._cache[name] = time.monotonic() + (KEPT_S if is_settled else MIGRATING_S), found
-        return found
+        kept_until, cached = self._cache.get(name, (0.0, None))
+        if cached is not None and kept_until > time.monotonic() and not writing:
+            return cached
+        began = time.monotonic()
+        while True:
+            found = await self._read(name)
+            is_switching = _is_held(found) if found is not None else cached is not None and await self._has_copy(name)
+            if found is not None and not (writing and is_switching):
+                self._cache[name] = time.monotonic() + KEPT_S, found
+                return found
+            if not is_switching:
+                self._cache.pop(name, None)
+                raise UnknownCollection(f"there is no collection `{name}`")
+            if time.monotonic() > began + SWITCH_WAIT_S:
+                raise StoreUnavailable(f"collection {name!r} is about to change its model: try again")
+            await asyncio.sleep(LOOK_S)
+
+    async def _read(self, name: str) -> CollectionSchema | None:
+        target = (await self.store.aliases()).get(name, name)
+        found = await self.store.describe(target)
+        if found is None:
+            return None
+        return replace(found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target)
+
+    async def _has_copy(self, gone: str) -> bool:
+        """Whether a migration has just deleted a collection, and is about to give its name to the copy."""
+        described = [await self.store.describe(one) for one in await self.store.collections()]
+        return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
 
     async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
         """Create a collection, unless another client does at the same moment: its schema, and whether it was created here.
@@ -214,10 +222,36 @@ class CollectionSchemas:
         try:
             await self.store.create(name, schema)
         except StoreError:
-            if made := await copies(self.store, name):
-                return made[0], False
+            if made := await self._read(name):
+                return made, False
             raise
-        return schema, True
+        return replace(schema, stored_as=name), True
+
+    async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[models.PointStruct]) -> bool:
+        """Store points; False if a migration switches the name meanwhile: then they are to be made for the schema of now.
+
+        Raises StoreError, InvalidPoint.
+        """
+        try:
+            await self.store.upsert(schema.stored_as or name, points)
+        except StoreError:
+            if await self.is_current(name, schema):
+                raise
+            return False
+        return await self.is_current(name, schema)
+
+    async def is_current(self, name: str, schema: CollectionSchema) -> bool:
+        """Whether a name still stands for this collection, and no migration is about to switch it."""
+        found = await self._read(name)
+        is_current = found is not None and not _is_held(found) and found.stored_as == schema.stored_as
+        if not is_current:
+            self._cache.pop(name, None)
+        return is_current
+
+
+def _is_held(schema: CollectionSchema) -> bool:
+    """Whether a migration is about to switch the collection's name to its copy."""
+    return bool(schema.metadata.get(SWITCHING, 0.0) > time.time())
 
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:

@@ -69,9 +69,9 @@ class EmbeddedStore:
         aliases: dict[str, str] = await self._owner.ask("aliases", timeout_s=self._timeout_s)
         return aliases
 
-    async def replace(self, name: str, by: str) -> None:
+    async def alias(self, name: str, collection: str) -> None:
         self._schemas.pop(name, None)
-        await self._call("replace", name, by)
+        await self._call("alias", name, collection)
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         schema = self._schemas.get(name) or await self.describe(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +60,9 @@ class Layouts:
         merged = {**layout.get("metadata", {}), **metadata}
         self._write(name, {**layout, "metadata": {key: value for key, value in merged.items() if value is not None}})
 
-    def alias(self, names: Iterable[str], collection: str) -> None:
-        """Makes these names aliases of a collection."""
-        for name in names:
-            self._write(name, {ALIAS_OF: collection})
+    def alias(self, name: str, collection: str) -> None:
+        """Makes `name` an alias of a collection."""
+        self._write(name, {ALIAS_OF: collection})
 
     def _names(self) -> list[str]:
         return [file.parent.name for file in self._path.glob(f"[!.]*/{LAYOUT}")]

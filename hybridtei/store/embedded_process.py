@@ -60,7 +60,7 @@ class Folder:
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
-        | {"annotate", "aliases", "replace"}
+        | {"annotate", "aliases", "alias"}
     )
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,17 +85,13 @@ class Folder:
         """The layout that `create` wrote; None if there is no such collection."""
         return self._layouts.read(self._layouts.behind(name))
 
-    def replace(self, name: str, by: str) -> None:
-        """Aliases of the collection, or else its name, become aliases of another; then its points are deleted."""
-        aliases = [alias for alias, collection in self.aliases().items() if collection == name]
-        collection = self._open.pop(name, None)
-        if collection is not None:
-            _close(collection)
-        self._layouts.alias(aliases or [name], by)
-        if aliases:
-            self.drop(name)
-        else:
-            shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
+    def alias(self, name: str, collection: str) -> None:
+        """Makes `name` another name of a collection, and deletes the points of a collection of that name."""
+        opened = self._open.pop(name, None)
+        if opened is not None:
+            _close(opened)
+        self._layouts.alias(name, collection)
+        shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
 
     def create(self, name: str, layout: Plain) -> None:
         """Creates the collection aside and renames it: a crash leaves all of it or nothing."""

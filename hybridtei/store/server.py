@@ -123,21 +123,14 @@ class ServerStore:
         response = await self._call(lambda: self._client.get_aliases())  # noqa: PLW0108 - reads the client at each try
         return {alias.alias_name: alias.collection_name for alias in response.aliases}
 
-    async def replace(self, name: str, by: str) -> None:
-        moved = [alias for alias, collection in (await self.aliases()).items() if collection == name]
-        await self._alias(moved, by)  # at once, before there is nothing behind them
-        await self.drop(name)
-        if not moved:
-            await self._alias([name], by)
-
-    async def _alias(self, aliases: Sequence[str], collection: str) -> None:
-        if not aliases:
-            return
-        operations: list[Any] = []
-        for alias in aliases:
-            operations.append(models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
-            create = models.CreateAlias(alias_name=alias, collection_name=collection)
-            operations.append(models.CreateAliasOperation(create_alias=create))
+    async def alias(self, name: str, collection: str) -> None:
+        self._schemas.pop(name, None)
+        if name in await self.collections():
+            await self.drop(name)
+        operations: list[Any] = [
+            models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name)),
+            models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection)),
+        ]
         await self._call(lambda: self._client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:

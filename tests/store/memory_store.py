@@ -64,12 +64,11 @@ class MemoryStore:
         found = await self._run(self._client.get_aliases)
         return {alias.alias_name: alias.collection_name for alias in found.aliases}
 
-    async def replace(self, name: str, by: str) -> None:
-        names = [alias for alias, collection in (await self.aliases()).items() if collection == name] or [name]
-        await self.drop(name)
-        aliases = [models.CreateAlias(alias_name=alias, collection_name=by) for alias in names]
-        create = [models.CreateAliasOperation(create_alias=alias) for alias in aliases]
-        await self._run(self._client.update_collection_aliases, create)
+    async def alias(self, name: str, collection: str) -> None:
+        if name in await self.collections():
+            await self.drop(name)
+        create = models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection))
+        await self._run(self._client.update_collection_aliases, [create])
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         def call() -> None:

@@ -6,7 +6,6 @@ Texts go through the engine in chunks, so that a large upsert holds no more perm
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.checkpoint.fingerprint import model_hash
-from hybridtei.errors import InvalidPoint, RequestError, UnknownCollection
+from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Truncate
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
 MAX_ID = 2**64 - 1
+MAX_SWITCHES = 3
 
 
 class CollectionList(Struct, frozen=True):
@@ -96,8 +96,15 @@ async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Rep
 
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
+    """Stores all points again where a migration switches the collection's name meanwhile."""
+    for _ in range(MAX_SWITCHES):
+        if (reply := await _upserted(stores, name, request)) is not None:
+            return reply
+    raise StoreUnavailable(f"collection {name!r} changes its model again and again: try again")
+
+
+async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
     from hybridtei.store.collection import common_heads
-    from hybridtei.store.migration import Copies
     from hybridtei.store.packed import packed_format
     from hybridtei.store.plan import budget_of_plan, plan_of
     from hybridtei.store.points import check_points, fit_to_schema, to_points
@@ -106,7 +113,6 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
     new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)
     heads = common_heads(schema, context.service.model.spec)
     budget = budget_of_plan(plan_of(schema))
-    copies = Copies(stores.schemas.store, name, lambda copy, texts: _embedded_for(stores, copy, texts))
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
@@ -123,27 +129,10 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
                     stored.append(one.identity)
                 except InvalidPoint as error:
                     failed.append(FailedPoint(one.index, one.client_id, str(error)))
-        if ready:
-            await copies.upsert(schema.stored_as or name, ready)
+        if ready and not await stores.schemas.upsert(name, schema, ready):
+            return None
     failed.sort(key=lambda one: one.index)
     return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
-
-
-async def _embedded_for(stores: StoreContext, schema: CollectionSchema, texts: Sequence[str]) -> Embeddings | None:
-    """Documents' vectors for another copy of a collection; None where its model is not loaded, or refuses one of them."""
-    from hybridtei.store.collection import common_heads
-    from hybridtei.store.plan import FINGERPRINT, MODEL_ID, budget_of_plan, plan_of
-
-    model_id = schema.metadata.get(MODEL_ID)
-    context = next((one for one in stores.models.ready if one.model.model_id == model_id), None)
-    if context is None or schema.metadata.get(FINGERPRINT) not in (None, await model_hash(context.fingerprint)):
-        return None
-    heads, budget = common_heads(schema, context.service.model.spec), budget_of_plan(plan_of(schema))
-    task = Embed(list(texts), heads, True, input_type="document", multivector=budget)
-    try:
-        return (await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True)))[0]
-    except RequestError:
-        return None
 
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
@@ -153,7 +142,7 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
 
     schemas, created = stores.schemas, False
     try:
-        schema = await schemas.of(name)
+        schema = await schemas.of(name, writing=True)
         context = stores.embedder(schema)
     except UnknownCollection as error:
         if not create:

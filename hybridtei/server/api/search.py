@@ -17,7 +17,7 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.config import ServerConfig
 from hybridtei.engine.service import BYTES_PER_NUMBER
-from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
+from hybridtei.errors import InvalidInput, Overloaded, StoreError, TooManyCandidates
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
@@ -30,6 +30,7 @@ from hybridtei.tasks.rerank import Weights, rerank_task
 
 if TYPE_CHECKING:
     from hybridtei.search.searcher import Rank
+    from hybridtei.store.base import CollectionSchema
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -121,12 +122,24 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
 
 
 async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
+    """Searches again where a migration has dropped the collection meanwhile, and the name stands for its copy."""
+    schema = await stores.schemas.of(request.collection)
+    try:
+        return await _searched(stores, request, options, rank, schema)
+    except StoreError:
+        if await stores.schemas.is_current(request.collection, schema):
+            raise
+    return await _searched(stores, request, options, rank, await stores.schemas.of(request.collection))
+
+
+async def _searched(
+    stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None, schema: CollectionSchema
+) -> Reply:
     from hybridtei.search.searcher import QueryModel, Searcher
     from hybridtei.store.base import PayloadBudget
-    from hybridtei.store.collection import CollectionSchemas, common_heads
+    from hybridtei.store.collection import common_heads
 
     texts = request.texts
-    schema = await stores.copy_of(request.collection)
     context = stores.embedder(schema)
     if request.spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give")
@@ -155,20 +168,24 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
 
     model = replace(model, look_up=look_up, fingerprint=lambda: model_hash(context.fingerprint))
     budget = PayloadBudget(stores.server.max_search_bytes)
-    pinned = CollectionSchemas.pinned(stores.schemas.store, request.collection, schema)  # it may flip between its two uses
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
-    searcher = Searcher(stores.schemas.store, model, schemas=pinned, budget=budget, max_points=depth)
+    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)
+    await searcher.check(request.collection, schema)
     try:
-        embedded = await searcher.embed(request.collection, texts, options)
+        embedded = await searcher.embed(request.collection, texts, options, schema=schema)
     except Overloaded:
         has_table = spec.sparse is not None and spec.sparse.can_look_up and Head.SPARSE in common_heads(schema, spec)
         by_table = structs.replace(options, **BY_TABLE)
         if not (stores.server.table_under_load and has_table) or options == by_table or request.spans:
             raise
         options = by_table
-        embedded = await searcher.embed(request.collection, texts, options)
-    finding = (searcher.find(request.collection, text, embedded, row, options, rank=rank) for row, text in enumerate(texts))
-    found = await asyncio.gather(*finding)
+        embedded = await searcher.embed(request.collection, texts, options, schema=schema)
+    found = await asyncio.gather(
+        *(
+            searcher.find(request.collection, text, embedded, row, options, rank=rank, schema=schema)
+            for row, text in enumerate(texts)
+        )
+    )
     spans = [] if request.spans is None else await _spans(context, request, found, request.spans)
 
     def written() -> list[dict[str, Any]]:

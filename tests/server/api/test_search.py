@@ -13,7 +13,6 @@ from hybridtei.batch import Head
 from hybridtei.server.api import search as api
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded import EmbeddedStore
-from hybridtei.store.migration import Migration, record_of
 from hybridtei.store.plan import FINGERPRINT, schema_for, signed
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 from tests.server.live import serving
@@ -297,18 +296,6 @@ def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
             response = running.post(path, body)
             assert response.status_code == 409
             assert "hybridtei migrate old" in response.json()["error"]
-
-
-def test_a_copy_that_other_files_made_gets_no_vectors_of_these(tmp_path):
-    spec, store = spec_in(tmp_path), MemoryStore()
-    schema, record = signed(schema_for(spec, MODEL), spec), record_of(Migration(state="flipped", twin="new"))
-    run(filled(encoder_of(spec), store))
-    run(store.annotate("papers", {FINGERPRINT: "old", **record}))
-    run(store.create("new", schema))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        assert running.post("/collections/papers/points", {"points": POINTS[:3]}).json()["upserted"] == 3
-        assert run(store.count("new")) == 3
-        assert run(store.count("papers")) == len(POINTS) - 3  # a rollback embeds them by the old files
 
 
 def test_a_server_without_a_store_says_how_to_get_one(server):
