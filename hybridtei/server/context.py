@@ -47,7 +47,7 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Context:
     """One served model behind one HTTP server."""
 

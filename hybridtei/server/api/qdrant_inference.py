@@ -7,9 +7,9 @@ Such a server has `inference: {address, timeout, token}` in its configuration, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from litestar.params import JSONBody
@@ -19,6 +19,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, cut, unit
+from hybridtei.server.api.tei import FullText, Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, post
 from hybridtei.server.http.body import BodyError
@@ -28,29 +29,34 @@ from hybridtei.server.routing import row_of
 from hybridtei.tasks.embed import Embed, InputType
 from hybridtei.tasks.pooling import MultivectorBudget
 
-T = TypeVar("T")
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
+
+
+class InferenceOptions(Struct, frozen=True):
+    """What a client may say of one document beside its model."""
+
+    vector: Annotated[Vector | None, Meta(description="[default: what the model's name says.]")] = None
+    dimensions: Annotated[Size | None, Meta(description="Keep the first so many.")] = None
+    input_type: Annotated[InputType | None, Meta(description="[default: what `inference` says.]")] = None
+    prompt_name: str | None = None
 
 
 class InferenceInput(Struct, frozen=True, kw_only=True):
     """One document, and the model it is for."""
 
-    data: Any
-    data_type: str = "text"
+    data: FullText
+    data_type: Literal["text"] = "text"
     model: Annotated[
         str, Meta(description="A model, its only or its dense vector: ALIAS; or ALIAS/dense, ALIAS/sparse, ALIAS/multivector.")
     ] = ""
-    options: Annotated[
-        dict[str, Any] | None,
-        Meta(description="`vector`: dense, sparse, multivector; `dimensions`; `input_type`: query, document; `prompt_name`."),
-    ] = None
+    options: InferenceOptions | None = None
 
 
 class InferenceRequest(Struct, frozen=True, kw_only=True):
     """`/qdrant/inference`."""
 
-    inputs: Annotated[list[InferenceInput], Meta(max_length=100_000)]
+    inputs: Annotated[list[InferenceInput], Meta(max_length=10_000)]
     inference: Annotated[str | None, Meta(description="update: the inputs are documents; search: they are queries.")] = None
     token: Annotated[str | None, Meta(description="The API key, for lack of a header.")] = None
 
@@ -90,133 +96,84 @@ class InferenceError(Struct, frozen=True):
         return (400 if mendable else row_of(error).status), cls(str(error))
 
 
-NO_HEADS: frozenset[Head] = frozenset()
-SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query", None: None}
-Reading = tuple[int, InputType | None, str | None]  # of a model, by identity; side; prompt
-READ_AT_ONCE = 1_000  # inputs that are read, or answered, before other clients have their turn
+SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query"}
+Reading = tuple[Context, InputType | None, str | None]  # by which model, as what, with which prompt a text is read
+Pass = tuple[Reading, frozenset[Head]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What an input asks for, checked."""
+    """What an input asks for, checked. `name`: as it names the model."""
 
-    context: Context
+    reading: Reading
     name: str
     head: Head
-    side: InputType | None
-    prompt_name: str | None
     dimensions: int | None
-
-    @property
-    def reading(self) -> Reading:
-        return id(self.context), self.side, self.prompt_name
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One input, checked."""
-
-    target: _Target
-    reading: Reading
-    text: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    """Texts that are read alike by one model, for the same vectors; each once."""
-
-    context: Context
-    side: InputType | None
-    prompt_name: str | None
-    heads: frozenset[Head]
-    texts: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _PassResult:
-    """What came of a pass, and how many tokens each of its texts has."""
-
-    embedded: Embeddings
-    lengths: Sequence[int]
 
 
 @handler("qdrant_inference")
 async def inference(models: Models, alias: str | None, request: InferenceRequest) -> Reply:
     """`/qdrant/inference`. `alias`: of the model that the path names; then inputs name only vectors.
 
-    Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input; what embedding raises.
+    All vectors that are asked for of a text, as it is read, come from one pass. Raises InvalidInput, UnsupportedHead,
+    UnknownModel, naming the input; what embedding raises.
     """
-    items = await _items(models, alias, request)
-    passes = await _passes(items)
-    works = dict.fromkeys(passes.values())
-    results = dict(zip(works, await asyncio.gather(*map(_embedded, works)), strict=True))
-    embeddings = []
-    vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
-    numbers = 0
+    targets = _targets(models, alias, request)
+    heads: dict[tuple[Reading, str], frozenset[Head]] = {}
+    for target, one in zip(targets, request.inputs, strict=True):
+        read = (target.reading, one.data)
+        heads[read] = heads.get(read, frozenset()) | {target.head}
+    passes: dict[Pass, dict[str, int]] = {}  # the texts of each, and their rows
+    for (reading, text), of_text in heads.items():
+        rows = passes.setdefault((reading, of_text), {})
+        rows[text] = len(rows)
+    results = dict(zip(passes, await asyncio.gather(*map(_embedded, passes, passes.values())), strict=True))
+    unpaid = {read: results[read[0], of_text][1][passes[read[0], of_text][read[1]]] for read, of_text in heads.items()}
+    embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
-    counted: set[tuple[Reading, str]] = set()
-    async for place, item in _in_turns(items):
-        target, read = item.target, (item.reading, item.text)
-        work = passes[read]
-        result, row = results[work], work.texts[item.text]
-        alike = (work, row, target.head, target.dimensions)
+    vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
+    for place, (target, one) in enumerate(zip(targets, request.inputs, strict=True)):
+        read = (target.reading, one.data)
+        work, alike = (target.reading, heads[read]), (*read, target.head, target.dimensions)
         if alike not in vectors:
-            vectors[alike] = _written(result.embedded, row, target, place)
+            vectors[alike] = _written(results[work][0], passes[work][one.data], target, place)
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
-        target.context.service.check_answer(numbers)  # a text may be wanted any number of times
-        if read not in counted:  # a text that was read once is paid once
-            counted.add(read)
-            tokens[target.name] = tokens.get(target.name, 0) + result.lengths[row]
-        else:
-            tokens.setdefault(target.name, 0)
+        target.reading[0].service.check_answer(numbers)  # a text may be wanted any number of times
+        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)  # a text that was read once is paid once
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
 
-async def _in_turns(things: Sequence[T]) -> AsyncIterator[tuple[int, T]]:
-    """Yield places and things; between every `READ_AT_ONCE` of them the event loop does what else waits."""
-    for start in range(0, len(things), READ_AT_ONCE):
-        if start:
-            await asyncio.sleep(0)
-        for place in range(start, min(start + READ_AT_ONCE, len(things))):
-            yield place, things[place]
-
-
-async def _items(models: Models, alias: str | None, request: InferenceRequest) -> list[_Item]:
-    side = SIDES.get(request.inference)
-    plain: dict[str, tuple[_Target, Reading]] = {}  # by model, of inputs without options
-    items = []
-    async for place, one in _in_turns(request.inputs):
-        where = f"inputs[{place}]"
-        if one.data_type != "text":
-            raise InvalidInput(f"`{where}.data_type` is {one.data_type[:40]!r}; this server embeds text")
-        if not isinstance(one.data, str):
-            raise InvalidInput(f"`{where}.data` should be a text, not {type(one.data).__name__}")
-        known = plain.get(one.model) if not one.options else None
-        if known is None:
-            target = _target(models, alias, where, one, side)
-            known = target, target.reading
-            if not one.options:
-                plain[one.model] = known
-        items.append(_Item(*known, one.data))
-    return items
+def _targets(models: Models, alias: str | None, request: InferenceRequest) -> list[_Target]:
+    known: dict[tuple[str, InferenceOptions | None], _Target] = {}
+    targets = []
+    for place, one in enumerate(request.inputs):
+        key = (one.model, one.options)
+        if key not in known:
+            known[key] = _target(models, alias, f"inputs[{place}]", one, SIDES.get(request.inference))
+        targets.append(known[key])
+    return targets
 
 
 def _target(models: Models, alias: str | None, where: str, one: InferenceInput, side: InputType | None) -> _Target:
-    options = one.options or {}
+    options = one.options or InferenceOptions()
     name, vector = split_model(one.model)
-    vector = _option(options, "vector", VECTORS, where) or vector
     context = _named(models, alias, name, where)
     spec = context.service.model.spec
-    head = Head(vector) if vector is not None else _first_head(context)
+    given = [known for known in VECTORS if Head(known) in context.heads]
+    head = Head(options.vector or vector or next(iter(given), "dense"))
     if spec.kind != "embedding" or head not in spec.heads:
-        raise UnsupportedHead(f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {_has(context)}")
-    prompt_name = options.get("prompt_name")
-    if prompt_name is not None and not isinstance(prompt_name, str):
-        raise InvalidInput(f"`{where}.options.prompt_name` should be a string")
-    own_side = cast("InputType | None", _option(options, "input_type", ("query", "document"), where))
-    return _Target(context, one.model, head, own_side or side, prompt_name, _dimensions(options, context, head, where))
+        has = ", ".join(given) or "no vectors"
+        raise UnsupportedHead(f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {has}")
+    if options.dimensions is not None:
+        if head is Head.SPARSE:
+            raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
+        width = spec.multivector.dim if head is Head.MULTIVECTOR and spec.multivector else spec.dense_width
+        if not 1 <= options.dimensions <= width:
+            raise InvalidDimensions(f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}")
+    reading = (context, options.input_type or side, options.prompt_name)
+    return _Target(reading, one.model, head, options.dimensions)
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
@@ -238,80 +195,29 @@ def split_model(name: str) -> tuple[str, Vector | None]:
     return (front, last) if last in VECTORS else (name, None)
 
 
-def _first_head(context: Context) -> Head:
-    """Of a model that is named without a vector: dense, or what there is."""
-    return next((Head(vector) for vector in VECTORS if Head(vector) in context.heads), Head.DENSE)
-
-
-def _has(context: Context) -> str:
-    return ", ".join(vector for vector in VECTORS if Head(vector) in context.heads) or "no vectors"
-
-
-def _option(options: dict[str, Any], name: str, known: Sequence[str], where: str) -> Any:
-    value = options.get(name)
-    if value is not None and value not in known:
-        raise InvalidInput(f"`{where}.options.{name}` is {str(value)[:40]!r}, should be one of {', '.join(known)}")
-    return value
-
-
-def _dimensions(options: dict[str, Any], context: Context, head: Head, where: str) -> int | None:
-    value = options.get("dimensions")
-    if value is None:
-        return None
-    spec = context.service.model.spec
-    if head is Head.SPARSE:
-        raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
-    width = spec.dense_width if head is Head.DENSE else spec.multivector.dim if spec.multivector is not None else 0
-    if type(value) is not int or not 1 <= value <= width:
-        raise InvalidDimensions(f"`{where}.options.dimensions` is {value!r}, should be between 1 and {width}")
-    return value
-
-
-async def _passes(items: Sequence[_Item]) -> dict[tuple[Reading, str], _Pass]:
-    """Return the pass that every text is in, as it is read: all vectors that somebody wants of it come from one."""
-    heads: dict[tuple[Reading, str], frozenset[Head]] = {}
-    async for _, item in _in_turns(items):
-        read = (item.reading, item.text)
-        if item.target.head not in (wanted := heads.get(read, NO_HEADS)):
-            heads[read] = wanted | {item.target.head}
-    alike: dict[tuple[Reading, frozenset[Head]], _Pass] = {}
-    passes: dict[tuple[Reading, str], _Pass] = {}
-    async for _, item in _in_turns(items):
-        read = (item.reading, item.text)
-        if read not in passes:
-            target, key = item.target, (item.reading, heads[read])
-            if key not in alike:
-                alike[key] = _Pass(target.context, target.side, target.prompt_name, heads[read])
-            work = passes[read] = alike[key]
-            work.texts[item.text] = len(work.texts)
-    return passes
-
-
-async def _embedded(work: _Pass) -> _PassResult:
-    context, texts = work.context, list(work.texts)
+async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Sequence[int]]:
+    """The vectors of a pass, and how many tokens each of its texts has."""
+    (context, side, prompt_name), heads = work
+    texts = [*rows]
     budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)  # Qdrant takes floats
-    task = Embed(
-        texts, work.heads, context.truncate(None), prompt_name=work.prompt_name, input_type=work.side, multivector=budget
-    )
-    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    answer, usage = await context.embed_in_chunks(task, load)
-    return _PassResult(answer, usage.lengths)
+    task = Embed(texts, heads, context.truncate(None), prompt_name=prompt_name, input_type=side, multivector=budget)
+    answer, usage = await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
+    return answer, usage.lengths
 
 
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
-    if target.head is Head.DENSE and embedded.dense is not None:
-        vector = embedded.dense[row : row + 1]
-        return (vector if target.dimensions is None else unit(cut(vector, target.dimensions)))[0]
     if target.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
+    vectors = embedded.dense[row : row + 1] if target.head is Head.DENSE and embedded.dense is not None else None
     if target.head is Head.MULTIVECTOR and embedded.multivector is not None:
-        rows = embedded.multivector.row(row)
-        if not len(rows):
+        vectors = embedded.multivector.row(row)
+        if not len(vectors):
             raise InvalidInput(f"`inputs[{place}].data` becomes no token, and so no multi-vector")
-        return np.ascontiguousarray(rows if target.dimensions is None else unit(cut(rows, target.dimensions)))
-    raise UnsupportedHead(
-        f"`inputs[{place}].model`: {target.context.served_name} makes no {target.head.value} vector of a query"
-    )
+    if vectors is None:
+        name = target.reading[0].served_name
+        raise UnsupportedHead(f"`inputs[{place}].model`: {name} makes no {target.head.value} vector of a query")
+    vectors = vectors if target.dimensions is None else unit(cut(vectors, target.dimensions))
+    return vectors[0] if target.head is Head.DENSE else np.ascontiguousarray(vectors)
 
 
 def _size(vector: Any) -> int:
