@@ -71,17 +71,7 @@ def _joined(item: CohereInput, place: int) -> str:
 
 
 class CohereEmbedResponse(Struct, frozen=True):
-    """Answer of `/v2/embed`: under each wanted form, one entry a text."""
-
-    id: str
-    response_type: Literal["embeddings_by_type"]
-    embeddings: dict[EmbeddingType, list[Any]]
-    texts: list[str]
-    meta: dict[str, Any]
-
-
-class CohereEmbedV1Response(Struct, frozen=True):
-    """Answer of `/v1/embed`: as version 2, or a list of vectors where no forms were asked for."""
+    """Under each wanted form, one entry a text; of version 1, a list of vectors where no forms were asked for."""
 
     id: str
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
@@ -94,19 +84,9 @@ SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "docu
 
 
 @handler("cohere_embed")
-async def embed(context: Context, request: CohereEmbedRequest) -> Reply:
-    """`/v2/embed`: of unit length, and only in the forms that were asked for: some clients fail on null."""
-    return await _embed(context, request, version="2")
-
-
-@handler("cohere_embed")
-async def embed_v1(context: Context, request: CohereEmbedRequest) -> Reply:
-    """`/v1/embed`: as `/v2/embed`, but a bare list of vectors where no forms were asked for."""
-    return await _embed(context, request, version="1", bare=not request.embedding_types)
-
-
-async def _embed(context: Context, request: CohereEmbedRequest, *, version: str, bare: bool = False) -> Reply:
-    texts = request.read
+async def embed(context: Context, request: CohereEmbedRequest, version: str) -> Reply:
+    """`/v1/embed` and `/v2/embed`: of unit length, and only in the forms that were asked for: some clients fail on null."""
+    texts, bare = request.read, version == "1" and not request.embedding_types
     if not texts:
         raise NoInputs("`texts` cannot be empty")
     inputs = Inputs([*texts], is_batch=True)
@@ -149,16 +129,7 @@ def _texts(rows: Floats) -> list[str]:
 class CohereController(Dialect):
     """Cohere's embeddings."""
 
-    @post("/v2/embed", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
-    async def v2_embed(
-        self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model
-    ) -> Answer[CohereEmbedResponse]:
+    @post(["/v1/embed", "/v2/embed"], capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
+    async def embed(self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model) -> Answer[CohereEmbedResponse]:
         """Cohere embeddings"""
-        return await request.answer(embed(model, data))
-
-    @post("/v1/embed", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
-    async def v1_embed(
-        self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model
-    ) -> Answer[CohereEmbedV1Response]:
-        """Cohere embeddings, version 1"""
-        return await request.answer(embed_v1(model, data))
+        return await request.answer(embed(model, data, request.scope["path"][len("/v")]))

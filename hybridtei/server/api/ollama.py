@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from hashlib import sha256
 from time import perf_counter_ns
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
@@ -75,12 +75,6 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     model: ServedModel = None
 
 
-class OllamaPromptResponse(Struct, frozen=True):
-    """Answer of `/api/embeddings`."""
-
-    embedding: list[float]
-
-
 @handler("ollama_embeddings")
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """`/api/embeddings`: of one text, as the model gives it, without scaling to length 1; what is too long is cut."""
@@ -108,7 +102,7 @@ class OllamaDetails(Struct, frozen=True):
 
 
 class OllamaModel(Struct, frozen=True):
-    """A served model. `digest`: its fingerprint; until the weights are read, of its id and revision."""
+    """A served model. `digest`: of its id and revision."""
 
     name: str
     model: str
@@ -116,18 +110,6 @@ class OllamaModel(Struct, frozen=True):
     size: int
     digest: str
     details: OllamaDetails
-
-
-class OllamaModels(Struct, frozen=True):
-    """Answer of `/api/tags`."""
-
-    models: list[OllamaModel]
-
-
-class OllamaVersion(Struct, frozen=True):
-    """Answer of `/api/version`."""
-
-    version: str
 
 
 class OllamaShowRequest(Struct, frozen=True):
@@ -158,23 +140,15 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
 
 
 def _listed(context: Context) -> OllamaModel:
-    name = context.served_name
-    reading = context.fingerprint
-    found = reading.result() if reading.done() else None
-    named = sha256(f"{context.model.model_id}@{context.model.revision}".encode()).hexdigest()
-    digest = named if found is None else found["id"] or named
-    return OllamaModel(name, name, STARTED_AT, _file_bytes(context), digest, _details(context))
+    name, folder = context.served_name, context.service.model.spec.folder
+    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))  # none where they lie elsewhere
+    digest = sha256(f"{context.model.model_id}@{context.model.revision}".encode()).hexdigest()
+    return OllamaModel(name, name, STARTED_AT, sum(file.stat().st_size for file in weights), digest, _details(context))
 
 
 def _details(context: Context) -> OllamaDetails:
     family = context.service.model.spec.model_type
     return OllamaDetails("", "safetensors", family, [family], "", context.service.backend.dtype)
-
-
-def _file_bytes(context: Context) -> int:
-    """Of the weights; 0 where they lie elsewhere."""
-    files = (*context.service.model.spec.folder.glob("*.safetensors"), *context.service.model.spec.folder.glob("*.bin"))
-    return sum(file.stat().st_size for file in files)
 
 
 class OllamaController(Dialect):
@@ -188,7 +162,7 @@ class OllamaController(Dialect):
     @post("/api/embeddings", capability=EMBED, needs_content_type=False)
     async def embeddings(
         self, request: ApiRequest, data: JSONBody[OllamaPromptRequest], model: Model
-    ) -> Answer[OllamaPromptResponse]:
+    ) -> Answer[dict[Literal["embedding"], list[float]]]:
         """Ollama embeddings of one text"""
         return await request.answer(ollama_embeddings(model, data))
 
@@ -198,12 +172,12 @@ class OllamaController(Dialect):
         return await request.answer(show(model, data))
 
     @get("/api/tags")
-    async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[OllamaModels]:
+    async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[dict[Literal["models"], list[OllamaModel]]]:
         """The models, as Ollama lists them"""
         contexts = models.ready if request.alias is None else [models.named(request.alias)]
-        return Answer(Reply(OllamaModels([_listed(context) for context in contexts])))
+        return Answer(Reply({"models": [_listed(context) for context in contexts]}))
 
     @get("/api/version")
-    async def version(self) -> Answer[OllamaVersion]:
+    async def version(self) -> Answer[dict[Literal["version"], str]]:
         """The version in whole numbers: Open WebUI asks for it to see whether a server is there"""
-        return Answer(Reply(OllamaVersion(__version__.partition(".dev")[0])))
+        return Answer(Reply({"version": __version__.partition(".dev")[0]}))

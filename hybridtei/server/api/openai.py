@@ -316,12 +316,9 @@ class OpenAIController(Dialect):
         """OpenAI embeddings"""
         return await request.answer(openai_embed(model, data))
 
-    @post("/embeddings", in_schema=False, capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True)
-    async def embeddings(
-        self, request: ApiRequest, data: JSONBody[OpenAICompatRequest], model: Model
-    ) -> Answer[OpenAICompatResponse]:
-        """OpenAI embeddings"""
-        return await request.answer(openai_embed(model, data))
+    embeddings = post("/embeddings", in_schema=False, capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True)(
+        v1_embeddings.fn
+    )
 
 
 class VoyageController(Dialect):

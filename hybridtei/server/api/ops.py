@@ -194,11 +194,7 @@ class OperationController(Dialect):
         await model.service.check_health()
         return StatusOnly(200)
 
-    @get("/ping", in_schema=False, role=None, is_tei=True)
-    async def ping(self, model: Model) -> Response[bytes]:
-        """Health check"""
-        await model.service.check_health()
-        return StatusOnly(200)
+    ping = get("/ping", in_schema=False, role=None, is_tei=True)(health.fn)
 
     @get("/info", is_tei=True)
     async def info(self, request: ApiRequest, model: Model) -> Answer[Info]:

@@ -118,12 +118,7 @@ def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
 class ScoreController(Dialect):
     """Scores of pairs, as vLLM's clients ask for them."""
 
-    @post("/score", capability=RANK, error=ListedErrorResponse)
+    @post(["/score", "/v1/score"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
     async def score(self, request: ApiRequest, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
-        """Scores of pairs"""
-        return await request.answer(score(model, data))
-
-    @post("/v1/score", capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-    async def v1_score(self, request: ApiRequest, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
         """Scores of pairs"""
         return await request.answer(score(model, data))
