@@ -25,13 +25,15 @@ from hybridtei.system import machine
 if TYPE_CHECKING:
     from hybridtei.batch import Head as Head
     from hybridtei.batch import Ragged as Ragged
+    from hybridtei.client import AsyncClient as AsyncClient
+    from hybridtei.client import Client as Client
+    from hybridtei.client import Upserted as Upserted
     from hybridtei.config import EngineConfig as EngineConfig
     from hybridtei.config import ModelConfig as ModelConfig
     from hybridtei.config import NamedModel as NamedModel
     from hybridtei.config import ServerConfig as ServerConfig
     from hybridtei.config import StoreConfig as StoreConfig
     from hybridtei.encoder import Encoder as Encoder
-    from hybridtei.encoder import Ranked as Ranked
     from hybridtei.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from hybridtei.tasks.label import Prediction as Prediction
     from hybridtei.tasks.label import Span as Span
     from hybridtei.tasks.pooling import MultivectorBudget as MultivectorBudget
+    from hybridtei.tasks.rerank import Ranked as Ranked
 
 machine.turn_off_telemetry()
 
@@ -67,8 +70,9 @@ except PackageNotFoundError:  # run from a source tree
 
 _NAMES_OF = {
     "hybridtei.batch": "Head Ragged",
+    "hybridtei.client": "AsyncClient Client Upserted",
     "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
-    "hybridtei.encoder": "Encoder Ranked",
+    "hybridtei.encoder": "Encoder",
     "hybridtei.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.search.local": "LocalSearch query_model rank_by",
@@ -81,6 +85,7 @@ _NAMES_OF = {
     "hybridtei.store.points": "as_lists point_id to_points",
     "hybridtei.tasks.label": "Prediction Span",
     "hybridtei.tasks.pooling": "MultivectorBudget",
+    "hybridtei.tasks.rerank": "Ranked",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from hybridtei.tasks.base import Model, Task
 from hybridtei.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
 from hybridtei.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
-from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Weights, rerank_task
+from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Weights, rerank_task
 from hybridtei.tasks.spans import EmbedSpans, Spans, span_texts
 from hybridtei.text.reader import Input
 from hybridtei.text.tokenizer import Direction, Text
@@ -37,15 +37,6 @@ MAX_ID = 2**32  # as on the wire
 CHUNK_SPANNED = 64  # inputs whose token states are held at a time
 THREADED_TOKENS = 2048  # whose heads may have products that numpy would give threads
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A document that was reranked: its place among those given, and its score."""
-
-    index: int
-    score: float
-    text: str
 
 
 class Encoder:

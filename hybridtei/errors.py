@@ -38,6 +38,7 @@ HybridTeiError
 │   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
 │   ├─ CollectionMismatch    a collection exists and has another schema
 │   └─ InvalidPoint          a point breaks a rule; it was not sent
+├─ NoAnswer                  a client's: the server gave none, or another program did; a ConnectionError too
 ├─ LoadError                 at start only
 │   ├─ MissingArtifact       a file that the checkpoint must have is missing
 │   ├─ UnsupportedArchitecture
@@ -294,6 +295,10 @@ class CollectionMismatch(StoreError):
 
 class InvalidPoint(StoreError):
     """A point breaks a rule that not all stores check; the message names the point, the field and the limit."""
+
+
+class NoAnswer(HybridTeiError, ConnectionError):
+    """A client got no answer of the server's: it was away, busy or slow for too long, or another program answered."""
 
 
 class LoadError(HybridTeiError):

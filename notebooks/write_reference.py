@@ -35,6 +35,7 @@ Errors have [a page of their own](errors.md). Examples run in order; tests run t
 """
 GROUPS = {
     "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",
+    "A server": "Client AsyncClient Upserted",
     "Search": "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by filter_from",
     "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id hybrid_query "
     "query_arguments score_requests",
@@ -114,6 +115,8 @@ def _described(kind: type) -> dict[str, str]:
 
 def _members(kind: type) -> Iterator[str]:
     for name, member in vars(kind).items():
+        if inspect.isfunction(member) and hasattr(member, "__wrapped__"):  # `Client`'s verbs are `AsyncClient`'s
+            continue
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith("_") or not (inspect.isfunction(function) or isinstance(member, property)) or not function.__doc__:
             continue

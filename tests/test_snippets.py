@@ -87,9 +87,10 @@ PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server of the embedded model, as the pages start it."""
-    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]) as server:
+    store = str(tmp_path_factory.mktemp("store") / "qdrant")
+    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--qdrant-path", store]) as server:
         yield server.wait_ready()
 
 

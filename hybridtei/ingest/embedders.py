@@ -23,7 +23,7 @@ from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, RequestError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.store.failures import Retries
+from hybridtei.system.retries import Retries
 from hybridtei.tasks.embed import InputType, prompt_of
 from hybridtei.tasks.pooling import MultivectorBudget
 from hybridtei.tasks.spans import Spans, SpanText
@@ -34,7 +34,6 @@ REQUEST_TEXTS = 16
 REQUEST_BYTES = 1_000_000  # half of what a server takes by default
 REQUESTS_AT_ONCE = 4
 REQUEST_TIMEOUT_S = 300.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TEXT_REFUSED = frozenset({(400, "Empty"), (413, "Validation"), (422, "Validation"), (422, "Tokenizer")})  # TEI's names too
 PASS_FAILED = (424, "Backend")
@@ -225,7 +224,7 @@ class _RetryingClient:
         """The response's JSON. Raises InvalidInput if the server refused the input, BackendError if its pass failed, and
         ConnectionError when patience ends or the response is none of the server's."""
         content = None if body is None else orjson.dumps(body)
-        retries = Retries(self._patience_s, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        retries = Retries(self._patience_s)
         while True:
             retry_after_s: float | None = None
             try:

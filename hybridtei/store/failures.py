@@ -1,8 +1,4 @@
-"""Failures of a store: the error to raise, retries, and detection of a server that is away.
-
-`Retries` says when to try again: growing pauses, those that the other side asks for, and an end to all waiting. An answer with
-Retry-After spends the same patience as any other, where Qdrant's own client would sleep without a bound.
-"""
+"""Failures of a store: the error to raise, retries, and detection of a server that is away."""
 
 from __future__ import annotations
 
@@ -10,9 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import httpx
@@ -20,47 +14,7 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-
-
-class Retries:
-    """Counts the tries of one call from its first on. `patience_s`: after so long no further try is begun.
-
-    Pauses double from `first_s` to `longest_s`, each cut by up to half at random; one that is asked for is kept in full, or not
-    begun if it would outlast the patience.
-    """
-
-    def __init__(
-        self,
-        patience_s: float,
-        *,
-        first_s: float = FIRST_PAUSE_S,
-        longest_s: float = LONGEST_PAUSE_S,
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self.tries = 0
-        self._patience_s, self._first_s, self._longest_s = patience_s, first_s, longest_s
-        self._clock, self._jitter = clock, jitter
-        self._began_s = clock()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the first try."""
-        return self._clock() - self._began_s
-
-    def pause_s(self, asked_s: float | None = None) -> float | None:
-        """Seconds until the next try, after one that failed; None where there should be none. `asked_s`: by the other side."""
-        self.tries += 1
-        left_s = self._patience_s - self.elapsed_s
-        if left_s <= 0 or (asked_s is not None and asked_s > left_s):
-            return None
-        if asked_s is not None:
-            return asked_s
-        pause_s: float = min(self._first_s * 2 ** min(self.tries - 1, 20), self._longest_s)
-        return min(pause_s * (1 - self._jitter() / 2), left_s)
-
+from hybridtei.system.retries import Retries, retry_after_s
 
 T = TypeVar("T")
 
@@ -157,27 +111,12 @@ def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
     status = error.status_code or 0
     detail = error.content.decode(errors="replace")[:500] if error.content else error.reason_phrase
     message = f"{where}: {ADVICE.get(status, 'it refused')} (HTTP {status}: {detail})"
-    asked_s = _retry_after(error.headers)
+    asked_s = retry_after_s(error.headers)
     if status in AWAY and asked_s is None:  # a node that asks to wait speaks for the cluster
         return StoreAway(message)
     if status in TRANSIENT:
         return StoreUnavailable(message, asked_s)
     return StoreError(message)
-
-
-def _retry_after(headers: Any) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date."""
-    text = headers.get("Retry-After") if headers is not None else None
-    if not text:
-        return None
-    try:
-        return max(float(text), 0.0)
-    except ValueError:
-        pass
-    try:
-        return max((parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):
-        return None
 
 
 def _of_code(error: grpc.RpcError, where: str) -> StoreError:

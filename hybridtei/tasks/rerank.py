@@ -27,6 +27,15 @@ MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so man
 INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document that was reranked: its place among those given, and its score."""
+
+    index: int
+    score: float
+    text: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
     """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""

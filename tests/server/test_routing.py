@@ -51,8 +51,8 @@ def test_every_class_is_mapped(kind):
     if nearest in TIMED:
         assert (row.status, row.error_type) == (TIMED[nearest], "Overloaded")
         return
-    starts_only = issubclass(kind, errors.LoadError | errors.UsageError) or kind is errors.HybridTeiError
-    assert row.status == (500 if starts_only else (TEI_STATUS | OURS)[row.error_type])
+    of_no_request = issubclass(kind, errors.LoadError | errors.UsageError | errors.NoAnswer) or kind is errors.HybridTeiError
+    assert row.status == (500 if of_no_request else (TEI_STATUS | OURS)[row.error_type])
 
 
 def test_classes_named_in_the_module_are_all_in_the_tree():

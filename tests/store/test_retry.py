@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.store.failures import LONGEST_PAUSE_S, retry_unavailable
+from hybridtei.store.failures import retry_unavailable
+from hybridtei.system.retries import LONGEST_PAUSE_S
 
 
 class Time:

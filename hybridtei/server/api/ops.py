@@ -96,7 +96,11 @@ def facts(context: Context) -> dict[str, Any]:
         "hybridtei": {
             "role": spec.kind,
             "outputs": sorted(spec.heads),
-            "dimensions": {"dense": spec.dense_width or None, "multivector": spec.multivector and spec.multivector.dim},
+            "dimensions": {
+                "dense": spec.dense_width or None,
+                "sparse": spec.sparse_width if Head.SPARSE in spec.heads else None,
+                "multivector": spec.multivector and spec.multivector.dim,
+            },
             "prompts": dict(spec.prompts or {}),
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),
             "sparse_idf": spec.sparse is not None and spec.sparse.idf and not spec.is_splade,

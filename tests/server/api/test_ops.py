@@ -38,7 +38,7 @@ def test_info_has_facts_of_ours_beside_teis(server):
     assert (facts["version"], facts["model_id"], facts["model_sha"]) == (__version__, "small", None)
     assert facts["hybridtei"]["outputs"] == ["dense", "multivector", "sparse", "tokens"]
     assert facts["hybridtei"]["adapters"] == []
-    assert facts["hybridtei"]["dimensions"] == {"dense": small.HIDDEN, "multivector": small.DIM}
+    assert facts["hybridtei"]["dimensions"] == {"dense": small.HIDDEN, "sparse": len(small.PIECES), "multivector": small.DIM}
 
 
 def test_docs_are_a_swagger_ui_that_reads_openapi_3_1_and_asks_no_other_host(server):

@@ -1,0 +1,371 @@
+"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks, over one body.
+
+Each verb is written once, as a coroutine. `Client` drives it over a transport that blocks, so that it ends at its first step.
+Neither numpy nor a runtime is imported before vectors are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import update_wrapper
+from struct import Struct as Packing
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+import msgspec
+import orjson
+from msgspec import Struct
+
+from hybridtei.errors import InvalidInput, NoAnswer
+from hybridtei.received import MSGPACK, SHOWN_CHARACTERS, Answer, embeddings, portions
+from hybridtei.system.retries import Retries, retry_after_s
+
+if TYPE_CHECKING:
+    from hybridtei.outputs import Embeddings
+    from hybridtei.search.options import SearchResult
+    from hybridtei.tasks.embed import InputType
+    from hybridtei.tasks.label import Aggregation, Prediction, Span
+    from hybridtei.tasks.pooling import MultivectorBudget
+    from hybridtei.tasks.rerank import Ranked, Weights
+    from hybridtei.tasks.spans import Spans
+    from hybridtei.text.reader import Input
+    from hybridtei.text.tokenizer import Direction, Text
+
+P = ParamSpec("P")
+T = TypeVar("T")
+REQUEST_ITEMS = 32
+REQUESTS_AT_ONCE = 4
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+HEADERS = {"accept": f"{MSGPACK}, application/json;q=0.9", "accept-encoding": "identity", "content-type": "application/json"}
+FLOAT32 = Packing("f")
+
+
+class Upserted(Struct, frozen=True):
+    """What became of points. `created`: the collection was made just now; `ids`: of those that are stored, in their order;
+    `failed`: of each that is not, its `index` among those given, its `id` and the `error`."""
+
+    created: bool
+    ids: list[int | str]
+    failed: list[dict[str, Any]]
+
+
+class AsyncClient:
+    """A server of hybridtei by its URL; with several models, that of one is `http://host:3000/m/ALIAS`.
+
+    A verb is split into requests that the server takes, four of them at once. A request that the server is too busy for, that
+    is cut off or not answered within `timeout_s` is sent again until `patience_s` have passed, with the pauses that the server
+    asks for. Then, and where something else than hybridtei answers, NoAnswer is raised, which is a ConnectionError too; what
+    the server itself refuses raises the error that an `Encoder` or `Searcher` raises.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
+        """Raises InvalidInput for what is no URL. Nothing is sent yet."""
+        self.url = url.rstrip("/")
+        try:
+            parsed = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise InvalidInput(f"{url!r} is no URL: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
+        self._timeout_s, self._patience_s = timeout_s, patience_s
+        self._facts: dict[str, Any] | None = None
+        self._open(HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {}))
+
+    async def encode(
+        self,
+        texts: str | Sequence[Input],
+        outputs: Iterable[str] = ("dense",),
+        *,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        input_type: InputType | None = None,
+        multivector: MultivectorBudget | Mapping[str, Any] | None = None,
+        truncate: bool = True,
+        truncation_direction: Direction | None = None,
+        spans: Sequence[Spans] | Spans | None = None,
+    ) -> Embeddings:
+        """Embed texts, or spans of them, as `Encoder.encode` does: "dense", "sparse" and "multivector" from one pass.
+
+        `multivector`: by default the server's budget. `truncation_direction`: by default the right."""
+        inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+        if spans is not None:
+            of_each = [spans] if isinstance(texts, str) else spans
+            inputs = [{"text": text, "spans": some} for text, some in zip(inputs, of_each, strict=True)]
+        names = [outputs] if isinstance(outputs, str) else [*outputs]
+        body = {"outputs": names, "sparse_format": "qdrant", "normalize": normalize, "truncate": truncate}
+        body |= _given(dimensions=dimensions, prompt_name=prompt_name, input_type=input_type)
+        body |= _given(multivector=msgspec.to_builtins(multivector), truncation_direction=truncation_direction)
+        rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
+        widths = (await self.info())["hybridtei"].get("dimensions") or {}
+        return embeddings(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        instruction: str | None = None,
+        weights: Weights | str | None = None,
+        truncate: bool = True,
+        truncation_direction: Direction | None = None,
+    ) -> list[Ranked]:
+        """Return the documents, the best for the query first, as `Encoder.rerank` does."""
+        body = {"query": query, "raw_scores": raw_scores, "truncate": truncate}
+        body |= _given(instruction=instruction, weights=msgspec.to_builtins(weights), truncation_direction=truncation_direction)
+        scores: list[float] = []
+        for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
+            scores += [_float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
+        from hybridtei.tasks.rerank import Ranked
+
+        best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]  # ties in TEI's order
+        return [Ranked(place, scores[place], documents[place]) for place in best[:top_n]]
+
+    async def classify(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        raw_scores: bool = False,
+        truncate: bool = True,
+        truncation_direction: Direction | None = None,
+    ) -> list[list[Prediction]]:
+        """Return every label's score for each text, or pair of texts (a tuple), as `Encoder.classify` does."""
+        items = [texts] if isinstance(texts, str | tuple) else texts
+        inputs = [[item] if isinstance(item, str) else [*item] for item in items]
+        body = {"raw_scores": raw_scores, "truncate": truncate, **_given(truncation_direction=truncation_direction)}
+        rows = await self._in_portions("/predict", "inputs", inputs, body)
+        from hybridtei.tasks.label import Prediction
+
+        return [[Prediction(one["label"], _float32(one["score"])) for one in row] for row in rows]
+
+    async def tag(
+        self,
+        texts: str | Sequence[str],
+        *,
+        aggregation_strategy: Aggregation = "simple",
+        truncate: bool = True,
+        truncation_direction: Direction | None = None,
+    ) -> list[list[Span]]:
+        """Return labelled spans of each text, in code points, as `Encoder.tag` does."""
+        body = {"aggregation_strategy": aggregation_strategy, "truncate": truncate}
+        body |= _given(truncation_direction=truncation_direction)
+        rows = await self._in_portions("/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body)
+        from hybridtei.tasks.label import Span
+
+        def span(one: Any) -> Span:
+            ((label, score),) = one["results"].items()
+            return Span(one["start"], one["end"], label, _float32(score), one["token_id"])
+
+        return [[span(one) for one in row] for row in rows]
+
+    async def search(
+        self,
+        /,
+        collection: str,
+        query: str,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        rerank: bool | str = False,
+        **options: Any,
+    ) -> SearchResult:
+        """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
+        `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
+        body = {"collection": collection, "query": query, "rerank": rerank, **_given(filter=filter), **options}
+        found = await self._ask("/search", body)
+        from hybridtei.search.options import SearchResult
+
+        return msgspec.convert(found, SearchResult)
+
+    async def upsert(
+        self, collection: str, points: Sequence[str | Mapping[str, Any]], *, create: bool = True, truncate: bool | None = None
+    ) -> Upserted:
+        """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`;
+        one without an id replaces the same text. `create`: make the collection if it is not there."""
+        objects = [{"text": point} if isinstance(point, str) else point for point in points]
+        path, options = f"/collections/{collection}/points", {"create": create, **_given(truncate=truncate)}
+        created, before = False, 0
+        ids: list[int | str] = []
+        failed: list[dict[str, Any]] = []
+        for portion in portions(objects, 1000):
+            answer = await self._ask(path, {"points": portion, **options})
+            created |= answer["created"]
+            ids += answer["ids"]
+            failed += [{**one, "index": one["index"] + before} for one in answer["failed"]]
+            before += len(portion)
+        return Upserted(created, ids, failed)
+
+    async def collections(self) -> list[str]:
+        """Return the names of the store's collections, and their aliases, sorted."""
+        return [*(await self._ask("/collections"))["collections"]]
+
+    async def info(self) -> dict[str, Any]:
+        """Return the server's facts, `/info`, read once. Raises InvalidInput if the server is no hybridtei."""
+        if self._facts is None:
+            found = await self._ask("/info")
+            if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
+                raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {orjson.dumps(found)[:SHOWN_CHARACTERS]!r}")
+            self._facts = found
+        return self._facts
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _in_portions(
+        self, path: str, field: str, items: Sequence[Any], options: Mapping[str, Any], *, joined: bool = True
+    ) -> list[Any]:
+        """The answers, a list each, of requests that hold `items` in turn; `joined`: as one list of as many."""
+        if not items:
+            return []
+        most = min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)) if len(items) > 1 else 1
+        parts = [*portions(items, most)]
+        answers = await self._all([(path, {field: portion, **options}) for portion in parts])
+        for portion, answer in zip(parts, answers, strict=True):
+            if not isinstance(answer, list) or len(answer) != len(portion):
+                shown = orjson.dumps(answer)[:SHOWN_CHARACTERS].decode(errors="replace")
+                raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {shown}")
+        return [row for answer in answers for row in answer] if joined else answers
+
+    async def _ask(self, path: str, body: Any = None) -> Any:
+        """The decoded answer of one request, retried. Raises HybridTeiError."""
+        where, retries = self.url + path, Retries(self._patience_s)
+        try:
+            content = None if body is None else orjson.dumps(body)
+        except TypeError as error:
+            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
+        while True:
+            asked_s = None
+            try:
+                answer = await self._send("GET" if content is None else "POST", where, content)
+                if answer.status not in RETRIED:
+                    return answer.read(where)
+                failure, asked_s = f"status {answer.status}: {answer.shown}", retry_after_s(answer.headers)
+            except (httpx.RequestError, TimeoutError) as error:
+                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
+            if (pause_s := retries.pause_s(asked_s)) is None:
+                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
+                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
+            await self._sleep(pause_s)
+
+    # What differs in `_Blocking`.
+
+    def _open(self, headers: Mapping[str, str]) -> None:
+        self._http: Any = httpx.AsyncClient(headers=headers, timeout=self._timeout_s)
+        self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+    async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
+        tasks = [asyncio.ensure_future(self._ask(*ask)) for ask in asks]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
+        async with self._turn, asyncio.timeout(self._timeout_s):
+            answer = await self._http.request(method, url, content=content)
+        return Answer(answer.status_code, answer.headers, answer.content)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _Blocking(AsyncClient):
+    """The same over a transport that blocks: none of its coroutines ever waits."""
+
+    def _open(self, headers: Mapping[str, str]) -> None:
+        self._http = httpx.Client(headers=headers, timeout=self._timeout_s)
+
+    async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
+        if len(asks) == 1:
+            return [await self._ask(*asks[0])]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="client") as threads:
+            try:
+                return list(threads.map(lambda ask: _run(self._ask(*ask)), asks))
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
+        end_s, body = time.monotonic() + self._timeout_s, bytearray()
+        with self._http.stream(method, url, content=content) as answer:
+            for part in answer.iter_bytes():
+                body += part
+                if time.monotonic() > end_s:
+                    raise TimeoutError
+        return Answer(answer.status_code, answer.headers, bytes(body))
+
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _run(verb: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    try:
+        verb.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a blocking client waited")
+
+
+def _blocking(verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return _run(verb(self._body, *arguments, **options))
+
+    update_wrapper(blocking, verb)
+    return blocking
+
+
+class Client:
+    """`AsyncClient`, but each verb blocks until its result is there. Thread-safe.
+
+    >>> with Client("http://127.0.0.1:3000") as client:                # doctest: +SKIP
+    ...     client.encode(["hybrid search"], outputs=("dense", "sparse")).dense.shape
+    (1, 384)
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
+        """Raises InvalidInput for what is no URL. Nothing is sent yet."""
+        self._body: AsyncClient = _Blocking(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s)
+        self.url = self._body.url
+
+    encode = _blocking(AsyncClient.encode)
+    rerank = _blocking(AsyncClient.rerank)
+    classify = _blocking(AsyncClient.classify)
+    tag = _blocking(AsyncClient.tag)
+    search = _blocking(AsyncClient.search)
+    upsert = _blocking(AsyncClient.upsert)
+    collections = _blocking(AsyncClient.collections)
+    info = _blocking(AsyncClient.info)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._body._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None: the server knows its defaults."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _float32(score: float) -> float:
+    """The float32 that JSON has written in fewer digits."""
+    return float(FLOAT32.unpack(FLOAT32.pack(score))[0])

@@ -1,0 +1,137 @@
+"""What a server answered: decoded, refused, or read into arrays; and which inputs go into one request.
+
+`client.py` asks; numpy is imported here when the first vectors are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
+import msgspec
+import orjson
+
+from hybridtei import errors
+from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, NoAnswer
+
+if TYPE_CHECKING:
+    from hybridtei.outputs import Embeddings
+
+REQUEST_BYTES = 1_000_000  # half of what a server takes by default
+BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
+SHOWN_CHARACTERS = 300  # of a response, in an error
+MSGPACK = "application/msgpack"
+HELP = re.compile(r"/errors\.html#(\w+)>")  # in the header `link` of errors of routes that are not TEI's
+NAMED = {
+    name.lower(): kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HybridTeiError)
+}
+KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
+    (400, "Empty"): errors.EmptyInput,
+    (413, "Validation"): InvalidInput,
+    (422, "Validation"): InvalidInput,
+    (422, "Tokenizer"): errors.TokenizerError,
+    (424, "Backend"): BackendError,
+    (401, None): errors.NoKey,
+}
+
+
+def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
+    """Lists of at most `most` items, or rows of spans, and REQUEST_BYTES; an item that is larger stands alone."""
+    portion: list[Any] = []
+    size = rows = 0
+    for place, item in enumerate(items):
+        try:
+            bytes_here = len(orjson.dumps(item))
+        except TypeError as error:
+            raise InvalidInput(f"item {place} is no JSON: {error}") from None
+        rows_here = len(item.get("spans", ".")) if isinstance(item, Mapping) else 1
+        if portion and (size + bytes_here > REQUEST_BYTES or rows + rows_here > most):
+            yield portion
+            portion, size, rows = [], 0, 0
+        portion.append(item)
+        size, rows = size + bytes_here, rows + rows_here
+    if portion:
+        yield portion
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+    def read(self, where: str) -> Any:
+        """The decoded body. Raises the error that the server names, NoAnswer if it is another program's answer."""
+        decoded = self._decoded()
+        if self.status == 200 and decoded is not None:
+            return decoded
+        fields = decoded if isinstance(decoded, dict) else {}
+        named = HELP.search(self.headers.get("link", ""))
+        kind = NAMED.get(named[1], InvalidInput) if named else KINDS.get((self.status, fields.get("error_type")))
+        if self.status == 413 and self.content.startswith(BODY_TOO_LARGE):
+            kind = InvalidInput
+        message = f"{where}: status {self.status}: {fields.get('error') or fields.get('message') or self.shown}"
+        if kind is None:
+            raise NoAnswer(message)
+        raise kind.__new__(kind, message)  # some classes make the message themselves
+
+    def _decoded(self) -> Any:
+        """JSON or MessagePack; None where it is neither."""
+        try:
+            is_packed = self.headers.get("content-type", "").startswith(MSGPACK)
+            return msgspec.msgpack.decode(self.content) if is_packed else orjson.loads(self.content)
+        except (ValueError, msgspec.DecodeError):
+            return None
+
+    @property
+    def shown(self) -> str:
+        """The beginning of the text, for an error, after the target of a redirection."""
+        target = f"to {self.headers['location']}: " if "location" in self.headers else ""
+        return (target + " ".join(self.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
+
+
+def embeddings(
+    rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
+) -> Embeddings:
+    """Arrays of the outputs `names` of `/embed_hybrid`. `counts`: the spans of each text, if it has spans, whose rows are then
+    lists. Raises NoAnswer for rows that no hybridtei answers, BackendError for vectors that are none."""
+    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
+        rows = [row for some in rows for row in some]
+    if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
+        shown = orjson.dumps(rows)[:SHOWN_CHARACTERS].decode(errors="replace")
+        raise NoAnswer(f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {shown}")
+    import numpy as np
+
+    from hybridtei.batch import Ragged, offsets_of
+    from hybridtei.outputs import Embeddings, SparseVectors
+
+    def dense(rows: Sequence[Any], width: int) -> Any:
+        return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else width)
+
+    def sparse(rows: Sequence[Any], width: int) -> Any:
+        for row in rows:
+            if len(row["indices"]) != len(row["values"]):
+                raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
+        indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
+        values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
+        offsets = offsets_of([len(row["indices"]) for row in rows])
+        return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
+
+    def multivector(rows: Sequence[Any], width: int) -> Any:
+        return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
+
+    def vectors(row: Any, width: int) -> Any:
+        if isinstance(row, dict):  # a bit a number
+            count, bits = row["shape"]
+            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
+        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
+
+    made = {"dense": dense, "sparse": sparse, "multivector": multivector}
+    try:
+        return Embeddings(**{name: made[name]([row[name] for row in rows], widths.get(name) or 0) for name in names})
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
