@@ -7,37 +7,25 @@ A body is JSON, in which an object with one of these keys stands for something l
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import msgspec
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 BODILESS = ("GET", "HEAD", "OPTIONS")
 
 
 @dataclass(frozen=True)
 class Request:
-    """`query`: a unit of it, and how often; the value of a header may be given so, too. `coding`: gzip or zstd; `packed`: the
-    body is MessagePack; `copies`: so many on one connection without waiting, or so many messages of an RPC stream; `chunk`:
-    bytes of a chunk, 0: the body comes whole. An RPC's `path` is its method's."""
+    """`query`: a unit of it, and how often; the value of a header may be given so, too. `copies`: so many on one connection
+    without waiting, or so many messages of an RPC stream; `chunk`: bytes of a chunk, 0: the body comes whole. An RPC's `path`
+    is its method's."""
 
     method: str
     path: str
     body: Any = None
     query: Sequence[Any] = ()
     headers: Mapping[str, str | Sequence[Any]] = field(default_factory=dict)
-    coding: str = ""
-    packed: bool = False
     copies: int = 1
     chunk: int = 0
 
@@ -55,22 +43,14 @@ class Request:
         """The body as it is sent."""
         if self.method in BODILESS:
             return b""
-        plain = encode(self.body)
-        if self.packed:
-            with suppress(ValueError, RecursionError):  # what is no JSON, or too deep, goes as it is
-                plain = msgspec.msgpack.encode(json.loads(plain))
-        if self.coding:
-            return gzip.compress(plain, 1, mtime=0) if self.coding == "gzip" else zstd.compress(plain)
-        return plain
+        return encode(self.body)
 
     def pieces(self) -> tuple[bytes, ...]:
         """All bytes for a connection; the last request ends it."""
         content = self.content()
         headers = {"host": "amplify", **{name: _long(value) for name, value in self.headers.items()}}
         if self.method not in BODILESS:
-            headers.setdefault("content-type", "application/msgpack" if self.packed else "application/json")
-        if self.coding:
-            headers["content-encoding"] = self.coding
+            headers.setdefault("content-type", "application/json")
         if self.chunk:
             headers["transfer-encoding"] = "chunked"
             content = b"".join(_chunks(content, self.chunk))

@@ -30,11 +30,6 @@ CONDITIONS: tuple[Any, ...] = (  # of filters, which the schema tells nothing of
 NAMES = {"collection": "docs", "name": "docs", "data_type": "text", "alias": "nobody", "model_id": "/nowhere"}
 DEEPEST = 5
 HEAD_BYTES = 60_000
-HEADERS: tuple[Mapping[str, str], ...] = (
-    *({}, {}, {}, {}),
-    *({"accept": "application/msgpack"}, {"accept-encoding": "gzip"}, {"accept-encoding": "zstd"}),
-    {"accept": "application/msgpack", "accept-encoding": "zstd"},
-)
 Step = str | int
 
 
@@ -92,28 +87,24 @@ class Shapes:
         if roll < 0.8:
             size = self._draw.choice((50, 500, 20_000))
             return replace(request, body=fitted(self._grown_somewhere(route, request.body, size)))
-        return self._dressed(replace(request, coding="", packed=False, copies=1, chunk=0))
+        return self._dressed(replace(request, copies=1, chunk=0))
 
     def _bodiless(self, route: Route) -> Request:
         long = [self._draw.choice(("a", "%2e", "/", "a=b&", ", ")), self._draw.choice((1, 1000, HEAD_BYTES // 4))]
-        headers: dict[str, Any] = dict(self._draw.choice(HEADERS))
         if self._draw.random() < 0.5:
-            return Request(route.method, route.path, query=long, headers=headers, copies=self._draw.choice((1, 1, 64)))
+            return Request(route.method, route.path, query=long, copies=self._draw.choice((1, 1, 64)))
         name = self._draw.choice(("accept", "accept-encoding", "authorization", "origin", "x"))
-        return Request(route.method, route.path, headers={**headers, name: long})
+        return Request(route.method, route.path, headers={name: long})
 
     def _dressed(self, request: Request) -> Request:
-        """Return the request with another coding of its body and answer."""
+        """Return the request many times, in chunks or below its alias."""
         ways: tuple[dict[str, Any], ...] = (
-            {"coding": "gzip"},
-            {"coding": "zstd"},
-            {"packed": True},
             {"copies": self._draw.choice((2, 8, 17))},
             {"chunk": self._draw.choice((1, 100, 65_536))},
             {"path": f"/m/{self._alias}{request.path.removeprefix(f'/m/{self._alias}')}"},
         )
         way = self._draw.choice(ways) if self._draw.random() < 0.3 else {}
-        return replace(request, headers=dict(self._draw.choice(HEADERS)), **way)
+        return replace(request, **way)
 
     def _base(self, route: Route) -> Any:
         if route.path in POSTS and self._draw.random() < 0.5:

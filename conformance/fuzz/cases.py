@@ -71,15 +71,7 @@ def _other() -> Iterator[tuple[str, str, str, bytes, str]]:
     yield "pipelined", "", "200 404 200", fine + gone + fine, "answers keep their order"
     yield "http-1.0", "", "200", fine.replace(b"HTTP/1.1", b"HTTP/1.0"), "an old client"
     bomb = gzip.compress(bytes(30_000_000), 9)
-    yield "gzip-bomb", "", "413", _post(b"/embed", bomb, JSON, (b"Content-Encoding", b"gzip")), "30 kB that become 30 MB"
-    streams = gzip.compress(b"") * 2000
-    yield (
-        "gzip-streams",
-        "",
-        "400",
-        _post(b"/embed", streams, JSON, (b"Content-Encoding", b"gzip")),
-        "thousands of empty streams",
-    )
+    yield "gzip-bomb", "", "415", _post(b"/embed", bomb, JSON, (b"Content-Encoding", b"gzip")), "30 kB that would become 30 MB"
     packed = b"\xdd\xff\xff\xff\xff" * 10
     yield "msgpack-bomb", "", "415", _post(b"/embed", packed, (b"Content-Type", b"application/msgpack")), "not read here"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from conformance.fuzz.bodies import GETS, POSTS, Draw
@@ -216,23 +214,11 @@ class Generator:
         return Shot("expect", (whole[: len(whole) - len(body)], body))
 
     def compressed(self) -> Shot:
-        """Return a coded body that is valid, broken or named wrongly."""
+        """Return a body with a coding, compressed or not."""
         draw = self._draw
         path, body = self._json()
-        packed = draw.choice(_PACKERS)(body)
-        if draw.random() < 0.3 and packed:
-            spoiled = bytearray(packed)
-            spoiled[draw.randrange(len(spoiled))] ^= 1 << draw.randrange(8)
-            packed = bytes(spoiled[: draw.choice((len(spoiled), len(spoiled) // 2))])
         headers = [*self._headers(), (b"Content-Encoding", draw.choice(CODINGS))]
-        return Shot("compressed", (request(path, packed, headers),))
-
-    def bomb(self) -> Shot:
-        """Few bytes that would become many."""
-        draw = self._draw
-        path, _ = self._json()
-        name, packed = draw.choice(bombs())
-        return Shot("bomb", (request(path, packed, [*self._headers(), (b"Content-Encoding", name)]),))
+        return Shot("compressed", (request(path, draw.choice((body, gzip.compress(body, mtime=0))), headers),))
 
     def large(self) -> Shot:
         """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
@@ -282,48 +268,6 @@ class Generator:
         return b"POST %b HTTP/1.1\r\nHost: fuzz\r\n%b\r\n%b\r\n\r\n" % (path, framing, fields)
 
 
-def zstd_compress(data: bytes) -> bytes:
-    from hybridtei.server.http.writers import zstd
-
-    return bytes(zstd.compress(data, 3))
-
-
-def gzip_compress(data: bytes) -> bytes:
-    """Without the time of day, so that a seed makes the same bytes tomorrow."""
-    return gzip.compress(data, 6, mtime=0)
-
-
-_PACKERS: tuple[Callable[[bytes], bytes], ...] = (
-    gzip_compress,
-    zstd_compress,
-    zlib.compress,
-    lambda body: gzip_compress(body[: len(body) // 2]) + gzip_compress(body[len(body) // 2 :]),
-    lambda body: gzip_compress(gzip_compress(body)),
-    lambda body: gzip_compress(b"") * 40 + gzip_compress(body),
-    lambda body: zstd_compress(body) + b"tail",
-)
-
-
-@cache
-def bombs() -> list[tuple[bytes, bytes]]:
-    """(coding, bytes), made once: they take a while."""
-    squeezing = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    block = bytes(2**20)
-    nulls = b"".join(squeezing.compress(block) for _ in range(200)) + squeezing.flush()
-    spaces = b'{"inputs":"' + b" " * 50_000_000 + b'"}'
-    window = b"\x28\xb5\x2f\xfd\x00\xf8" + b"\x00" * 20  # a frame that asks for a window of terabytes
-    return [
-        (b"gzip", nulls),
-        (b"gzip", gzip_compress(spaces)),
-        (b"zstd", zstd_compress(spaces)),
-        (b"zstd", zstd_compress(b"[" * 10_000_000)),
-        (b"gzip", gzip_compress(b"") * 20_000),
-        (b"zstd", zstd_compress(b"") * 20_000),
-        (b"zstd", window),
-        (b"gzip, zstd", nulls),
-    ]
-
-
 _WEIGHTS = {
     Generator.plain: 500,
     Generator.valid: 120,
@@ -340,7 +284,6 @@ _WEIGHTS = {
     Generator.offer: 12,
     Generator.expecting: 12,
     Generator.compressed: 30,
-    Generator.bomb: 2,
     Generator.large: 3,
     Generator.pipelined: 15,
     Generator.pieces: 20,

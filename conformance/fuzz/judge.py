@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from math import inf, isclose
 from typing import Any, NoReturn
@@ -36,22 +35,10 @@ def fault_of(reply: Reply) -> str | None:
         return f"status {reply.status}: {reply.body[:300]!r}"
     if reply.headers.get("content-type", "").startswith("application/json") and reply.body:
         try:
-            json.loads(unpacked(reply), parse_constant=_refuse)
+            json.loads(reply.body, parse_constant=_refuse)
         except (ValueError, OSError) as error:
             return f"status {reply.status} with a body that is no JSON: {error}"
     return None
-
-
-def unpacked(reply: Reply) -> bytes:
-    """The body out of its coding."""
-    coding = reply.headers.get("content-encoding")
-    if coding == "gzip":
-        return gzip.decompress(reply.body)
-    if coding == "zstd":
-        from hybridtei.server.http.writers import zstd
-
-        return bytes(zstd.decompress(reply.body))
-    return reply.body
 
 
 def _refuse(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Send a handler's reply in the form that the client asks for, and cancel work when its client disconnects."""
+"""Send a handler's reply as JSON, and cancel work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from litestar.types import ASGIApp
 from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
-from hybridtei.server.http.writers import FORM, Form, encode, piecewise
+from hybridtei.server.http.writers import piecewise, to_json
 
 T = TypeVar("T")
 
-COMPRESS_ASIDE_NUMBERS = 8_000  # gzip takes two milliseconds for them; more are compressed in a thread
 SLICE_BYTES = 262_144
+JSON = (b"content-type", b"application/json")
 
 
 class Answer(Response[T], Generic[T]):
-    """A response of type `T` in the form that the client asks for; it waits for room among the server's unsent bytes."""
+    """A response of type `T` as JSON; it waits for room among the server's unsent bytes."""
 
     def __init__(self, reply: Reply, *headers: tuple[bytes, bytes]) -> None:
         self.reply = reply
@@ -39,12 +39,13 @@ class Answer(Response[T], Generic[T]):
         estimate = reply.numbers * BYTES_PER_NUMBER
         reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
         try:
-            body, headers = await _encode(reply, FORM.get())
+            is_large = reply.numbers > OFFLOAD_NUMBERS
+            body = await asyncio.to_thread(piecewise, reply.answer) if is_large else to_json(reply.answer)
             unsent.add(len(body))
         finally:
             unsent.add(-reserved)
         timing = [] if reply.usage is None else headers_of(reply.usage)
-        headers = [*self._headers, *reply.headers, *timing, *headers]
+        headers = [*self._headers, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
         del reply
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -63,16 +64,6 @@ async def _send_body(body: bytes, send: Any) -> None:
             await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
             rest = rest[SLICE_BYTES:]
     await send({"type": "http.response.body", "body": rest, "more_body": False})
-
-
-async def _encode(reply: Reply, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    if reply.numbers > (OFFLOAD_NUMBERS if form.coding is None else COMPRESS_ASIDE_NUMBERS):
-        return await asyncio.to_thread(_encode_piecewise, reply.answer, form)
-    return encode(reply.answer, form)
-
-
-def _encode_piecewise(answer: Any, form: Form) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    return encode(answer if form.msgpack else piecewise(answer), form)
 
 
 def disconnect_of(scope: Any) -> Disconnect | None:

@@ -31,11 +31,10 @@ from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.answer import Answer, while_connected
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.http.body import SyntaxRefused, first_fields, read_plain
+from hybridtei.server.http.body import SyntaxRefused, read_body
 from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_key, check_origin, is_keyless
-from hybridtei.server.http.writers import FORM, Form, negotiate
 from hybridtei.server.registry import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 
@@ -71,7 +70,7 @@ class _Token(Struct):
 
 
 class ApiRequest(Request[Any, Any, Any]):
-    """A request whose body is bounded in size and time, and may be compressed."""
+    """A request whose body is bounded in size and time."""
 
     __slots__ = ("decoded", "model")
 
@@ -91,7 +90,7 @@ class ApiRequest(Request[Any, Any, Any]):
         return self.scope.get(ALIAS)  # type: ignore[return-value]
 
     async def body(self) -> bytes:
-        """Return the bytes, out of their codings. Raises BodyError, ClientDisconnected, NoKey."""
+        """Return the bytes. Raises BodyError, ClientDisconnected, NoKey."""
         if self._body is Empty:
             self._body = await self._read()
         return self._body
@@ -110,7 +109,7 @@ class ApiRequest(Request[Any, Any, Any]):
         state = self.scope["app"].state
         try:
             limit, needs_type = state.server.payload_limit, self.endpoint.needs_content_type
-            body = await read_plain(self.scope, receive, limit=limit, type_required=needs_type)
+            body = await read_body(self.scope, receive, limit=limit, type_required=needs_type)
         except ClientDisconnected:
             state.models.default.metrics.disconnected()
             raise
@@ -187,13 +186,12 @@ async def vector_store(request: ApiRequest) -> StoreContext:
 
 
 def admitted(app: ASGIApp) -> ASGIApp:
-    """A middleware: check key, role, store and capacity before the body is read, and set the form of the answer."""
+    """A middleware: check key, role, store and capacity before the body is read."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = endpoint_of(scope)
         if endpoint is not None:
             _admit(endpoint, scope)
-        FORM.set(form_of(scope))
         state = scope["app"].state
         if state.recorder is not None:
             arrived(state.recorder, scope["headers"])
@@ -223,12 +221,6 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     if role != "manage":
         state.unsent.check()
     check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
-
-
-def form_of(scope: Any) -> Form:
-    """The form of an answer that a request's headers ask for."""
-    fields = first_fields(scope)
-    return negotiate(fields.get(b"accept"), fields.get(b"accept-encoding"))
 
 
 class Dialect(Controller):

@@ -1,4 +1,4 @@
-"""Baseten's performance client: many small requests at once, answered in MessagePack and zstd."""
+"""Baseten's performance client: many small requests at once."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hybridtei.observability.tracing import handler
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
-from hybridtei.server.http.writers import FORM, Packed, Written, list_head, to_msgpack, write_json
+from hybridtei.server.http.writers import Written, write_json
 
 ANSWER_BYTES = 200_000_000
 
@@ -50,27 +50,22 @@ async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
 
 
 async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
-    """What is made of each item, written in the form that the client wants: in parts, so that the thread for such work is free
+    """What is made of each item, written: in parts, so that the thread for such work is free
     for others in between; and token by token, since those of a long request are many times its size. Raises RequestRefused."""
-    packs = FORM.get().msgpack
     part, written = context.server.max_client_batch_size, BytesIO()
-    written.write(list_head(len(items)) if packs else b"[")
+    written.write(b"[")
     for begin in range(0, len(items), part):
-        await context.service.aside(partial(_append, written, items[begin : begin + part], make, packs))
+        await context.service.aside(partial(_append, written, items[begin : begin + part], make))
         if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_many_numbers(MAX_ANSWER_NUMBERS)
-    written.write(b"" if packs else b"]")
-    numbers = written.tell() // BYTES_PER_NUMBER
-    return Reply((Packed if packs else Written)(written.getvalue()), numbers=numbers)
+    written.write(b"]")
+    return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
 
 
-def _append(written: BytesIO, items: Sequence[T], make: Callable[[T], Any], packs: bool) -> None:
+def _append(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
     for item in items:  # what is made of each has no name, which would keep it while the next is made
-        if packs:
-            written.write(to_msgpack(make(item)))
-        else:
-            written.write(b"," if written.tell() > 1 else b"")
-            write_json(make(item), written)
+        written.write(b"," if written.tell() > 1 else b"")
+        write_json(make(item), written)
 
 
 class TokenController(Dialect):

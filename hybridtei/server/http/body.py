@@ -1,6 +1,6 @@
 """The bytes of a request's body, refused in TEI's order: content type, size, syntax, shape; `decoding` makes a struct of them.
 
-These errors are plain text on every route. A compressed body is held to the payload limit while it is decompressed.
+These errors are plain text on every route.
 
 A body is also read if its head carried no key, because the key may stand in the body. Any client can send such bodies, so the
 bytes of all of them and the time of each are bounded. A body that comes whole with its head, as most do, is not counted.
@@ -10,18 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
@@ -69,10 +62,10 @@ class SlowBody(BodyError):
 
 
 class CodingError(BodyError):
-    """A content coding that the server does not read."""
+    """A compressed body: to decompress it is the work of a proxy."""
 
     status = 415
-    prefix = "Expected `content-encoding` gzip, zstd or none. Given: "
+    prefix = "Expected a body without `content-encoding`. Given: "
 
 
 class SyntaxRefused(BodyError):
@@ -87,16 +80,6 @@ class SchemaError(BodyError):
 
     status = 422
     prefix = "Failed to deserialize the JSON body into the target type: "
-
-
-async def read_plain(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
-    """The bytes of what should be JSON, out of their codings. Raises BodyError."""
-    content_type = header(scope, b"content-type")
-    if content_type != "application/json":
-        check_content_type(content_type, required=type_required)
-    body = await read_body(scope, receive, limit)
-    codings = header(scope, b"content-encoding")
-    return body if codings is None else unfold(body, codings, limit)
 
 
 def header(scope: Any, name: bytes) -> str | None:
@@ -122,8 +105,14 @@ def check_content_type(value: str | None, *, required: bool = True) -> None:
         raise ContentTypeError
 
 
-async def read_body(scope: Any, receive: Any, limit: int) -> bytes:
-    """All bytes of the body. Raises PayloadTooLarge, BrokenBody, SlowBody, ClientDisconnected."""
+async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
+    """The bytes of what should be JSON. Raises BodyError, ClientDisconnected."""
+    content_type = header(scope, b"content-type")
+    if content_type != "application/json":
+        check_content_type(content_type, required=type_required)
+    coding = header(scope, b"content-encoding")
+    if coding not in (None, "", "identity"):
+        raise CodingError(coding)
     declared = header(scope, b"content-length") or ""
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and int(declared) > limit * DRAIN_FACTOR:
@@ -191,52 +180,3 @@ class Keyless:
             raise SlowBody(f" within {KEYLESS_SECONDS:g} seconds without a key in a header") from None
         finally:
             self.bytes -= held
-
-
-MAX_WINDOW_LOG = 23  # 8 MB, what RFC 8878 asks of every decoder; more is memory for a sender's whim
-
-
-MAX_STREAMS = 16  # each is copied out of the rest, so that thousands would take minutes
-
-
-def unfold(body: bytes, codings: str, limit: int) -> bytes:
-    """A body as it was before `content-encoding`. Raises PayloadTooLarge, BrokenBody or CodingError."""
-    names = [name.strip().lower() for name in codings.split(",")]
-    names = [name for name in names if name not in ("", "identity")]
-    if len(names) > 1 or any(name not in _START for name in names):
-        raise CodingError(codings)
-    for name in names:
-        body = _decompress(body, limit, _START[name])
-    return body
-
-
-def _decompress(body: bytes, limit: int, start: Callable[[], Any]) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while body:
-        if len(parts) == MAX_STREAMS:
-            raise BrokenBody(f": more than {MAX_STREAMS} streams in one body")
-        opened = start()
-        try:
-            part = opened.decompress(body, limit + 1 - size)
-        except (zlib.error, zstd.ZstdError) as error:
-            raise BrokenBody(f": {error}") from None
-        size += len(part)
-        if size > limit:
-            raise PayloadTooLarge
-        if not opened.eof:
-            raise BrokenBody(": incomplete stream")
-        parts.append(part)
-        body = opened.unused_data
-    return b"".join(parts)
-
-
-def _gzip() -> Any:
-    return zlib.decompressobj(16 + zlib.MAX_WBITS)
-
-
-def _zstd() -> Any:
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
-
-
-_START: Mapping[str, Callable[[], Any]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

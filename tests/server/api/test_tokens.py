@@ -14,7 +14,7 @@ from hybridtei.server.api.tei import TokenizeRequest
 from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
-from hybridtei.server.http.writers import FORM, Form, encode
+from hybridtei.server.http.writers import to_json
 from tests.engine import small
 
 TEXT = "one two three"
@@ -33,24 +33,21 @@ def test_refusals_name_the_field(server, path, body, status, message):
     assert message in response.text
 
 
-@pytest.mark.parametrize("msgpack", [False, True])
-def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer(msgpack):
+def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
     """As objects they would take ten times as much, and stand still all that the event loop has to do."""
     context = context_for(small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry())
-    form = Form(msgpack=msgpack)
 
     async def asked() -> Reply:
-        FORM.set(form)
         return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))
 
     reply = asyncio.run(asked())
     tracemalloc.start()
     try:
-        body, _ = encode(reply.answer, form)
+        body = to_json(reply.answer)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    texts = msgspec.msgpack.decode(body) if msgpack else msgspec.json.decode(body)
+    texts = msgspec.json.decode(body)
     assert [len(tokens) for tokens in texts] == [4002] * 32
     assert texts[0][1] == {"id": small.IDS["a"], "text": "a", "special": False, "start": 0, "stop": 1}
     assert reply.numbers > OFFLOAD_NUMBERS

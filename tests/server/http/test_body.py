@@ -298,6 +298,13 @@ def test_content_types_that_are(asked, kind):
     assert asked.post("/embed", {"inputs": "a"}, headers={"content-type": kind}).status_code == 200
 
 
+def test_compressed_bodies_are_refused(asked):
+    for coding in ("gzip", "zstd, gzip", "br"):
+        response = asked.post("/embed", b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
+        assert (response.status_code, response.text) == (415, f"Expected a body without `content-encoding`. Given: {coding}")
+    assert asked.post("/embed", {"inputs": "a"}, headers={**JSON, "content-encoding": "identity"}).status_code == 200
+
+
 def test_v1_embeddings_needs_no_content_type(asked):
     assert asked.post("/v1/embeddings", {"input": "a"}, headers={}).status_code == 200
     assert asked.post("/embeddings", {"input": "a"}, headers={}).status_code == 415

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from select import select
@@ -15,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.server.http.connection import Unsent
-from hybridtei.server.http.writers import Form, encode
 from hybridtei.store.collection import CollectionSchemas
 from tests.engine import small
 from tests.search.small_search import MODEL, spec_in
-from tests.server.conftest import labelled
 from tests.server.http.test_limits import refusals
 from tests.server.http.test_protocol import GET, connected
-from tests.server.live import JSON, Running, serving
+from tests.server.live import Running, serving
 from tests.server.test_serve import until
 from tests.store.memory_store import MemoryStore
 
@@ -85,34 +82,6 @@ def test_answers_that_carry_stored_texts_are_weighed_by_their_bytes(tmp_path):
             until(lambda: refusals(running, "max_unsent_bytes") > 0)
             assert 12 * size > LIMIT > unsent(running)
         until(lambda: unsent(running) == 0)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/search", {"collection": "papers", "query": "one two"}),
-        ("/rerank", {"query": "one", "texts": ["two " * 50_000], "return_text": True}),
-        ("/rerank", {"query": "one", "documents": [{"text": "two", "long": "x" * 200_000}], "return_documents": True}),
-    ],
-)
-def test_long_texts_are_packed_beside_the_event_loop(path, body, tmp_path, monkeypatch):
-    threads: list[str] = []
-
-    def noting(answer: object, form: Form) -> object:
-        threads.append(threading.current_thread().name)
-        return encode(answer, form)
-
-    store = CollectionSchemas(MemoryStore())
-    spec = labelled("LABEL_0") if path == "/rerank" else spec_in(tmp_path)
-    with serving(spec, schemas=store, model_id=MODEL) as running:
-        if path == "/search":
-            points = [{"text": "one two", "payload": {"long": "x" * 200_000}}]
-            assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
-        monkeypatch.setattr("hybridtei.server.answer.encode", noting)
-        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
-        answer = running.post(path, body, headers={**JSON, "accept-encoding": "gzip"})
-        assert (answer.status_code, answer.headers.get("content-encoding")) == (200, "gzip"), answer.text
-        assert threads[1] != threads[0]  # the event loop's
 
 
 def received(client: socket.socket, most: int) -> bytes:
