@@ -71,7 +71,7 @@ def run_ingest(
     tell(f"store     {place_of(store)}")
     reading = _read_options(options)
     if remote is not None and not options.model_named:
-        model = msgspec.structs.replace(model, model_id=remote.facts.model_id)
+        model = msgspec.structs.replace(model, model_id=remote.model_id)
     spec = _spec(model, remote)
     heads = vector_heads(spec.heads, options.outputs)
     text = text_model(spec, engine)
@@ -232,7 +232,7 @@ def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
         ) from error
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
-    if remote is not None and (offered := remote.facts.outputs) != vector_heads(spec.heads, None):
+    if remote is not None and (offered := remote.outputs) != vector_heads(spec.heads, None):
         raise InvalidInput(
             f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
             "name the server's model with --model-id"
