@@ -18,40 +18,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import httpx
-import orjson
+from hybridtei.client import Client
+from hybridtei.errors import LoadError
 
-from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, LoadError
-
-Side = Literal["query", "document"]
-REQUEST_TEXTS = 16
-TIMEOUT_S = 300.0
+if TYPE_CHECKING:
+    from hybridtei.encoder import Encoder
+    from hybridtei.tasks.embed import InputType
 
 
 class HybridSparseEmbeddings:
-    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, or a server's URL.
+    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, or a server by a `Client` or its URL.
 
-    A server is asked at `/embed_sparse`, in requests of `REQUEST_TEXTS` texts. `query_prompt`, `document_prompt`: names of the
-    server's prompts; an encoder knows by itself what to put before a query.
+    Queries and documents are read as the model's prompts ask for it; `query_prompt`, `document_prompt`: names of other prompts.
     """
 
     def __init__(
         self,
-        source: Encoder | str,
+        source: Encoder | Client | str,
         *,
         api_key: str | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
     ) -> None:
-        self._encoder = None if isinstance(source, str) else source
-        self._prompts: dict[Side, str | None] = {"query": query_prompt, "document": document_prompt}
-        self._client: httpx.Client | None = None
-        if isinstance(source, str):
-            headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-            self._client = httpx.Client(base_url=source.rstrip("/"), headers=headers, timeout=TIMEOUT_S)
+        self._is_owned = isinstance(source, str)
+        self._source = Client(source, api_key=api_key, timeout_s=300.0) if isinstance(source, str) else source
+        self._prompts: dict[InputType, str | None] = {"query": query_prompt, "document": document_prompt}
 
     def embed_documents(self, texts: Sequence[str]) -> list[Any]:
         """A `langchain_qdrant.SparseVector` for each. Raises HybridTeiError."""
@@ -70,40 +63,16 @@ class HybridSparseEmbeddings:
         return await asyncio.to_thread(self.embed_query, text)
 
     def close(self) -> None:
-        """Closes connections; an encoder stays open, since its owner closes it."""
-        if self._client is not None:
-            self._client.close()
+        """Closes the connections to a URL; an encoder or a client is closed by its owner."""
+        if self._is_owned:
+            self._source.close()
 
-    def _embed(self, texts: list[str], side: Side) -> list[Any]:
+    def _embed(self, texts: list[str], side: InputType) -> list[Any]:
         vector = _vector_class()
-        return [vector(indices=indices, values=values) for indices, values in self._rows(texts, side)]
-
-    def _rows(self, texts: list[str], side: Side) -> list[tuple[list[int], list[float]]]:
-        if self._encoder is not None:
-            sparse = self._encoder.encode(texts, ("sparse",), input_type=side).sparse
-            assert sparse is not None
-            rows = (sparse.row(i) for i in range(len(texts)))
-            return [(indices.tolist(), values.tolist()) for indices, values in rows]
-        return [
-            row
-            for begin in range(0, len(texts), REQUEST_TEXTS)
-            for row in self._request(texts[begin : begin + REQUEST_TEXTS], side)
-        ]
-
-    def _request(self, texts: list[str], side: Side) -> list[tuple[list[int], list[float]]]:
-        assert self._client is not None
-        body: dict[str, Any] = {"inputs": texts, "truncate": True}
-        if self._prompts[side] is not None:
-            body["prompt_name"] = self._prompts[side]
-        try:
-            answer = self._client.post(
-                "/embed_sparse", content=orjson.dumps(body), headers={"content-type": "application/json"}
-            )
-        except httpx.TransportError as error:
-            raise BackendError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
-        if answer.status_code != 200:
-            raise BackendError(f"{self._client.base_url}: status {answer.status_code}: {answer.text[:300]}")
-        return [([entry["index"] for entry in row], [entry["value"] for entry in row]) for row in orjson.loads(answer.content)]
+        sparse = self._source.encode(texts, ("sparse",), input_type=side, prompt_name=self._prompts[side]).sparse
+        assert sparse is not None
+        rows = [sparse.row(i) for i in range(len(texts))]
+        return [vector(indices=indices.tolist(), values=values.tolist()) for indices, values in rows]
 
 
 def _vector_class() -> Any:

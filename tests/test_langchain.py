@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from qdrant_client import QdrantClient, models
 
-from hybridtei.errors import BackendError
+from hybridtei.client import Client
+from hybridtei.errors import EmptyInput, NoAnswer
 from hybridtei.langchain import HybridSparseEmbeddings
 from tests.search.small_search import TEXTS, encoder_of, run, spec_in
 from tests.server.live import serving
@@ -42,26 +43,20 @@ def test_the_store_searches_by_it(encoder):
     client.close()
 
 
-def alike(one, other):
-    return one.indices == other.indices and one.values == pytest.approx(other.values, rel=1e-6)
-
-
 def test_a_server_gives_what_an_encoder_gives(encoder):
     here = HybridSparseEmbeddings(encoder)
     with serving() as server:
-        there = HybridSparseEmbeddings(server.url, query_prompt="query", document_prompt="passage")
-        plain = HybridSparseEmbeddings(server.url)
-        assert alike(there.embed_query("one two"), here.embed_query("one two"))
-        assert not alike(there.embed_query("one two"), plain.embed_query("one two"))
-        assert len(plain.embed_documents(TEXTS * 4)) == 4 * len(TEXTS)
+        there = HybridSparseEmbeddings(server.url)
+        other = HybridSparseEmbeddings(Client(server.url, patience_s=0.2), query_prompt="passage")
+        assert there.embed_query("one two") == here.embed_query("one two")
+        assert other.embed_query("one two") != here.embed_query("one two")
+        assert len(other.embed_documents(TEXTS * 4)) == 4 * len(TEXTS)
         assert run(there.aembed_query("one two")) == there.embed_query("one two")
         assert run(here.aembed_documents(TEXTS)) == here.embed_documents(TEXTS)
         assert isinstance(here.embed_query("one"), langchain_qdrant.sparse_embeddings.SparseVector)
-        with pytest.raises(BackendError, match="status 4"):
-            plain.embed_query("")
+        with pytest.raises(EmptyInput, match="status 4"):
+            there.embed_query("")
         there.close()
-        plain.close()
-    gone = HybridSparseEmbeddings(server.url)
-    with pytest.raises(BackendError, match="ConnectError"):
-        gone.embed_query("one")
-    gone.close()
+    with pytest.raises(NoAnswer, match="ConnectError"):
+        other.embed_query("one")
+    other._source.close()
