@@ -7,34 +7,28 @@ even where the server's own default is another; `normalize` defaults to true.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from time import perf_counter_ns
 from typing import Any, Literal
 
-import numpy as np
-
-from hybridtei.batch import Head
-from hybridtei.engine.service import in_order
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.observability.tracing import handler
-from hybridtei.outputs import Floats, Usage
+from hybridtei.outputs import Load, Usage
 from hybridtei.rpc import messages
 from hybridtei.rpc.messages import float_rows, floats
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank
-from hybridtei.server.context import Context, Reply, load_of_pairs
+from hybridtei.server.context import CHUNK_DOCUMENTS, Context, Reply
 from hybridtei.server.registry import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
 from hybridtei.system.frames import nested
-from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.label import best_first
-from hybridtei.tasks.rerank import rerank_task
+from hybridtei.tasks.rerank import RerankPairs, rerank_task
 
 ROWS, METADATA = 1, 2  # field numbers of every answer that costs a forward pass
 STREAM_PAYLOADS = 16  # max bodies of --payload-limit bytes in the texts of one stream
-MAX_GROUPS = 64  # queries of one stream that are in the engine at once
 TOKEN_FIELDS = ("id", "text", "special", "start", "stop")
 MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 
@@ -75,15 +69,9 @@ async def _embed_all(context: Context, message: Any) -> Reply:
     return _answer(float_rows(ROWS, 1, reply.answer[0]), reply.usage)
 
 
-@handler("embed_sparse")
 async def _embed_sparse(context: Context, message: Any) -> Reply:
-    """The route's handler returns JSON, so the task is built here."""
-    inputs = tei.parse_inputs(message.inputs)
-    prompt_name = message.prompt_name if message.HasField("prompt_name") else None
-    heads, truncate = frozenset({Head.SPARSE}), message.truncate
-    task = Embed(inputs.items, heads, truncate, _side(message), prompt_name=prompt_name, uses_default_prompt=False)
-    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(embed.NOT_SPLADE)
-    reply = await context.embed(task, inputs, lambda answer, _: answer.sparse, refusal=refusal)
+    request = _request(tei.EmbedSparseRequest, message, inputs=message.inputs)
+    reply = await embed.embed_sparse(context, request, lambda answer, _: answer.sparse)
     pairs = zip(*(array.tolist() for array in reply.answer.row(0)), strict=True)
     return _answer(messages.EmbedSparseResponse(sparse_embeddings=[{"index": i, "value": v} for i, v in pairs]), reply.usage)
 
@@ -143,6 +131,7 @@ async def _rerank(context: Context, message: Any) -> Reply:
     return _answer(messages.RerankResponse(ranks=reply.answer), reply.usage)
 
 
+@handler("rerank")
 async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
     """`RerankStream`: one answer when the client has sent its last text, the scores of all, the best first.
 
@@ -156,15 +145,25 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
         with context.counting_failures():
             async with admission.held(1):  # no longer: streams that hold one and wait for many would block each other
                 given = await _read_all(context, requests)
-        began_ns, raw_scores = perf_counter_ns(), given[0].raw_scores
-        groups = groupby(given, lambda message: (message.query, message.truncate, message.truncation_direction))
-        alike = [[*group] for _, group in groups]
-        starts = (partial(_scores, context, group[0], [one.text for one in group], raw_scores=raw_scores) for group in alike)
-        scored = await in_order(starts, MAX_GROUPS)
-    scores = np.concatenate([scores for scores, _ in scored])
+        task = RerankPairs(
+            [
+                rerank_task(
+                    context.service.model.spec,
+                    query,
+                    [message.text for message in group],
+                    truncate=truncate,
+                    direction=side,
+                    raw_scores=given[0].raw_scores,
+                )
+                for (query, truncate, side), group in groupby(given, lambda one: (one.query, one.truncate, _side(one)))
+            ]
+        )
+        load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
+        bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+        async with admission.held(load.inputs):
+            scored, usage = await context.run(task, load, bounds, scope="predict", checks_size=False)
     texts = [message.text if given[0].return_text else None for message in given]
-    ranks = [{"index": place, "text": texts[place], "score": scores[place]} for place in best_first(scores).tolist()]
-    usage = replace(Usage.total([usage for _, usage in scored]), began_ns=began_ns)
+    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in best_first(scored.scores).tolist()]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
 
@@ -192,18 +191,6 @@ async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]
     if not given:
         raise NoInputs("`texts` cannot be empty")
     return given
-
-
-_rank = handler("rerank")(Context.rank)
-
-
-async def _scores(context: Context, message: Any, texts: Sequence[str], *, raw_scores: bool) -> tuple[Floats, Usage]:
-    """float32[n] of texts by a message's query, in their order. Waits for permits."""
-    given = {"truncate": message.truncate, "direction": _side(message), "raw_scores": raw_scores}
-    task = rerank_task(context.service.model.spec, message.query, texts, **given)
-    async with context.service.admission.held(len(texts)):
-        scored, usage = await _rank(context, task, load_of_pairs(message.query, texts))
-    return scored.scores, usage
 
 
 def _vectors_of_tokens(context: Context, message: Any) -> int:

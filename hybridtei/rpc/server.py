@@ -63,6 +63,7 @@ class RpcServer:
         self._health = Health(models)
         self._gate = Gate(authenticator, config.body_timeout or inf)
         self._server: Any = None
+        self._looking: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -91,6 +92,8 @@ class RpcServer:
         """Answer calls. Raises OSError."""
         if self._server is None:
             await self.bind()
+        await self._health.look()
+        self._looking = asyncio.ensure_future(self._health.keep_looking())
         await self._server.start()
         log.info("Starting gRPC server: %s", _address(self._config.hostname, self.port))
 
@@ -100,6 +103,8 @@ class RpcServer:
             self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         await self._health.enter_graceful_shutdown()
         self._gate.drain()
         await self._server.stop(self._config.drain_seconds)
@@ -134,7 +139,7 @@ def _address(hostname: str, port: int) -> str:
     return f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
 
 
-WATCH_SECONDS = 5.0  # between two checks of a watched service
+LOOK_SECONDS = 5.0  # between two checks of the models
 STATUSES = health_pb2.HealthCheckResponse
 
 
@@ -154,46 +159,33 @@ FITS: Mapping[str, Callable[[Context], bool] | None] = {
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """grpcio's servicer: a service serves while a model that fits it is healthy, at each call and while a client watches."""
+    """grpcio's servicer: a service serves while a model that fits it is healthy."""
 
     def __init__(self, models: Models) -> None:
         super().__init__()
         self._models = models
 
-    async def look(self, name: str) -> None:
-        """Set the status of a service by its full name, or of the server by ""."""
-        if name in FITS:
-            await self.set(name, STATUSES.SERVING if await self._serves(FITS[name]) else STATUSES.NOT_SERVING)
+    async def look(self) -> None:
+        """Set the statuses of all services, and of the server by ""."""
+        for name, fits in FITS.items():
+            await self.set(name, STATUSES.SERVING if fits is None or await self._serves(fits) else STATUSES.NOT_SERVING)
 
-    async def _serves(self, fits: Callable[[Context], bool] | None) -> bool:
-        if fits is None:
-            return True
+    async def keep_looking(self) -> None:
+        """Look again and again, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def _serves(self, fits: Callable[[Context], bool]) -> bool:
         for context in filter(fits, self._models.ready):
             with suppress(Unhealthy):
                 await context.service.check_health()
                 return True
         return False
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self.look(request.service)
-        return await super().Check(request, context)
-
     async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
         statuses = {name: await self.Check(health_pb2.HealthCheckRequest(service=name), context) for name in FITS}
         return health_pb2.HealthListResponse(statuses=statuses)
-
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
-        await self.look(request.service)
-        looking = asyncio.ensure_future(self._keep_looking(request.service))
-        try:
-            await super().Watch(request, context)
-        finally:
-            looking.cancel()
-
-    async def _keep_looking(self, name: str) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            await self.look(name)
 
 
 REFLECTIONS = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]  # the same under two names

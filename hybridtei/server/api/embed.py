@@ -27,7 +27,7 @@ from hybridtei.server.api.tei import (
     direction,
     parse_inputs,
 )
-from hybridtei.server.context import Context, Reply
+from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
@@ -144,18 +144,20 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     return await context.embed(task, inputs, lambda answer, _: _ragged(answer.tokens), refusal=refusal)
 
 
+def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
+    assert answer.sparse is not None
+    vectors = answer.sparse
+    return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
+
+
 @handler("embed_sparse")
-async def embed_sparse(context: Context, request: EmbedSparseRequest) -> Reply:
+async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
     """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
     inputs = parse_inputs(request.inputs)
-    if request.query_encoder == "table":
-        return await _looked_up(context, request, inputs)
-    task = _task(context, request, inputs, Head.SPARSE)
-    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
-    return await context.embed(task, inputs, _sparse, refusal=refusal)
-
-
-async def _looked_up(context: Context, request: EmbedSparseRequest, inputs: Inputs) -> Reply:
+    if request.query_encoder == "model":
+        task = _task(context, request, inputs, Head.SPARSE)
+        refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
+        return await context.embed(task, inputs, write, refusal=refusal)
     answer, usage = await context.look_up(
         inputs.items,
         is_batch=inputs.load.is_batch,
@@ -163,7 +165,7 @@ async def _looked_up(context: Context, request: EmbedSparseRequest, inputs: Inpu
         direction=request.direction,
         prompt_name=request.prompt_name,
     )
-    return Reply(_sparse(answer, usage), usage, answer.numbers, BY_TABLE)
+    return Reply(write(answer, usage), usage, answer.numbers, BY_TABLE)
 
 
 @handler("embed_multivector")
@@ -258,12 +260,6 @@ def _task(
         budget_of(context.model) if multivector is None else multivector,
         uses_default_prompt=uses_default_prompt,
     )
-
-
-def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
-    assert answer.sparse is not None
-    vectors = answer.sparse
-    return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
 def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
